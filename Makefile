@@ -1,0 +1,85 @@
+# Each target does all the set-up it needs; a second run does no network at all.
+#
+#   make setup    virtual environment, locked packages, Kafka's jars
+#   make test     all tests            (PYTEST_ARGS="-k split -x" is passed on)
+#   make lint     style, types, import contracts
+#   make demo     the main job, on an embedded three-broker cluster
+#   make bench    what kpsplit costs a producer
+#   make lock     resolve requirements/*.txt again from pyproject.toml (needs uv)
+#   make clean    remove the virtual environment and tool caches (the jars stay in the cache folder)
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+UV ?= uv
+
+# The stamps carry a checksum of what they stand for: a changed lock is installed, an unchanged one is not looked at.
+LOCK_SUM := $(shell cat requirements/build.txt requirements/dev.txt | cksum | cut -d' ' -f1)
+PROJECT_SUM := $(shell cksum < pyproject.toml | cut -d' ' -f1)
+LOCKED := $(VENV)/.locked-$(LOCK_SUM)
+INSTALLED := $(VENV)/.installed-$(LOCK_SUM)-$(PROJECT_SUM)
+
+.PHONY: help setup jars test lint demo bench lock clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+setup: jars
+	@echo "ready: $(BIN)/kpsplit" >&2
+
+jars: $(INSTALLED)
+	@$(BIN)/python -m kpsplit.devcluster.jars >/dev/null
+
+test: jars
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+demo: jars
+	$(BIN)/kpsplit demo $(DEMO_ARGS)
+
+bench: jars
+	$(BIN)/python benchmarks/producer_overhead.py $(BENCH_ARGS)
+
+# Any Python from 3.11 on; PYTHON=/path/to/python overrides the search.
+$(BIN)/python:
+	@for candidate in $(PYTHON) python3.11 python3 python3.12 python3.13; do \
+	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "creating $(VENV) with $$candidate" >&2; \
+	    "$$candidate" -m venv $(VENV) || { rm -rf $(VENV); \
+	      echo "this Python cannot create virtual environments; on Debian or Ubuntu install python3-venv" >&2; exit 1; }; \
+	    exit 0; \
+	  fi; \
+	done; \
+	echo "no Python >= 3.11 found; install one or run: make PYTHON=/path/to/python $(MAKECMDGOALS)" >&2; exit 1
+
+# First pip itself and the build back ends, because PySpark is a source archive that is built without isolation.
+$(LOCKED): | $(BIN)/python
+	$(PIP) install --quiet --require-hashes -r requirements/build.txt
+	$(PIP) install --require-hashes --no-build-isolation -r requirements/dev.txt
+	@rm -f $(VENV)/.locked-* $(VENV)/.installed-*
+	@touch $@
+
+$(INSTALLED): $(LOCKED)
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+LOCK_FLAGS := --quiet --generate-hashes --universal --python-version 3.11 --no-emit-index-url
+lock:
+	UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) pip compile $(LOCK_FLAGS) --group build -o requirements/build.txt
+	UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) pip compile $(LOCK_FLAGS) --extra demo --group dev \
+	  -o requirements/dev.txt pyproject.toml
+	UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) pip compile $(LOCK_FLAGS) --constraint requirements/dev.txt \
+	  -o requirements/base.txt pyproject.toml
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,97 @@
+"""One call of the command line: its settings, its way to the cluster, and how it shows data."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+import click
+
+from kpsplit.admin_cli.failures import Declined
+from kpsplit.admin_cli.given import Given, given_in
+from kpsplit.admin_cli.logs import show_logs
+from kpsplit.admin_cli.settings import redactor_for
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kpsplit.kafka.connection import Connection
+    from kpsplit.kafka.operations import Operations
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class Call:
+    """What every verb gets. Nothing is imported or opened before it is needed."""
+
+    def __init__(self, given: Given) -> None:
+        self.given = given
+
+    @property
+    def as_json(self) -> bool:
+        """Tell whether data is printed as JSON."""
+        return self.given.as_json
+
+    @functools.cached_property
+    def connection(self) -> Connection:
+        """The connection to the cluster; its brokers have answered."""
+        from kpsplit.admin_cli.settings import connect
+
+        return connect(self.given)
+
+    @contextmanager
+    def operations(self) -> Iterator[Operations]:
+        """Open what does the work."""
+        from kpsplit.kafka.operations import Operations
+
+        with Operations(self.connection, self.given.timeout) as operations:
+            yield operations
+
+    def show(self, data: Any, render: Callable[[Console], None]) -> None:
+        """Print data on stdout: as one line of JSON, or as ``render`` draws it."""
+        if self.as_json:
+            print_json(data)
+        else:
+            from kpsplit.admin_cli.render.console import stdout
+
+            render(stdout())
+
+    def say(self, text: str) -> None:
+        """Tell the user something on stderr."""
+        click.echo(text, err=True)
+
+    def confirm(self, question: str, yes: bool) -> None:
+        """Ask on a terminal; where there is nobody to ask, go on.
+
+        Raises:
+            Declined: the answer was no.
+        """
+        if yes or not sys.stdin.isatty():
+            return
+        if not click.confirm(question, default=False, err=True):
+            raise Declined
+
+
+def print_json(data: Any) -> None:
+    """Print one line of JSON in ASCII, which is safe on any terminal."""
+    sys.stdout.write(json.dumps(data) + "\n")
+    sys.stdout.flush()
+
+
+def pass_call(
+    function: Callable[Concatenate[Call, Arguments], Result],
+) -> Callable[Arguments, Result]:
+    """Give a command the Call as its first argument."""
+
+    @click.pass_context
+    def wrapped(ctx: click.Context, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        given = given_in(ctx)
+        show_logs(given.verbose, redactor_for(given))
+        return function(Call(given), *args, **kwargs)
+
+    return functools.update_wrapper(wrapped, function)

@@ -1,0 +1,119 @@
+"""`kpsplit cluster up|status|down`: a real Kafka on this machine, to try things out.
+
+Errors are raised as KpsplitError; the main command turns them into one line and an exit code.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from kpsplit.devcluster.running import RunningCluster
+
+# What these commands do is imported when they run: `kpsplit --help` must not wait for client libraries.
+
+_data = click.option(
+    "--data",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep the cluster's data in DIR. Without it the data is temporary.",
+)
+
+
+@click.group()
+def cluster() -> None:
+    """Run a Kafka cluster on this machine, without Docker."""
+
+
+@cluster.command()
+@click.option("--brokers", default=3, show_default=True, type=click.IntRange(1, 9), help="How many.")
+@_data
+@click.option(
+    "--detach/--foreground", default=True, help="In the background, or until Ctrl-C.  [default: detach]"
+)
+@click.option("--timeout", default=120.0, show_default=True, help="Seconds until all brokers must be ready.")
+def up(brokers: int, data: Path | None, detach: bool, timeout: float) -> None:
+    """Start a cluster and print its bootstrap servers."""
+    from kpsplit.devcluster.daemon import serve, start_detached
+    from kpsplit.devcluster.jvm import KafkaRuntime
+    from kpsplit.devcluster.running import RunningCluster, run_folder
+    from kpsplit.errors import ConflictError
+
+    if running := RunningCluster.load(run_folder(data)):
+        raise ConflictError(
+            f"an embedded cluster is running already: {running.bootstrap}",
+            hint="use it, or end it with `kpsplit cluster down`",
+        )
+    KafkaRuntime.find(heap_mb=0, log_level="")  # a first download shows its progress here, not in a log
+    click.echo(f"starting {brokers} brokers …", err=True)
+    if detach:
+        _announce(start_detached(brokers, data, timeout))
+        click.echo(f"kpsplit cluster down{_option(data)}    # ends it", err=True)
+    else:
+        serve(brokers, data, announce=_announce)
+
+
+@cluster.command()
+@_data
+@click.option("-o", "--output", default="table", show_default=True, type=click.Choice(["table", "json"]))
+def status(data: Path | None, output: str) -> None:
+    """Show the brokers of the cluster in the background."""
+    from kpsplit.devcluster.running import RunningCluster, run_folder
+
+    running = RunningCluster.load(run_folder(data))
+    if output == "json":
+        click.echo(json.dumps(_as_json(running)))
+    elif running is None:
+        click.echo("no embedded cluster is running; start one with `kpsplit cluster up`", err=True)
+    else:
+        _table(running)
+
+
+@cluster.command()
+@_data
+def down(data: Path | None) -> None:
+    """End the cluster in the background."""
+    from kpsplit.devcluster.daemon import stop_detached
+    from kpsplit.devcluster.running import RunningCluster, run_folder
+
+    running = RunningCluster.load(run_folder(data))
+    if running is None:
+        click.echo("no embedded cluster is running", err=True)
+        return
+    stop_detached(running)
+    click.echo(f"ended {len(running.brokers)} brokers", err=True)
+
+
+def _announce(running: RunningCluster) -> None:
+    click.echo(running.bootstrap)
+    click.echo(f"export KPSPLIT_BOOTSTRAP_SERVER={running.bootstrap}", err=True)
+
+
+def _option(data: Path | None) -> str:
+    return f" --data {data}" if data else ""
+
+
+def _as_json(running: RunningCluster | None) -> dict[str, object]:
+    if running is None:
+        return {"running": False, "bootstrap": None, "data": None, "brokers": []}
+    brokers = [
+        {"id": b.id, "port": b.port, "pid": b.process.pid, "alive": b.process.alive, "log": b.log}
+        for b in running.brokers
+    ]
+    return {"running": True, "bootstrap": running.bootstrap, "data": running.data, "brokers": brokers}
+
+
+def _table(running: RunningCluster) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("broker", "port", "pid", "state", "log")
+    for broker in running.brokers:
+        state = "running" if broker.process.alive else "ended"
+        table.add_row(str(broker.id), str(broker.port), str(broker.process.pid), state, broker.log)
+    Console().print(table)
+    click.echo(f"bootstrap: {running.bootstrap}")

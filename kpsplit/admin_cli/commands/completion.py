@@ -1,0 +1,28 @@
+"""``kpsplit completion bash|zsh|fish``."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def command(ctx: click.Context, shell: str) -> None:
+    """Print a completion script for a shell.
+
+    \b
+    bash:  source <(kpsplit completion bash)
+    zsh:   source <(kpsplit completion zsh)
+    fish:  kpsplit completion fish > ~/.config/fish/completions/kpsplit.fish
+    """
+    from kpsplit.admin_cli.main import COMPLETE_VARIABLE, PROGRAM
+
+    completion = get_completion_class(shell)
+    if completion is None:
+        raise click.UsageError(f"there is no completion for {shell}", ctx)
+    script = completion(ctx.find_root().command, {}, PROGRAM, COMPLETE_VARIABLE)
+    click.echo(script.source_template % script.source_vars())

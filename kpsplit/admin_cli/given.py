@@ -1,0 +1,119 @@
+"""The global options: usable before and after the verb, and from the environment (``KPSPLIT_*``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from kpsplit.admin_cli.param_types import DURATION, PROPERTY
+
+TABLE, JSON = "table", "json"
+DEFAULT_TIMEOUT = 60.0
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+@dataclass
+class Given:
+    """What the global options say. After the verb wins over before it; ``-X`` and ``-v`` add up."""
+
+    bootstrap_server: str | None = None
+    command_config: Path | None = None
+    properties: dict[str, str] = field(default_factory=dict)
+    output: str = TABLE
+    timeout: float = DEFAULT_TIMEOUT
+    verbose: int = 0
+    verb: str | None = None
+
+    @property
+    def as_json(self) -> bool:
+        """Tell whether data is printed as JSON."""
+        return self.output == JSON
+
+
+def given_in(ctx: click.Context) -> Given:
+    """Return what the global options said, one object for the whole call."""
+    root = ctx.find_root()
+    if not isinstance(root.obj, Given):
+        root.obj = Given()
+    return root.obj
+
+
+def _take(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    source = ctx.get_parameter_source(param.name or "")
+    if source not in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT) or param.name is None:
+        return
+    given = given_in(ctx)
+    if param.name == "properties":
+        given.properties.update(value)
+    elif param.name == "verbose":
+        given.verbose += value
+    else:
+        setattr(given, param.name, value)
+
+
+_OPTIONS = (
+    click.option(
+        "-b",
+        "--bootstrap-server",
+        metavar="HOST:PORT,…",
+        help="Brokers to begin with.",
+        callback=_take,
+        expose_value=False,
+    ),
+    click.option(
+        "--command-config",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="Connection settings, one key=value a line: any librdkafka property.",
+        callback=_take,
+        expose_value=False,
+    ),
+    click.option(
+        "-X",
+        "--property",
+        "properties",
+        metavar="KEY=VALUE",
+        type=PROPERTY,
+        multiple=True,
+        help="One librdkafka property; may be repeated, wins over the file.",
+        callback=_take,
+        expose_value=False,
+    ),
+    click.option(
+        "-o",
+        "--output",
+        type=click.Choice([TABLE, JSON]),
+        help="Form of the data on stdout.  [default: table]",
+        callback=_take,
+        expose_value=False,
+    ),
+    click.option(
+        "--timeout",
+        metavar="DURATION",
+        type=DURATION,
+        help="Limit for the whole call, e.g. 90s.  [default: 60s]",
+        callback=_take,
+        expose_value=False,
+    ),
+    click.option(
+        "-v",
+        "--verbose",
+        count=True,
+        help="Say more on stderr; -vv also shows tracebacks and the client's log.",
+        callback=_take,
+        expose_value=False,
+    ),
+)
+
+
+def global_options(function: Decorated) -> Decorated:
+    """Give a command the global options."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function

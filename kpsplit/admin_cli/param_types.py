@@ -1,0 +1,151 @@
+"""Types of arguments and options; what they refuse becomes a usage error."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import Any
+
+import click
+
+from kpsplit.errors import UsageError
+from kpsplit.splitter.key_range import KeyRange
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.keys import is_topic_name, parse_partition
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_LONGEST = 24 * 3600.0
+MIN_RANGES, MAX_RANGES = 2, 64
+
+
+class _Type(click.ParamType):
+    """Calls ``read``; a UsageError of the core becomes click's."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read the text that was given, or pass a value on that was read before."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.read(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+    def read(self, text: str) -> Any:
+        """Read the text."""
+        raise NotImplementedError
+
+
+class PartitionType(_Type):
+    """``orders/3``."""
+
+    name = "topic/p"
+
+    def read(self, text: str) -> PhysicalPartition:
+        """Read ``TOPIC/P``."""
+        return parse_partition(text)
+
+
+class TopicType(_Type):
+    """The name of a topic."""
+
+    name = "topic"
+
+    def read(self, text: str) -> str:
+        """Check the name."""
+        if not is_topic_name(text):
+            raise UsageError(f"{text[:300]!r} is not the name of a topic", hint="write TOPIC, e.g. orders")
+        return text
+
+
+class TopicOrPartitionType(_Type):
+    """``orders`` or ``orders/3``."""
+
+    name = "topic[/p]"
+
+    def read(self, text: str) -> tuple[str, int | None]:
+        """Read ``TOPIC`` or ``TOPIC/P``."""
+        if "/" in text:
+            parent = parse_partition(text)
+            return parent.topic, parent.partition
+        return TOPIC.read(text), None
+
+
+class KeyRangeType(_Type):
+    """``40000000:80000000``."""
+
+    name = "lo:hi"
+
+    def read(self, text: str) -> KeyRange:
+        """Read ``LO:HI`` in hexadecimal."""
+        return KeyRange.parse(text)
+
+
+class DurationType(_Type):
+    """``250ms``, ``10s``, ``2m``, ``1h``, or plain seconds; a number of seconds."""
+
+    name = "duration"
+
+    def read(self, text: str) -> float:
+        """Read a duration above zero and below a day."""
+        match = _DURATION.fullmatch(text.strip())
+        seconds = float(match[1]) * _UNITS[match[2] or "s"] if match else 0.0
+        if not 0 < seconds <= _LONGEST:
+            raise UsageError(f"{text[:40]!r} is not a duration", hint="write for example 250ms, 10s or 2m")
+        return seconds
+
+
+class PropertyType(_Type):
+    """``key=value``. A text without ``=`` is never shown: it may be a secret."""
+
+    name = "key=value"
+    envvar_list_splitter = "\n"
+
+    def read(self, text: str) -> tuple[str, str]:
+        """Read ``key=value``."""
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(
+                "this is not a key=value pair", hint="write for example -X security.protocol=SSL"
+            )
+        return key.strip(), value
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        """Return the properties of the environment variable: one a line."""
+        return [line for line in rv.splitlines() if line.strip()]
+
+
+class Base64Type(_Type):
+    """Bytes, in base64."""
+
+    name = "base64"
+
+    def read(self, text: str) -> bytes:
+        """Decode the text."""
+        try:
+            return base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            raise UsageError("this is not base64") from None
+
+
+class HexType(_Type):
+    """Bytes, in hexadecimal."""
+
+    name = "hex"
+
+    def read(self, text: str) -> bytes:
+        """Decode the text."""
+        try:
+            return bytes.fromhex(text.removeprefix("0x"))
+        except ValueError:
+            raise UsageError("this is not hexadecimal") from None
+
+
+PARTITION = PartitionType()
+TOPIC = TopicType()
+TOPIC_OR_PARTITION = TopicOrPartitionType()
+KEY_RANGE = KeyRangeType()
+DURATION = DurationType()
+PROPERTY = PropertyType()
+RANGES = click.IntRange(MIN_RANGES, MAX_RANGES)

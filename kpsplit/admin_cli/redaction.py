@@ -1,0 +1,38 @@
+"""Secrets never reach the terminal: whatever is shown of errors and logs goes through a Redactor."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+
+from kpsplit.kafka.connection import is_secret
+
+MASK = "[redacted]"
+SHORTEST = 3
+"""Shorter values are left alone: replacing every ``a`` would hide the message and protect nothing."""
+
+
+class Redactor:
+    """Replaces the values of secret properties in any text."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        forms = {form for secret in secrets for form in _forms(secret) if len(form) >= SHORTEST}
+        longest_first = sorted(forms, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if forms else None
+
+    @staticmethod
+    def secrets(properties: Mapping[str, str]) -> list[str]:
+        """Return the values of the secret ones among some properties."""
+        return [str(value) for name, value in properties.items() if is_secret(name)]
+
+    def __call__(self, text: str) -> str:
+        """Return the text without secrets."""
+        return text if self._pattern is None else self._pattern.sub(MASK, text)
+
+
+def _forms(secret: str) -> Iterable[str]:
+    """The secret as it may appear in a message: as it is, trimmed, quoted, or line by line."""
+    stripped = secret.strip()
+    yield from (secret, stripped, repr(secret)[1:-1], json.dumps(secret)[1:-1])
+    yield from (line.strip() for line in secret.splitlines())

@@ -1,0 +1,1 @@
+"""What people see: tables, plans, progress. Nothing in here talks to a broker."""

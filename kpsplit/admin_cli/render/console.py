@@ -1,0 +1,50 @@
+"""The two consoles: data on stdout, everything else on stderr. Rich obeys NO_COLOR by itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn, TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+WIDTH_OF_A_PIPE = 120
+"""Tables that are piped somewhere are not squeezed into the 80 columns of a terminal that is not there."""
+
+
+class QuietConsole(Console):
+    """A console that hands a broken pipe to ``main`` and takes no text for markup."""
+
+    def __init__(self, file: TextIO) -> None:
+        piped = not file.isatty() and "COLUMNS" not in os.environ
+        super().__init__(
+            file=file,
+            markup=False,
+            highlight=False,
+            emoji=False,
+            soft_wrap=False,
+            width=WIDTH_OF_A_PIPE if piped else None,
+        )
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Let ``main`` end quietly."""
+        raise BrokenPipeError
+
+
+def stdout() -> QuietConsole:
+    """Return the console for data."""
+    return QuietConsole(sys.stdout)
+
+
+def stderr() -> QuietConsole:
+    """Return the console for progress and questions."""
+    return QuietConsole(sys.stderr)
+
+
+def plain_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    """Return a table in the style of all tables: a rule below the head and no other lines."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table

@@ -1,0 +1,89 @@
+"""Progress of an operation on stderr: each step with its time as it ends, what is awaited while it runs."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+from kpsplit.admin_cli.render.human import duration
+from kpsplit.admin_cli.render.text import one_line
+from kpsplit.splitter.driver import StepDone
+
+_DONE = {
+    "Claim": "operation claimed",
+    "Prepare": "intent recorded",
+    "CreateSubTopic": "sub-topic created",
+    "CoLocateLeaders": "leaders moved together",
+    "AwaitReady": "producers answered",
+    "Fence": "fence on: producers hold",
+    "AwaitAcknowledged": "fence acknowledged",
+    "AppendMarkers": "cut",
+    "Commit": "committed: new layout in force",
+    "SealSubTopics": "emptied sub-topics sealed",
+    "Finish": "finished",
+    "Abort": "rolled back: old layout stays",
+    "Retire": "sub-topic retired",
+    "Freeze": "frozen",
+    "Thaw": "thawed",
+    "LeftOver": "left over",
+}
+_NEXT = {
+    "Claim": "recording the intent",
+    "Prepare": "preparing: writers run on",
+    "CreateSubTopic": "waiting for the producers' answers",
+    "CoLocateLeaders": "waiting for the producers' answers",
+    "AwaitReady": "raising the fence",
+    "Fence": "waiting for the producers to hold",
+    "AwaitAcknowledged": "cutting",
+    "AppendMarkers": "committing",
+    "Commit": "finishing",
+    "SealSubTopics": "finishing",
+}
+_LABEL_WIDTH = 32
+_TIME_WIDTH = 9
+_WARNINGS = {"Abort", "LeftOver", "Freeze"}
+
+
+class StepProgress:
+    """The driver's observer. On a terminal it also shows what is being waited for; a context manager."""
+
+    def __init__(self, console: Console, first: str = "claiming the operation") -> None:
+        self._console = console
+        self._status: Status | None = None
+        self._first = first
+
+    def __enter__(self) -> Self:
+        """Begin to show what is awaited."""
+        if self._console.is_terminal:
+            self._status = self._console.status(self._first, spinner="dots")
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop showing it."""
+        if self._status is not None:
+            self._status.stop()
+
+    def __call__(self, step: StepDone) -> None:
+        """Print one finished step."""
+        self._console.print(step_line(step), overflow="ellipsis", no_wrap=True)
+        if self._status is not None:
+            self._status.update(_NEXT.get(step.name, "working"))
+
+
+def step_line(step: StepDone) -> Text:
+    """Return the line of a finished step."""
+    warning = step.name in _WARNINGS
+    line = Text("! " if warning else "✓ ", style="yellow" if warning else "green")
+    label = _DONE.get(step.name, one_line(step.name))
+    line.append(f"{label:<{_LABEL_WIDTH}}", style="default")
+    line.append(f"{duration(step.seconds):>{_TIME_WIDTH}}", style="cyan")
+    if step.detail:
+        line.append(f"  {one_line(step.detail)}", style="dim")
+    return line

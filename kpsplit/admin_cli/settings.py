@@ -1,0 +1,126 @@
+"""Connection settings from the file, -X and -b, and a first contact that fails clearly and soon."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import TYPE_CHECKING
+
+from kpsplit.admin_cli.given import Given
+from kpsplit.admin_cli.redaction import Redactor
+from kpsplit.errors import AuthorizationError, ConfigurationError, KpsplitError, UnreachableError
+from kpsplit.kafka.connection import Connection, read_properties
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+
+REACH_SECONDS = 8.0
+"""With the start of the process, an unreachable cluster is reported within 10 s."""
+
+_SLICE = 0.1
+_UNKNOWN = re.compile(r'No such configuration property: "([^"]*)"')
+
+
+def properties_of(given: Given) -> dict[str, str]:
+    """Return the properties that were given: the file's, over them those of -X, over all the brokers of -b.
+
+    Raises:
+        ConfigurationError: the file cannot be read.
+    """
+    properties: dict[str, str] = {}
+    if given.command_config is not None:
+        properties.update(read_properties(given.command_config))
+    properties.update(given.properties)
+    if given.bootstrap_server is not None:
+        properties["bootstrap.servers"] = given.bootstrap_server
+    return properties
+
+
+def redactor_for(given: Given, args: Sequence[str] = ()) -> Redactor:
+    """Return the redactor for everything secret that was given, also where parsing the arguments failed."""
+    properties: dict[str, str] = {}
+    for text in args:
+        name, equals, value = text.removeprefix("-X").removeprefix("--property=").partition("=")
+        if equals:
+            properties[name.strip()] = value
+    with contextlib.suppress(KpsplitError):
+        properties.update(properties_of(given))
+    return Redactor([*Redactor.secrets(properties), *Redactor.secrets(given.properties)])
+
+
+def connect(given: Given) -> Connection:
+    """Return a connection whose brokers have answered.
+
+    Raises:
+        ConfigurationError: a setting is missing, unknown or malformed.
+        UnreachableError: no broker answered within REACH_SECONDS.
+        AuthorizationError: the brokers refused the credentials.
+    """
+    connection = Connection(properties_of(given))
+    reach(connection, min(REACH_SECONDS, given.timeout))
+    return connection
+
+
+def reach(connection: Connection, seconds: float) -> None:
+    """Return when a broker has answered; errors as for ``connect``."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    from kpsplit.kafka.clock import Deadline
+    from kpsplit.kafka.error_map import error_of, translate
+
+    seen: list[KafkaError] = []
+    try:
+        admin = AdminClient(connection.client("admin", error_cb=seen.append))
+    except (KafkaException, TypeError, ValueError) as error:
+        raise refused_setting(str(error.args[0] if error.args else error)) from error
+    deadline = Deadline(seconds)
+    answer = admin.describe_cluster(request_timeout=max(seconds, 1.0))
+    while not answer.done():
+        admin.poll(_SLICE)
+        if any(_is_credentials(error) for error in seen) or deadline.left() <= 0:
+            raise _unreachable(connection, seen, seconds)
+    try:
+        answer.result(timeout=0)
+    except FutureTimeout:
+        raise _unreachable(connection, seen, seconds) from None
+    except KafkaException as exception:
+        if seen:
+            raise _unreachable(connection, seen, seconds) from exception
+        raise translate(error_of(exception), "reach the cluster") from exception
+
+
+def refused_setting(text: str) -> ConfigurationError:
+    """Return the error for a setting that the client library refused."""
+    unknown = _UNKNOWN.search(text)
+    if unknown:
+        return ConfigurationError(
+            f"{unknown[1]!r} is no property of librdkafka",
+            hint="look it up in librdkafka's CONFIGURATION.md; Java's names differ in places",
+        )
+    reason = re.sub(r"^KafkaError\{.*?str=\"(.*)\"\}$", r"\1", text)
+    return ConfigurationError(
+        f"the client library refused a setting: {reason}", hint="see -X and --command-config"
+    )
+
+
+def _is_credentials(error: KafkaError) -> bool:
+    from confluent_kafka import KafkaError
+
+    return error.code() in (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
+
+
+def _unreachable(connection: Connection, seen: list[KafkaError], seconds: float) -> KpsplitError:
+    refused = next((error for error in seen if _is_credentials(error)), None)
+    if refused is not None:
+        return AuthorizationError(
+            f"the brokers refused the credentials: {refused.str()}",
+            hint="check the sasl.* and ssl.* settings",
+        )
+    reason = f" ({seen[0].str()})" if seen else ""
+    return UnreachableError(
+        f"no broker of {connection.bootstrap} answered within {seconds:.0f} s{reason}",
+        hint="check -b/--bootstrap-server, the network and the security settings",
+    )

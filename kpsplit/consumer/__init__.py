@@ -1,0 +1,1 @@
+"""Reading logical partitions: along their lineage, each record once, in each key's order."""

@@ -1,0 +1,88 @@
+"""A record as readers of a logical partition see it, and what kpsplit wrote into its headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kpsplit.errors import FutureVersionError, RecordError
+from kpsplit.splitter.records import marker as markers
+from kpsplit.splitter.records import stamp as stamps
+from kpsplit.splitter.records.marker import Marker
+from kpsplit.splitter.records.stamp import Stamp
+
+RawHeaders = dict[str, str | bytes | None] | list[tuple[str, str | bytes | None]] | None
+"""What ``Message.headers()`` is said to return; in fact a list of pairs of text and bytes, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalRecord:
+    """One delivered record: its logical place, its content, and where it is stored.
+
+    ``epoch`` is the epoch that opened its segment. ``headers`` are without the stamp. ``timestamp`` is in
+    milliseconds since 1970, None if the record has none. ``keyless``: it has no key, so it has no order to keep.
+    """
+
+    logical_offset: int
+    segment: int
+    epoch: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    source_topic: str
+    source_partition: int
+    source_offset: int
+    timestamp: int | None
+    stamp: Stamp | None
+
+    @property
+    def keyless(self) -> bool:
+        """Tell whether the record has no key."""
+        return self.key is None
+
+
+@dataclass(frozen=True, slots=True)
+class OurHeaders:
+    """What kpsplit wrote into a record's headers. ``malformed``: there is garbage under one of our names."""
+
+    stamp: Stamp | None = None
+    marker: Marker | None = None
+    malformed: bool = False
+
+
+NONE_OF_OURS = OurHeaders()
+
+
+def read_headers(headers: RawHeaders) -> OurHeaders:
+    """Find the stamp and the marker among a record's headers. Garbage counts as neither: no data are lost by it.
+
+    Raises:
+        FutureVersionError: a newer kpsplit wrote them.
+    """
+    if not headers:
+        return NONE_OF_OURS
+    stamp: Stamp | None = None
+    marker: Marker | None = None
+    malformed = False
+    for name, value in _pairs(headers):
+        try:
+            if name == stamps.HEADER:
+                stamp = Stamp.decode(value)
+            elif name == markers.HEADER:
+                marker = Marker.decode(value)
+        except FutureVersionError:
+            raise
+        except RecordError:
+            malformed = True
+    return OurHeaders(stamp, marker, malformed)
+
+
+def without_stamp(headers: RawHeaders) -> tuple[tuple[str, bytes | None], ...]:
+    """Return the application's own headers."""
+    return tuple((name, value) for name, value in _pairs(headers) if name != stamps.HEADER)
+
+
+def _pairs(headers: RawHeaders) -> Iterator[tuple[str, bytes | None]]:
+    pairs = headers.items() if isinstance(headers, dict) else headers or ()
+    for name, value in pairs:
+        yield name, value.encode() if isinstance(value, str) else value

@@ -1,0 +1,195 @@
+"""Reads stretches of physical partitions, one after the other, with one manually assigned consumer."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
+from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.kafka.log_tail import stable_end
+from kpsplit.splitter.lineage import PhysicalPartition
+
+BATCH = 1000
+BUFFER_KBYTES = 16_384
+"""What the client fetches ahead: bounds memory, with the batch."""
+
+POLL_SECONDS = 0.5
+REQUEST_SECONDS = 10.0
+MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+_TRANSIENT = {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._TIMED_OUT,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LogBounds:
+    """The offsets [low, high) that a log holds; ``stable``: every transaction before it is decided."""
+
+    low: int
+    high: int
+    stable: int
+
+
+class PhysicalReader:
+    """One consumer for all stretches, read committed. Not thread safe; memory is bounded.
+
+    A stretch that follows the one before it in the same physical partition is read on without a new fetch.
+
+    Args:
+        connection: how to reach the cluster.
+        patience: seconds without any progress after which a read gives up.
+    """
+
+    def __init__(self, connection: Connection, patience: float = 30.0) -> None:
+        self._patience = patience
+        self._admin = AdminClient(connection.client("admin"))
+        self._consumer = Consumer(
+            connection.client(
+                "reader",
+                group_id="kpsplit-unused",
+                enable_auto_commit=False,
+                enable_auto_offset_store=False,
+                enable_partition_eof=True,
+                isolation_level="read_committed",
+                auto_offset_reset="error",
+                allow_auto_create_topics=False,
+                queued_max_messages_kbytes=BUFFER_KBYTES,
+                fetch_wait_max_ms=100,
+            )
+        )
+        self._source: PhysicalPartition | None = None
+        self._fetched: deque[Message] = deque()
+        self._position = 0
+
+    def close(self) -> None:
+        """End the consumer."""
+        self._consumer.close()
+
+    def bounds(self, source: PhysicalPartition) -> LogBounds | None:
+        """Return what a physical partition holds now, None if there is no such partition.
+
+        Raises:
+            KpsplitError: the brokers could not be asked, or a right is missing.
+        """
+        what = f"read the bounds of {source}"
+        try:
+            if not self._exists(source):
+                return None
+            place = TopicPartition(source.topic, source.partition)
+            low, high = self._consumer.get_watermark_offsets(place, timeout=REQUEST_SECONDS)
+        except KafkaException as exception:
+            error = error_of(exception)
+            if error is not None and error.code() in MISSING:
+                return None
+            raise translate(error, what) from exception
+        return LogBounds(low, high, stable_end(self._admin, source.topic, source.partition, REQUEST_SECONDS))
+
+    def records(self, source: PhysicalPartition, start: int, end: int) -> Iterator[Message]:
+        """Yield the committed records of [start, end) in the order of their offsets.
+
+        It ends early where the log does (the log is shorter than ``end``); ``position`` says where.
+
+        Raises:
+            LostStartError: the log's start has moved beyond the place where reading goes on.
+            UnreachableError: nothing arrived within the patience. DeadlineExceededError: a transaction hangs.
+        """
+        self._go_to(source, start)
+        idle = Deadline(self._patience)
+        while self._position < end:
+            if not self._fetched:
+                self._fetched.extend(self._fetch(idle, end))
+                continue
+            message = self._fetched.popleft()
+            if message.error() is not None:
+                if not self._notice(message, end):
+                    return
+                continue
+            offset = message.offset() or 0
+            if offset >= end:
+                self._fetched.appendleft(message)
+                self._position = offset
+                return
+            self._position = offset + 1
+            yield message
+            idle = Deadline(self._patience)
+
+    @property
+    def position(self) -> int:
+        """The offset before which the current partition has been read."""
+        return self._position
+
+    def _exists(self, source: PhysicalPartition) -> bool:
+        found = self._consumer.list_topics(source.topic, timeout=REQUEST_SECONDS).topics.get(source.topic)
+        return found is not None and source.partition in found.partitions
+
+    def _go_to(self, source: PhysicalPartition, start: int) -> None:
+        if source == self._source and self._position <= start and self._fetched:
+            while self._fetched and (self._fetched[0].offset() or 0) < start:
+                self._fetched.popleft()
+            self._position = start
+            if self._fetched:
+                return
+        self._source, self._position = source, start
+        self._assign()
+
+    def _assign(self) -> None:
+        if self._source is None:
+            return
+        self._fetched.clear()
+        place = TopicPartition(self._source.topic, self._source.partition, self._position)
+        self._consumer.assign([place])
+
+    def _fetch(self, idle: Deadline, end: int) -> list[Message]:
+        if idle.left() <= 0:
+            raise self._stuck(end)
+        first = self._consumer.poll(POLL_SECONDS)
+        return [] if first is None else [first, *self._consumer.consume(BATCH - 1, 0)]
+
+    def _notice(self, message: Message, end: int) -> bool:
+        """Take an error or the end of the log; tell whether reading goes on."""
+        error = message.error()
+        if error is None or error.code() in _TRANSIENT:
+            return True
+        if error.code() == KafkaError._PARTITION_EOF:
+            self._position = max(self._position, message.offset() or 0)
+            return self._position < end and self._goes_on_to(end)
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            raise LostStartError(self._position)
+        raise translate(error, f"read {self._source}")
+
+    def _goes_on_to(self, end: int) -> bool:
+        """Tell whether the log is longer than what can be read now: an open transaction holds readers up."""
+        found = None if self._source is None else self.bounds(self._source)
+        return found is not None and found.high >= end
+
+    def _stuck(self, end: int) -> KpsplitError:
+        found = None if self._source is None else self.bounds(self._source)
+        if found is not None and found.stable < min(end, found.high):
+            return DeadlineExceededError(
+                f"an open transaction holds readers of {self._source} at offset {found.stable}",
+                hint="wait for it, or end it with kafka-transactions.sh",
+            )
+        return UnreachableError(
+            f"{self._source}: nothing arrived within {self._patience:.0f} s", hint="retry"
+        )
+
+
+class LostStartError(Exception):
+    """The position is outside the log: records before its start were deleted, or its end was cut off."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(f"position {position} is outside the log")
+        self.position = position

@@ -1,0 +1,230 @@
+"""The embedded cluster as a library.
+
+with DevCluster(brokers=3) as cluster:
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    cluster.kill(0)
+    cluster.restart(0)
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kpsplit.devcluster import config, storage
+from kpsplit.devcluster.broker import Broker
+from kpsplit.devcluster.config import NodeAddress
+from kpsplit.devcluster.deadline import Deadline
+from kpsplit.devcluster.jvm import KafkaRuntime
+from kpsplit.devcluster.ports import PortReservation
+from kpsplit.devcluster.process import KeeperClient
+from kpsplit.devcluster.readiness import ConfigValue, wait_until_listed
+from kpsplit.devcluster.storage import ClusterIdentity
+from kpsplit.errors import DeadlineExceededError, KpsplitError, UsageError
+
+_START_TIMEOUT = 90.0  # seconds; a start takes about 10 on two idle cores
+_ATTEMPTS = 3  # sets of ports that are tried where ports cannot be kept reserved
+_PORT_TAKEN = "Address already in use"
+_STOP_GRACE = 10.0  # seconds for brokers with data to keep to stop by themselves
+
+
+class DevCluster:
+    """Real Kafka on loopback, KRaft, each node broker and controller at once.
+
+    Not for concurrent `start` and `stop`; everything else may be called from any thread of this process.
+
+    Args:
+        brokers: how many; node ids are 0, 1, …
+        data_dir: a folder that is kept, and found again with the same cluster id, ports and data by a later
+            start; a temporary one that is removed at the end when not given.
+        extra_properties: `server.properties` of every node, over those of `config.node_properties`.
+        client_config: how the readiness check connects, when `extra_properties` ask for TLS or SASL.
+        log_level: of the brokers' logs: ERROR, WARN, INFO, DEBUG.
+        heap_mb: greatest heap of each node, in MiB.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 3,
+        data_dir: str | os.PathLike[str] | None = None,
+        extra_properties: Mapping[str, str] | None = None,
+        *,
+        client_config: Mapping[str, ConfigValue] | None = None,
+        log_level: str = "INFO",
+        heap_mb: int = 384,
+    ) -> None:
+        if brokers < 1:
+            raise UsageError(f"an embedded cluster has at least 1 broker, not {brokers}")
+        self.brokers: list[Broker] = []
+        self._count = brokers
+        self._data_dir = Path(data_dir).resolve() if data_dir is not None else None
+        self._extra = dict(extra_properties or {})
+        self._client_config = dict(client_config or {})
+        self._log_level = log_level
+        self._heap_mb = heap_mb
+        self._resources = ExitStack()
+        self._keeper: KeeperClient | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """`bootstrap.servers` with all brokers, running or not."""
+        return config.bootstrap([broker.address for broker in self.brokers])
+
+    @property
+    def keeper_pid(self) -> int | None:
+        """Process id of the keeper; None if the cluster is not started."""
+        return self._keeper.pid if self._keeper else None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, timeout: float = _START_TIMEOUT) -> None:
+        """Start all brokers and return when each serves metadata that lists all.
+
+        Args:
+            timeout: seconds, not counting a first download of Kafka's jars.
+
+        Raises:
+            ConflictError: the data folder is in use, or a port that it remembers.
+            DeadlineExceededError: not ready in time.
+            KpsplitError: no Java or no jars, or a broker ended; the message has the end of its log.
+        """
+        if self._keeper is not None:
+            raise KpsplitError("this embedded cluster is started already")
+        try:
+            self._start(timeout)
+        except BaseException:
+            self._release()
+            raise
+
+    def stop(self) -> None:
+        """End everything. A kept data folder is left in order, a temporary one is removed."""
+        if self._keeper is not None and self._data_dir is not None:
+            self._stop_in_order()
+        self._release()
+
+    def wait_ready(self, timeout: float = _START_TIMEOUT) -> None:
+        """Return when each running, unpaused broker lists all of these."""
+        self._wait_ready([b for b in self.brokers if b.alive and not b.paused], Deadline(timeout))
+
+    def kill(self, broker: int) -> None:
+        """SIGKILL for a broker; returns when it is gone."""
+        self.brokers[broker].kill()
+
+    def pause(self, broker: int) -> None:
+        """SIGSTOP for a broker."""
+        self.brokers[broker].pause()
+
+    def resume(self, broker: int) -> None:
+        """SIGCONT for a broker."""
+        self.brokers[broker].resume()
+
+    def restart(self, broker: int, timeout: float = 60.0) -> None:
+        """Kill a broker if it runs, start it again, and wait until it is ready."""
+        self.brokers[broker].restart(timeout)
+
+    def _start(self, timeout: float) -> None:
+        kafka = KafkaRuntime.find(heap_mb=self._heap_mb, log_level=self._log_level)
+        deadline = Deadline(timeout)
+        folder = self._data_dir or self._temporary_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = self._resources.enter_context(storage.locked(folder))
+        keeper = KeeperClient(temporary=None if self._data_dir else folder, inherited=[lock])
+        self._resources.callback(keeper.close)
+        self._keeper = keeper
+        for attempt in range(1, _ATTEMPTS + 1):
+            ports = self._resources.enter_context(PortReservation())
+            identity = self._identity(folder, ports)
+            storage.write_configuration(folder, identity, self._extra)
+            storage.format_storage(folder, identity, kafka, keeper, deadline)
+            self.brokers = [
+                Broker(
+                    address,
+                    kafka.command("kafka.Kafka", str(storage.configuration(folder, address.id))),
+                    storage.node_folder(folder, address.id) / "broker.log",
+                    keeper,
+                    before_start=ports.before_start,
+                    when_started=lambda broker, deadline: self._wait_ready([broker], deadline),
+                )
+                for address in identity.nodes
+            ]
+            if self._came_up(deadline, last=attempt == _ATTEMPTS):
+                identity.save(folder)
+                return
+
+    def _temporary_folder(self) -> Path:
+        """A folder that is removed at the end: by the keeper, and here in case somebody killed the keeper."""
+        folder = Path(tempfile.mkdtemp(prefix="kpsplit-"))
+        self._resources.callback(shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+    def _identity(self, folder: Path, ports: PortReservation) -> ClusterIdentity:
+        """What `folder` remembers, or a new cluster on ports that are free; the ports are reserved."""
+        saved = ClusterIdentity.load(folder)
+        if saved is None:
+            addresses = (NodeAddress(i, ports.any_free(), ports.any_free()) for i in range(self._count))
+            return ClusterIdentity(storage.formatted_as(folder) or storage.new_id(), tuple(addresses))
+        if len(saved.nodes) != self._count:
+            raise UsageError(
+                f"{folder} holds a cluster of {len(saved.nodes)} brokers, not {self._count}",
+                hint=f"ask for {len(saved.nodes)} brokers, or choose another folder",
+            )
+        for node in saved.nodes:
+            ports.exactly(node.port)
+            ports.exactly(node.controller_port)
+        return saved
+
+    def _came_up(self, deadline: Deadline, *, last: bool) -> bool:
+        """Launch all brokers and wait; False if a port was taken and it is worth trying others."""
+        for broker in self.brokers:
+            broker.launch()
+        try:
+            self._wait_ready(self.brokers, deadline)
+        except KpsplitError:
+            if last or not any(_PORT_TAKEN in broker.tail(200) for broker in self.brokers):
+                raise
+            for broker in self.brokers:
+                broker.kill()
+            return False
+        return True
+
+    def _wait_ready(self, asked: Sequence[Broker], deadline: Deadline) -> None:
+        """Wait until each broker of `asked` lists all that run."""
+
+        def check() -> None:
+            for broker in asked:
+                broker.check_alive()
+
+        running = [broker.id for broker in self.brokers if broker.alive and not broker.paused]
+        expected = {*running, *(broker.id for broker in asked)}
+        try:
+            wait_until_listed([b.address for b in asked], expected, self._client_config, deadline, check)
+        except DeadlineExceededError as error:
+            logs = "\n".join(f"broker {broker.id}:\n{broker.tail(8)}" for broker in asked)
+            raise DeadlineExceededError(f"{error.message}; the logs end:\n{logs}") from error
+
+    def _stop_in_order(self) -> None:
+        """SIGTERM for all at once: one after the other, the last would wait for a quorum in vain."""
+        for broker in self.brokers:
+            if not broker.paused:
+                broker.ask_to_stop()
+        deadline = Deadline(_STOP_GRACE)
+        for broker in self.brokers:
+            broker.stop(deadline.remaining)
+
+    def _release(self) -> None:
+        """End the keeper, and with it the brokers; give up ports and the lock."""
+        self._keeper = None
+        self._resources.close()

@@ -1,0 +1,146 @@
+"""The process that owns a cluster in the background: `python -m kpsplit.devcluster.daemon`.
+
+It starts the cluster, writes the file that describes it, and waits for SIGTERM or SIGINT. The brokers end
+with it, as they end with any process that uses `DevCluster`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kpsplit.devcluster.cluster import DevCluster
+from kpsplit.devcluster.deadline import Deadline
+from kpsplit.devcluster.identity import ProcessIdentity
+from kpsplit.devcluster.running import RunningCluster, run_folder, state_file
+from kpsplit.errors import EXIT_CONFLICT, ConflictError, KpsplitError
+
+_LOOK = 1.0  # seconds between looks at whether any broker is left
+_POLL = 0.05  # seconds between looks at another process
+_KILL_AFTER = 30.0  # seconds for an orderly end
+
+
+def serve(brokers: int, data: Path | None, announce: Callable[[RunningCluster], None]) -> None:
+    """Run a cluster in this process until SIGTERM or SIGINT.
+
+    Args:
+        brokers: how many.
+        data: the data folder; a temporary one when None.
+        announce: called once, when the cluster is ready.
+
+    Raises:
+        ConflictError: one runs already.
+        KpsplitError: it cannot start, or all brokers ended.
+    """
+    folder = run_folder(data)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with _only_one(folder), DevCluster(brokers, data) as cluster:
+        owner = ProcessIdentity.of(os.getpid())
+        assert owner is not None  # for the type checker: this process runs
+        running = RunningCluster.of(cluster, owner, data)
+        running.save(folder)
+        try:
+            announce(running)
+            _wait(cluster)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            state_file(folder).unlink(missing_ok=True)
+
+
+def _wait(cluster: DevCluster) -> None:
+    forever = threading.Event()
+    while any(broker.alive for broker in cluster.brokers):
+        forever.wait(_LOOK)
+    raise KpsplitError("all brokers of the embedded cluster have ended", hint="see their logs")
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    with (folder / "running.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConflictError(
+                "an embedded cluster is running or starting", hint="see `kpsplit cluster status`"
+            ) from error
+        yield
+
+
+def start_detached(brokers: int, data: Path | None, timeout: float) -> RunningCluster:
+    """Start a cluster that outlives this process, and return when it is ready.
+
+    Raises:
+        ConflictError: one runs already.
+        DeadlineExceededError: not ready within `timeout` seconds.
+        KpsplitError: it cannot start; the message says why.
+    """
+    folder = run_folder(data)
+    log = folder / "daemon.log"
+    command = [sys.executable, "-m", "kpsplit.devcluster.daemon", "--brokers", str(brokers)]
+    command += ["--data", str(data.resolve())] if data else []
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        return _await_ready(process, folder, log, Deadline(timeout))
+    except BaseException:
+        process.terminate()
+        raise
+
+
+def _await_ready(
+    process: subprocess.Popen[bytes], folder: Path, log: Path, deadline: Deadline
+) -> RunningCluster:
+    while True:
+        running = RunningCluster.load(folder)
+        if running is not None and running.owner.pid == process.pid:
+            return running
+        if (code := process.poll()) is not None:
+            kind = ConflictError if code == EXIT_CONFLICT else KpsplitError
+            raise kind(log.read_text().strip() or f"the cluster ended with exit code {code}")
+        deadline.check("starting the embedded cluster", hint=f"see {log}")
+        deadline.pause(_POLL)
+
+
+def stop_detached(running: RunningCluster) -> None:
+    """End a cluster in the background, and return when nothing of it runs."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if running.owner.alive:  # never signal a process that merely has the same number
+            os.kill(running.owner.pid, number)
+        deadline = Deadline(_KILL_AFTER)
+        while not running.ended and not deadline.expired:
+            deadline.pause(_POLL)
+    if not running.ended:
+        raise KpsplitError("the embedded cluster did not end", hint="see `kpsplit cluster status`")
+
+
+def main() -> int:
+    """Serve with the arguments of the command line; errors are one line on stderr."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--brokers", type=int, default=3)
+    parser.add_argument("--data", type=Path)
+    arguments = parser.parse_args()
+    try:
+        serve(arguments.brokers, arguments.data, announce=lambda running: None)
+    except KpsplitError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

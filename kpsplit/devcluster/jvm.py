@@ -1,0 +1,62 @@
+"""Command lines for Kafka's classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from kpsplit.devcluster.jars import ensure_jars
+from kpsplit.devcluster.java import Java, find_java
+
+_LOGGING = Path(__file__).with_name("log4j2.properties")
+
+# Start quickly and stay small: one compiler, one collector thread, no performance data in /tmp.
+_OPTIONS = (
+    "-Xms64m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Xshare:auto",
+    "-XX:-UsePerfData",
+    "-Djava.awt.headless=true",
+    f"-Dlog4j2.configurationFile={_LOGGING}",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaRuntime:
+    """What is needed to run Kafka's classes.
+
+    Attributes:
+        java: the runtime.
+        jars: the folder with Kafka's jars.
+        heap_mb: greatest heap of a process, in MiB.
+        log_level: of log4j: ERROR, WARN, INFO, DEBUG.
+    """
+
+    java: Java
+    jars: Path
+    heap_mb: int = 384
+    log_level: str = "INFO"
+
+    @classmethod
+    def find(cls, *, heap_mb: int, log_level: str) -> Self:
+        """With the Java of this machine, and jars that are downloaded if need be.
+
+        Raises:
+            KpsplitError: no Java, or no jars.
+        """
+        java = find_java()
+        return cls(java, ensure_jars(java), heap_mb, log_level)
+
+    def command(self, main_class: str, *arguments: str) -> list[str]:
+        """The command that runs `main_class`, given with its package."""
+        return [
+            str(self.java.path),
+            *_OPTIONS,
+            f"-Xmx{self.heap_mb}m",
+            f"-Dkpsplit.log.level={self.log_level}",
+            *("-cp", str(self.jars / "*")),
+            main_class,
+            *arguments,
+        ]

@@ -1,0 +1,104 @@
+"""Errors of kpsplit: what happened, whether anything changed, and the next step.
+
+Each class carries the exit code of the command line, so that one place (``admin_cli.main``) turns any of
+them into one line on stderr. Nothing in a message may be a secret or the content of a record.
+"""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_CHECK = 3
+EXIT_TIMEOUT = 4
+EXIT_CONFLICT = 5
+
+
+class KpsplitError(Exception):
+    """Base of all errors that kpsplit raises.
+
+    Args:
+        message: what happened, in one line.
+        hint: the next step for the reader, in one line.
+        changed: whether anything was changed before the error (None: not known, it must be read back).
+        retriable: whether the same call may succeed later without anybody doing anything.
+    """
+
+    exit_code = EXIT_FAILED
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        changed: bool | None = False,
+        retriable: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.changed = changed
+        self.retriable = retriable
+
+    def __str__(self) -> str:
+        """Return the message with its hint, in one line."""
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
+
+class UsageError(KpsplitError):
+    """The input is wrong: a name, a number, a setting. Nothing was changed."""
+
+    exit_code = EXIT_USAGE
+
+
+class ConfigurationError(UsageError):
+    """A setting is missing, malformed, or contradicts what kpsplit needs."""
+
+
+class CheckFailedError(KpsplitError):
+    """A check ran and its answer is no."""
+
+    exit_code = EXIT_CHECK
+
+
+class DeadlineExceededError(KpsplitError):
+    """The time given for a call ran out."""
+
+    exit_code = EXIT_TIMEOUT
+
+
+class ConflictError(KpsplitError):
+    """Somebody else holds the operation, or the state is not the one the call was made for."""
+
+    exit_code = EXIT_CONFLICT
+
+
+class FencedError(ConflictError):
+    """A newer operator claimed the operation; this one must stop."""
+
+
+class RecordError(KpsplitError):
+    """A record of kpsplit's own topics cannot be read: malformed, oversized or garbage."""
+
+
+class FutureVersionError(RecordError):
+    """A record was written by a newer version of kpsplit: reading on would be guessing."""
+
+
+class InvariantError(KpsplitError):
+    """The state contradicts an invariant of the protocol; nothing is done on such a state."""
+
+
+class UnknownOutcomeError(KpsplitError):
+    """A write was sent and its outcome is not known: it must be read back, never repeated blindly."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint, changed=None, retriable=True)
+
+
+class UnreachableError(KpsplitError):
+    """The brokers cannot be reached, or a topic has no leader."""
+
+
+class AuthorizationError(KpsplitError):
+    """A right is missing; the message names it."""

@@ -1,0 +1,1 @@
+"""The only package that talks to brokers for kpsplit itself: connection, control plane, admin calls."""

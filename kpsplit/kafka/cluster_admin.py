@@ -1,0 +1,320 @@
+"""Plain questions and orders to the cluster: topics, their settings, the ends of their logs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from kpsplit.errors import AuthorizationError, UnreachableError, UsageError
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.splitter.lineage import PhysicalPartition
+
+ANSWER_SECONDS = 8.0
+"""How long any one answer may take: unreachable brokers must be an error within 10 s."""
+
+_GRACE = 0.5
+_LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+
+_REFUSALS = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL}
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFacts:
+    """One partition's replicas; ``leader`` is None while it has none."""
+
+    leader: int | None
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+    @property
+    def in_sync(self) -> bool:
+        """Tell whether there is a leader and every replica is in sync."""
+        return self.leader is not None and set(self.isr) == set(self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """One topic. ``config`` is what is in force, ``explicit`` what was set on the topic itself."""
+
+    name: str
+    topic_id: str
+    partitions: tuple[PartitionFacts, ...]
+    config: dict[str, str] = field(default_factory=dict)
+    explicit: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def replication(self) -> int:
+        """The smallest replication factor of its partitions."""
+        return min((len(p.replicas) for p in self.partitions), default=0)
+
+    @property
+    def compacted(self) -> bool:
+        """Tell whether records are removed by key."""
+        return "compact" in self.config.get("cleanup.policy", "")
+
+    @property
+    def min_insync(self) -> int:
+        """The value of ``min.insync.replicas`` in force."""
+        return int(self.config.get("min.insync.replicas", "1"))
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """Where a log ends, and the leader epoch in which that was said (None: not known)."""
+
+    offset: int
+    leader_epoch: int | None
+
+
+class ClusterAdmin:
+    """Admin calls with kpsplit's errors. Not thread safe."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._trouble = _Trouble()
+        self._client = AdminClient(connection.client("admin", error_cb=self._trouble.note))
+
+    @property
+    def client(self) -> AdminClient:
+        """The client itself, for calls that have no method here."""
+        return self._client
+
+    def brokers(self) -> dict[int, str]:
+        """Return the address of every broker by its id."""
+        metadata = self._listed(None)
+        return {b.id: f"{b.host}:{b.port}" for b in metadata.brokers.values()}
+
+    def topics(self) -> dict[str, int]:
+        """Return the partition count of every topic by its name."""
+        return {name: len(topic.partitions) for name, topic in self._listed(None).topics.items()}
+
+    def find(self, topic: str) -> TopicFacts | None:
+        """Return a topic with its settings, None if there is none of that name."""
+        found = self.layout(topic)
+        if found is None:
+            return None
+        entries = self._config_entries(topic)
+        return TopicFacts(
+            found.name,
+            found.topic_id,
+            found.partitions,
+            _values(entries),
+            _values({name: e for name, e in entries.items() if _set_on_topic(e)}),
+        )
+
+    def describe(self, topic: str) -> TopicFacts:
+        """Return a topic with its settings.
+
+        Raises:
+            UsageError: there is none of that name.
+        """
+        found = self.find(topic)
+        if found is None:
+            raise UsageError(f"there is no topic {topic}", hint="check the name and the right to describe it")
+        return found
+
+    def layout(self, topic: str) -> TopicFacts | None:
+        """Return a topic without its settings (one request less), None if there is none of that name."""
+        futures = self._client.describe_topics(TopicCollection([topic]), request_timeout=ANSWER_SECONDS)
+        try:
+            found = self._answer(futures[topic], f"describe topic {topic}")
+        except _MissingError:
+            return None
+        partitions = tuple(
+            PartitionFacts(
+                None if p.leader is None or p.leader.id < 0 else p.leader.id,
+                tuple(node.id for node in p.replicas),
+                tuple(node.id for node in p.isr),
+            )
+            for p in sorted(found.partitions, key=lambda p: p.id)
+        )
+        return TopicFacts(found.name, str(found.topic_id), partitions)
+
+    def create(
+        self,
+        topic: str,
+        config: Mapping[str, str],
+        *,
+        partitions: int = 1,
+        replication: int = -1,
+        assignment: Sequence[Sequence[int]] | None = None,
+        seconds: float = ANSWER_SECONDS,
+    ) -> bool:
+        """Create a topic; return False if there is one of that name already."""
+        if assignment is not None:
+            replicas = [list(brokers) for brokers in assignment]
+            new = NewTopic(topic, len(replicas), replica_assignment=replicas, config=dict(config))
+        else:
+            new = NewTopic(topic, partitions, replication, config=dict(config))
+        futures = self._client.create_topics([new], operation_timeout=seconds, request_timeout=seconds)
+        try:
+            self._answer(futures[topic], f"create topic {topic}", seconds, writing=True)
+        except _ExistsError:
+            return False
+        return True
+
+    def delete(self, topic: str, seconds: float = ANSWER_SECONDS) -> bool:
+        """Delete a topic; return False if there is none of that name."""
+        futures = self._client.delete_topics([topic], operation_timeout=seconds, request_timeout=seconds)
+        try:
+            self._answer(futures[topic], f"delete topic {topic}", seconds, writing=True)
+        except _MissingError:
+            return False
+        return True
+
+    def config(self, topic: str) -> dict[str, str]:
+        """Return the settings of a topic that are in force."""
+        return _values(self._config_entries(topic))
+
+    def set_config(self, topic: str, name: str, value: str, seconds: float = ANSWER_SECONDS) -> bool:
+        """Set one of a topic's settings; return False if there is no such topic."""
+        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        futures = self._client.incremental_alter_configs([resource], request_timeout=seconds)
+        try:
+            self._answer(futures[resource], f"set {name} of topic {topic}", seconds, writing=True)
+        except _MissingError:
+            return False
+        return True
+
+    def end_offsets(
+        self,
+        places: Iterable[PhysicalPartition],
+        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+        seconds: float = ANSWER_SECONDS,
+    ) -> dict[PhysicalPartition, LogEnd]:
+        """Return where logs end: the high watermark, or the last stable offset if read committed.
+
+        Partitions that do not exist are left out.
+        """
+        return self._offsets(places, _LATEST, isolation, seconds)
+
+    def start_offsets(
+        self, places: Iterable[PhysicalPartition], seconds: float = ANSWER_SECONDS
+    ) -> dict[PhysicalPartition, int]:
+        """Return the first offset that logs still have; partitions that do not exist are left out."""
+        found = self._offsets(places, _EARLIEST, IsolationLevel.READ_UNCOMMITTED, seconds)
+        return {place: end.offset for place, end in found.items()}
+
+    def _offsets(
+        self,
+        places: Iterable[PhysicalPartition],
+        spec: OffsetSpec,
+        isolation: IsolationLevel,
+        seconds: float,
+    ) -> dict[PhysicalPartition, LogEnd]:
+        wanted = {TopicPartition(p.topic, p.partition): spec for p in places}
+        if not wanted:
+            return {}
+        seconds = max(seconds, 0.05)
+        futures = self._client.list_offsets(wanted, isolation_level=isolation, request_timeout=seconds)
+        found: dict[PhysicalPartition, LogEnd] = {}
+        for asked, future in futures.items():
+            place = PhysicalPartition(asked.topic, asked.partition)
+            try:
+                result = self._answer(future, f"read the end of {place}", seconds)
+            except _MissingError:
+                continue
+            epoch = result.leader_epoch
+            found[place] = LogEnd(result.offset, None if epoch is None or epoch < 0 else epoch)
+        return found
+
+    def _config_entries(self, topic: str) -> dict[str, ConfigEntry]:
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        futures = self._client.describe_configs([resource], request_timeout=ANSWER_SECONDS)
+        try:
+            entries: dict[str, ConfigEntry] = self._answer(
+                futures[resource], f"read the settings of topic {topic}"
+            )
+        except _MissingError:
+            raise UsageError(f"there is no topic {topic}") from None
+        return entries
+
+    def _listed(self, topic: str | None) -> Any:
+        try:
+            if topic is None:
+                return self._client.list_topics(timeout=ANSWER_SECONDS)
+            return self._client.list_topics(topic, timeout=ANSWER_SECONDS)
+        except KafkaException as exception:
+            raise self._explained(error_of(exception), "read the cluster's topics") from exception
+
+    def _answer(
+        self, future: Future[Any], what: str, seconds: float = ANSWER_SECONDS, *, writing: bool = False
+    ) -> Any:
+        try:
+            return future.result(seconds + _GRACE)
+        except TimeoutError:
+            raise UnreachableError(f"could not {what}: no answer in time") from None
+        except KafkaException as exception:
+            error = error_of(exception)
+            if error is not None and error.code() in _MISSING:
+                raise _MissingError from exception
+            if error is not None and error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                raise _ExistsError from exception
+            raise self._explained(error, what, writing=writing) from exception
+
+    def _explained(self, error: KafkaError | None, what: str, *, writing: bool = False) -> Exception:
+        """Return kpsplit's error; where brokers do not answer because they refuse us, say so."""
+        translated = translate(error, what, writing=writing)
+        reason = self._trouble.refusal()
+        if isinstance(translated, UnreachableError) and reason:
+            return AuthorizationError(f"could not {what}: {reason}", hint="check the security settings")
+        return translated
+
+
+def _values(entries: Mapping[str, ConfigEntry]) -> dict[str, str]:
+    return {name: e.value for name, e in entries.items() if e.value is not None}
+
+
+def _set_on_topic(entry: ConfigEntry) -> bool:
+    source = getattr(entry.source, "value", entry.source)  # an int, whatever the annotation says
+    return bool(source == ConfigSource.DYNAMIC_TOPIC_CONFIG.value)
+
+
+class _Trouble:
+    """What librdkafka says about its connections. ``note`` runs in threads of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._refusal = ""
+
+    def note(self, error: KafkaError) -> None:
+        if error.code() in _REFUSALS:
+            with self._lock:
+                self._refusal = "TLS failed" if error.code() == KafkaError._SSL else "authentication failed"
+
+    def refusal(self) -> str:
+        with self._lock:
+            return self._refusal
+
+
+class _MissingError(Exception):
+    """There is no such topic or partition."""
+
+
+class _ExistsError(Exception):
+    """There is such a topic already."""

@@ -1,0 +1,111 @@
+"""Connection settings: librdkafka's properties, passed through untouched (design, section 4)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kpsplit.errors import ConfigurationError
+
+_CONNECTION_PREFIXES = (
+    "security.",
+    "sasl.",
+    "ssl.",
+    "enable.ssl.",
+    "enable.sasl.",
+    "socket.",
+    "broker.address.",
+)
+_CONNECTION_KEYS = frozenset(
+    {
+        "bootstrap.servers",
+        "metadata.broker.list",
+        "client.dns.lookup",
+        "client.rack",
+        "connections.max.idle.ms",
+        "reconnect.backoff.ms",
+        "reconnect.backoff.max.ms",
+        "api.version.request",
+        "api.version.request.timeout.ms",
+        "broker.version.fallback",
+        "oauth_cb",
+        "debug",
+        "log_level",
+        "https.ca.location",
+        "https.ca.pem",
+    }
+)
+_SECRET_WORDS = ("password", "secret", "ssl.key.pem", "sasl.jaas.config", "oauthbearer.config", "token")
+
+quiet = logging.getLogger("kpsplit.librdkafka")
+"""librdkafka's own log lines go here instead of to stderr; attach a handler to see them."""
+quiet.addHandler(logging.NullHandler())
+
+
+class Connection:
+    """How to reach a cluster. Immutable; safe to share between threads."""
+
+    def __init__(self, properties: Mapping[str, Any]) -> None:
+        if not (properties.get("bootstrap.servers") or properties.get("metadata.broker.list")):
+            raise ConfigurationError(
+                "no brokers named", hint="give -b HOST:PORT or set KPSPLIT_BOOTSTRAP_SERVER"
+            )
+        self._properties = dict(properties)
+
+    def __repr__(self) -> str:
+        """Name the brokers only: properties may hold secrets."""
+        return f"Connection({self.bootstrap!r})"
+
+    @property
+    def bootstrap(self) -> str:
+        """The brokers named by the user."""
+        return str(self._properties.get("bootstrap.servers") or self._properties["metadata.broker.list"])
+
+    @classmethod
+    def of_application(cls, config: Mapping[str, Any]) -> Connection:
+        """Return the connection part of an application's client configuration."""
+        return cls({k: v for k, v in config.items() if is_connection_property(k)})
+
+    def client(self, role: str, **extra: Any) -> dict[str, Any]:
+        """Return the configuration of a client of ours; ``extra`` uses ``_`` for ``.`` in names."""
+        ours = {name.replace("_", "."): value for name, value in extra.items()}
+        return {**self._properties, "client.id": f"kpsplit-{role}", "logger": quiet, **ours}
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return one property."""
+        return self._properties.get(name, default)
+
+
+def is_connection_property(name: str) -> bool:
+    """Tell whether a property says how to reach the brokers, rather than what a client does there."""
+    return name in _CONNECTION_KEYS or name.startswith(_CONNECTION_PREFIXES)
+
+
+def is_secret(name: str) -> bool:
+    """Tell whether the value of a property must never be shown."""
+    return any(word in name.lower() for word in _SECRET_WORDS)
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """Read ``key=value`` lines, as Kafka's tools do; ``#`` and ``!`` begin comments.
+
+    Raises:
+        ConfigurationError: the file cannot be read or a line has no ``=``; the line itself is never shown.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigurationError(f"cannot read {path}: {reason}") from None
+    properties: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text[0] in "#!":
+            continue
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ConfigurationError(f"{path}, line {number}: not a key=value line")
+        properties[name.strip()] = value.strip()
+    return properties

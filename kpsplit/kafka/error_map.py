@@ -1,0 +1,88 @@
+"""The one place where errors of the client libraries become kpsplit's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from confluent_kafka import KafkaError, KafkaException
+
+from kpsplit.errors import (
+    AuthorizationError,
+    FencedError,
+    KpsplitError,
+    UnknownOutcomeError,
+    UnreachableError,
+    UsageError,
+)
+
+_RIGHTS = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "a right on a topic (Read, Write, Create, Alter or Delete)",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "the right to read a group",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "a right on the cluster (Alter or Describe)",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the right to write with the transactional id",
+    KafkaError.SASL_AUTHENTICATION_FAILED: "valid credentials (authentication failed)",
+    KafkaError._AUTHENTICATION: "valid credentials (authentication failed)",
+}
+_FENCED = {
+    KafkaError._FENCED,
+    KafkaError.PRODUCER_FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.INVALID_PRODUCER_ID_MAPPING,
+}
+_UNREACHABLE = {
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._TRANSPORT,
+    KafkaError._RESOLVE,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_CONTROLLER,
+}
+_TIMEOUTS = {KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError.REQUEST_TIMED_OUT}
+_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+
+
+def error_of(exception: KafkaException) -> KafkaError | None:
+    """Return the KafkaError inside an exception of confluent-kafka."""
+    first = exception.args[0] if exception.args else None
+    return first if isinstance(first, KafkaError) else None
+
+
+def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> KpsplitError:
+    """Return kpsplit's error for one of librdkafka's.
+
+    Args:
+        error: what the library said.
+        what: what was being done, in the infinitive (``create topic orders.split-3-1``).
+        writing: a write was under way: a timeout then means that its outcome is unknown.
+    """
+    if error is None:
+        return KpsplitError(f"could not {what}")
+    code = error.code()
+    text = f"could not {what}: {error.str() or error.name()}"
+    if code in _RIGHTS:
+        return AuthorizationError(
+            f"could not {what}: missing {_RIGHTS[code]}", hint="ask for the right, then retry"
+        )
+    if code in _FENCED:
+        return FencedError(f"could not {what}: another operator took over", hint="look at: kpsplit status")
+    if code in _TIMEOUTS and writing:
+        return UnknownOutcomeError(f"{text} (outcome unknown)")
+    if code in _UNREACHABLE or code in _TIMEOUTS:
+        return UnreachableError(
+            f"could not {what}: the brokers cannot be reached",
+            hint="check -b/--bootstrap-server, the network and the security settings",
+        )
+    if code in _MISSING:
+        return UsageError(f"could not {what}: no such topic or partition")
+    return KpsplitError(text, retriable=error.retriable())
+
+
+@contextmanager
+def translated(what: str, *, writing: bool = False) -> Iterator[None]:
+    """Turn any KafkaException inside into kpsplit's error; ``what`` as for ``translate``."""
+    try:
+        yield
+    except KafkaException as exception:
+        raise translate(error_of(exception), what, writing=writing) from exception

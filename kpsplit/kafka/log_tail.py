@@ -1,0 +1,140 @@
+"""Follows one partition of a topic of kpsplit's own, and knows when it has read to the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from kpsplit.errors import UnreachableError
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.error_map import error_of, translate, translated
+from kpsplit.splitter.ports import Deadline
+
+FETCH_WAIT_MS = 100
+"""Bounds how late the end is noticed; a record that arrives is handed over at once in any case."""
+
+OFFSET_REQUEST_SECONDS = 5.0
+_IGNORED = {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._TIMED_OUT,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+}
+
+
+def stable_end(admin: AdminClient, topic: str, partition: int, seconds: float) -> int:
+    """Return the last stable offset: every transaction before it is decided.
+
+    Raises:
+        KpsplitError: the broker could not be asked.
+    """
+    place = TopicPartition(topic, partition)
+    futures: dict[TopicPartition, Future[Any]] = admin.list_offsets(
+        {place: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
+        isolation_level=IsolationLevel.READ_COMMITTED,
+        request_timeout=max(seconds, 0.1),
+    )
+    with translated(f"read the end of {topic}/{partition}"):
+        try:
+            return int(futures[place].result(max(seconds, 0.1) + 1.0).offset)
+        except TimeoutError:
+            raise UnreachableError(f"could not read the end of {topic}/{partition} in time") from None
+
+
+class LogTail:
+    """A manually assigned consumer from the start of one partition, read committed.
+
+    Not thread safe: one thread owns it. ``position`` is the offset before which everything was handed over,
+    transaction markers included.
+    """
+
+    def __init__(
+        self, connection: Connection, topic: str, fold: Callable[[Message], None], partition: int = 0
+    ) -> None:
+        self._topic = topic
+        self._partition = partition
+        self._fold = fold
+        self._admin = AdminClient(connection.client("admin"))
+        self._consumer = Consumer(
+            connection.client(
+                "tail",
+                group_id="kpsplit-unused",
+                enable_auto_commit=False,
+                enable_auto_offset_store=False,
+                enable_partition_eof=True,
+                isolation_level="read_committed",
+                auto_offset_reset="error",
+                allow_auto_create_topics=False,
+                fetch_wait_max_ms=FETCH_WAIT_MS,
+                fetch_error_backoff_ms=50,
+                reconnect_backoff_max_ms=1000,
+            )
+        )
+        self._consumer.assign([TopicPartition(topic, partition, 0)])
+        self.position = 0
+
+    def poll(self, seconds: float) -> bool:
+        """Hand over what arrives within that time; tell whether a record did.
+
+        Raises:
+            KpsplitError: the topic cannot be read (missing, no right).
+        """
+        message = self._consumer.poll(seconds)
+        arrived = False
+        while message is not None:
+            arrived = self._take(message) or arrived
+            message = self._consumer.poll(0)
+        return arrived
+
+    def end(self, seconds: float = OFFSET_REQUEST_SECONDS) -> int:
+        """Return the log's last stable offset now."""
+        return stable_end(self._admin, self._topic, self._partition, seconds)
+
+    def read_to(self, end: int, deadline: Deadline) -> None:
+        """Hand over everything before an offset.
+
+        Raises:
+            DeadlineExceededError: it did not arrive in time.
+        """
+        while self.position < end:
+            deadline.check(f"{self._topic} to be read to its end")
+            self.poll(min(0.2, deadline.left()))
+
+    def read_to_end(self, deadline: Deadline) -> None:
+        """Hand over everything that was decided when the call began."""
+        self.read_to(self.end(min(OFFSET_REQUEST_SECONDS, deadline.left())), deadline)
+
+    def close(self) -> None:
+        """End the consumer."""
+        self._consumer.close()
+
+    def _take(self, message: Message) -> bool:
+        error = message.error()
+        offset = message.offset()
+        if error is None:
+            self._fold(message)
+            self.position = max(self.position, (offset or 0) + 1)
+            return True
+        if error.code() == KafkaError._PARTITION_EOF:
+            self.position = max(self.position, offset or 0)
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+            self._restart_at_log_start()
+        elif error.code() not in _IGNORED:
+            raise translate(error, f"read {self._topic}")
+        return False
+
+    def _restart_at_log_start(self) -> None:
+        """Compaction may have removed the first offsets: nothing is missed by starting behind them."""
+        try:
+            low, _ = self._consumer.get_watermark_offsets(
+                TopicPartition(self._topic, self._partition), timeout=OFFSET_REQUEST_SECONDS
+            )
+        except KafkaException as exception:
+            raise translate(error_of(exception), f"read the start of {self._topic}") from exception
+        self._consumer.assign([TopicPartition(self._topic, self._partition, max(low, self.position))])

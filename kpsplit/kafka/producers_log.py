@@ -1,0 +1,110 @@
+"""The producers topic: registrations and answers (design, section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from confluent_kafka import KafkaException, Message, Producer
+
+from kpsplit.errors import FutureVersionError, RecordError, UnknownOutcomeError
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.kafka.log_tail import LogTail
+from kpsplit.splitter.ports import Deadline
+from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
+from kpsplit.splitter.records.producers import Expiry, ProducerRecord, decode_record
+from kpsplit.splitter.writers import Registrations
+
+
+class AcknowledgedWriter:
+    """Writes single records with acks=all, and knows when each one was acknowledged. Not thread safe."""
+
+    def __init__(self, connection: Connection, role: str) -> None:
+        self._producer = Producer(
+            connection.client(role, enable_idempotence=True, linger_ms=0, message_timeout_ms=60_000)
+        )
+
+    def write(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes,
+        deadline: Deadline,
+        *,
+        partition: int = 0,
+        headers: list[tuple[str, str | bytes | None]] | None = None,
+    ) -> int:
+        """Write one record and return its offset.
+
+        Raises:
+            UnknownOutcomeError: no acknowledgement in time; the record may be written.
+            KpsplitError: it was refused.
+        """
+        reports: list[tuple[object, Message]] = []
+        what = f"write to {topic}/{partition}"
+        try:
+            self._producer.produce(
+                topic, value, key, partition, lambda e, m: reports.append((e, m)), headers=headers or []
+            )
+        except KafkaException as exception:
+            raise translate(error_of(exception), what) from exception
+        while not reports and deadline.left() > 0:
+            self._producer.poll(min(0.1, deadline.left()))
+        if not reports:
+            raise UnknownOutcomeError(f"could not {what}: no acknowledgement in time")
+        error, message = reports[0]
+        if error is not None:
+            raise translate(message.error(), what, writing=True)
+        return message.offset() or 0
+
+
+class ProducersLog:
+    """Implements the driver's WritersPort. Not thread safe."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._registrations = Registrations()
+        self._tail = LogTail(connection, PRODUCERS_TOPIC, self._fold)
+        self._writer: AcknowledgedWriter | None = None
+        self.garbage = 0
+
+    def read(self, deadline: Deadline) -> Registrations:
+        """Read the topic to the end that it has now."""
+        self._tail.read_to_end(deadline)
+        return self._registrations
+
+    def await_change(self, seconds: float) -> None:
+        """Return when a record arrived, or after that many seconds."""
+        self._tail.poll(seconds)
+
+    def expire(self, producers: Iterable[ProducerRecord], deadline: Deadline) -> None:
+        """Record that registrations have expired; abort what their transactions left open."""
+        for record in producers:
+            if record.transactional_id is not None:
+                self._fence_transactions(record.transactional_id, deadline)
+            expiry = Expiry(record.instance, record.generation)
+            self._writer = self._writer or AcknowledgedWriter(self._connection, "expiry")
+            self._writer.write(PRODUCERS_TOPIC, expiry.key, expiry.encode(), deadline)
+            self._registrations.fold(expiry)
+
+    def close(self) -> None:
+        """End the clients."""
+        self._tail.close()
+
+    def _fold(self, message: Message) -> None:
+        try:
+            self._registrations.fold(decode_record(message.key(), message.value()))
+        except FutureVersionError:
+            raise
+        except RecordError:
+            self.garbage += 1
+
+    def _fence_transactions(self, transactional_id: str, deadline: Deadline) -> None:
+        """Make the broker refuse the silent producer's open transaction: it may not commit beyond the cut."""
+        fencer = Producer(self._connection.client("fencer", transactional_id=transactional_id, linger_ms=0))
+        try:
+            fencer.init_transactions(max(deadline.left(), 0.05))
+        except KafkaException as exception:
+            raise translate(
+                error_of(exception), f"end the open transaction of silent producer {transactional_id}"
+            ) from exception

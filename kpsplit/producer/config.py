@@ -1,0 +1,96 @@
+"""The producer's configuration: what kpsplit takes for itself, enforces and refuses (design, section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kpsplit.errors import ConfigurationError
+
+DEFAULT_PARTITIONER = "consistent_random"
+"""librdkafka's default."""
+
+_ENFORCED: dict[str, tuple[frozenset[str], str]] = {
+    "enable.idempotence": (frozenset({"true"}), "true"),
+    "acks": (frozenset({"all", "-1"}), "all"),
+    "request.required.acks": (frozenset({"all", "-1"}), "all"),
+    "enable.gapless.guarantee": (frozenset({"false"}), "false"),
+}
+_OWN_KEYS = frozenset({"kpsplit.takeover.enable"})
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSettings:
+    """What the library needs to know of the application's configuration.
+
+    ``queue_messages`` and ``queue_bytes`` bound what librdkafka and the fence hold together.
+    ``message_timeout`` (seconds) is how long a record may wait before it fails. ``takeover``: whether this
+    producer rolls back an operation whose operator died in the fence.
+    """
+
+    partitioner: str
+    client_id: str
+    transactional_id: str | None
+    on_delivery: Callable[[Any, Any], None] | None
+    only_errors: bool
+    queue_messages: int
+    queue_bytes: int
+    message_timeout: float
+    takeover: bool
+
+
+def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], ProducerSettings]:
+    """Return librdkafka's configuration and kpsplit's settings for an application's configuration.
+
+    Raises:
+        ConfigurationError: a setting contradicts what the protocol needs, or an unknown ``kpsplit.`` key.
+    """
+    given = {k: v for k, v in config.items() if v is not None}
+    for name in given:
+        if name.startswith("kpsplit.") and name not in _OWN_KEYS:
+            raise ConfigurationError(
+                f"unknown setting {name!r}", hint=f"kpsplit knows {', '.join(sorted(_OWN_KEYS))}"
+            )
+    for name, (allowed, value) in _ENFORCED.items():
+        if name in given and _text(given[name]) not in allowed:
+            raise ConfigurationError(
+                f"{name}={given[name]} contradicts kpsplit, which needs {name}={value}", hint=f"remove {name}"
+            )
+    settings = _settings(given)
+    own = {"on_delivery", "delivery.report.only.error", *_OWN_KEYS, *_ENFORCED}
+    rest = {k: v for k, v in given.items() if k not in own}
+    return {**rest, "enable.idempotence": True, "acks": "all"}, settings
+
+
+def _settings(given: Mapping[str, Any]) -> ProducerSettings:
+    timeout_ms = given.get("message.timeout.ms", given.get("delivery.timeout.ms", 300_000))
+    return ProducerSettings(
+        partitioner=str(given.get("partitioner", DEFAULT_PARTITIONER)),
+        client_id=str(given.get("client.id", "rdkafka")),
+        transactional_id=given.get("transactional.id") or None,
+        on_delivery=given.get("on_delivery"),
+        only_errors=_flag(given, "delivery.report.only.error", False),
+        queue_messages=_number(given, "queue.buffering.max.messages", 100_000) or (1 << 31) - 1,
+        queue_bytes=_number(given, "queue.buffering.max.kbytes", 1_048_576) * 1024,
+        message_timeout=float(timeout_ms) / 1000 or float("inf"),
+        takeover=_flag(given, "kpsplit.takeover.enable", True),
+    )
+
+
+def _text(value: Any) -> str:
+    return str(value).strip().lower()
+
+
+def _flag(given: Mapping[str, Any], name: str, default: bool) -> bool:
+    text = _text(given.get(name, default))
+    if text not in ("true", "false"):
+        raise ConfigurationError(f"{name}={given[name]} is neither true nor false")
+    return text == "true"
+
+
+def _number(given: Mapping[str, Any], name: str, default: int) -> int:
+    try:
+        return int(given.get(name, default))
+    except (TypeError, ValueError):
+        raise ConfigurationError(f"{name} is not a number") from None

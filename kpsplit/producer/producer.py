@@ -1,0 +1,408 @@
+"""The drop-in Producer (design, section 6)."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Mapping
+from threading import get_ident
+from types import TracebackType
+from typing import Any, Self
+from zlib import crc32
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException
+
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import Deadline, monotonic
+from kpsplit.kafka.connection import Connection
+from kpsplit.producer import fork_guard
+from kpsplit.producer.config import split_config
+from kpsplit.producer.coordinator import Coordinator
+from kpsplit.producer.dispatcher import PASS_THROUGH, Dispatcher, with_stamp
+from kpsplit.producer.messages import Callback, Content, Headers
+from kpsplit.producer.routes import TopicRoute, complete_stamp, stamp_header
+from kpsplit.producer.statistics import LayoutStats, PartitionStats
+from kpsplit.splitter.key_range import MULTIPLIER
+from kpsplit.splitter.records.producers import Certificate
+from kpsplit.splitter.records.stamp import instance_name
+
+FOREVER = 10.0**9
+SLICE_SECONDS = 0.1
+CLOSE_SECONDS = 60.0
+
+
+class Producer(confluent_kafka.Producer):
+    """Drop-in for ``confluent_kafka.Producer``; changing the import is the whole migration.
+
+    Records of topics that were enrolled with kpsplit follow every split and merge of their partition: they are
+    held for the short time of a fence, delivered once, in order per key. Other topics pass through unchanged.
+    Idempotence and ``acks=all`` are enforced. Settings of its own: ``kpsplit.takeover.enable`` (default true):
+    whether this producer rolls back an operation whose operator died.
+
+    Topic, partition and offset in delivery reports are the logical ones. Thread safe, like librdkafka's.
+
+    Raises:
+        ConfigurationError: a setting contradicts what the protocol needs.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None, /, *args: Any, **kwargs: Any) -> None:
+        merged = {**(config or {}), **{k: v for k, v in kwargs.items() if k != "logger"}}
+        rdkafka, settings = split_config(merged)
+        dispatcher = Dispatcher(settings, random.SystemRandom().getrandbits(64), super().produce)
+        for name in ("error_cb", "throttle_cb", "stats_cb"):
+            if callable(rdkafka.get(name)):
+                rdkafka[name] = dispatcher.in_application(rdkafka[name])
+        extra = {"logger": kwargs["logger"]} if "logger" in kwargs else {}
+        super().__init__(rdkafka, *args, **extra)
+        self._dispatcher = dispatcher
+        self._settings = settings
+        self._default_callback = settings.on_delivery
+        self._connection = Connection.of_application(rdkafka)
+        self._coordinator: Coordinator | None = None
+        self._in_callbacks: int | None = None
+        self._closed = False
+        self._send = super().produce
+        fork_guard.guard(dispatcher)
+
+    # -- producing ---------------------------------------------------------------------------------
+
+    def produce(
+        self,
+        topic: str,
+        value: str | bytes | None = None,
+        key: str | bytes | None = None,
+        partition: int = -1,
+        callback: Callback | None = None,
+        on_delivery: Callback | None = None,
+        timestamp: int = 0,
+        headers: Headers = None,
+    ) -> None:
+        """Send one record, as ``confluent_kafka.Producer.produce`` does. Never waits.
+
+        Raises:
+            BufferError: the queue is full (records held by a fence count); poll() and try again.
+            KafkaException: librdkafka refused it. KpsplitError: kpsplit did; the message says why.
+        """
+        if on_delivery is not None:
+            callback = on_delivery
+        elif callback is None:
+            callback = self._default_callback
+        if isinstance(key, str):
+            key = key.encode()
+        dispatcher = self._dispatcher
+        with dispatcher.lock:
+            route = dispatcher.routes.get(topic)
+            if route is PASS_THROUGH:
+                report = dispatcher.plain_report(callback)
+                self._send(topic, value, key, partition, report, None, timestamp, headers)
+                return
+            if not isinstance(route, TopicRoute):
+                self._produce_unrouted(topic, value, key, partition, callback, timestamp, headers)
+                return
+            if key and partition < 0 and route.by_crc:
+                crc = crc32(key)
+                fence = route.fences[crc % route.count]
+                bounds = fence.layout.bounds
+                writer = fence.writers[bisect_right(bounds, crc * MULTIPLIER & 0xFFFFFFFF) if bounds else 0]
+            else:
+                fence = route.choose(key, partition)
+                writer = fence.writer_for(_hash_of(key), fence.next_sequence)
+            if not writer.open:
+                dispatcher.room(super().__len__())
+                dispatcher.hold(
+                    fence,
+                    Content(value, key, timestamp, headers, callback, monotonic()),
+                )
+                return
+            sequence = fence.next_sequence
+            stamp = complete_stamp(writer.stamp_prefix, sequence)
+            if headers:
+                report = dispatcher.report_with_headers(fence, writer, callback, headers, sequence)
+                stamped = with_stamp(headers, stamp)
+            else:
+                try:
+                    report = writer.reports[callback](sequence)
+                except (KeyError, TypeError):
+                    report = dispatcher.make_report(fence, writer, callback)(sequence)
+                stamped = [(stamp_header, stamp)]
+            self._send(
+                writer.topic,
+                value,
+                key,
+                writer.partition,
+                report,
+                None,
+                timestamp,
+                stamped,
+            )
+            fence.next_sequence = sequence + 1
+            writer.sent += 1
+
+    def produce_batch(
+        self,
+        topic: str,
+        messages: list[dict[str, Any]],
+        partition: int = -1,
+        callback: Callback | None = None,
+        on_delivery: Callback | None = None,
+    ) -> int:
+        """Send a list of records, as ``confluent_kafka.Producer.produce_batch`` does; headers are honoured.
+
+        Returns how many were accepted; the others have an ``_error``.
+        """
+        if not isinstance(messages, list):
+            raise TypeError("messages must be a list")
+        accepted = 0
+        default = on_delivery or callback
+        for message in messages:
+            if not isinstance(message, dict):
+                raise TypeError("each message must be a dict")
+            try:
+                self.produce(
+                    topic,
+                    message.get("value"),
+                    message.get("key"),
+                    message.get("partition", partition),
+                    message.get("callback", message.get("on_delivery", default)),
+                    None,
+                    message.get("timestamp", 0),
+                    message.get("headers"),
+                )
+                accepted += 1
+            except BufferError:
+                message["_error"] = KafkaError(KafkaError._QUEUE_FULL)
+            except KafkaException as exception:
+                message["_error"] = exception.args[0]
+        return accepted
+
+    def _produce_unrouted(
+        self,
+        topic: str,
+        value: str | bytes | None,
+        key: Any,
+        partition: int,
+        callback: Callback | None,
+        timestamp: int,
+        headers: Headers,
+    ) -> None:
+        """Keep a record until its topic was looked up (the dispatcher's lock is held)."""
+        dispatcher = self._dispatcher
+        if dispatcher.fatal is not None:
+            raise dispatcher.fatal
+        if self._closed:
+            raise KpsplitError("the Producer is closed", hint="make a new one")
+        refusal = dispatcher.refused.get(topic)
+        if refusal is not None:
+            raise refusal
+        dispatcher.room(super().__len__())
+        dispatcher.hold_unrouted(
+            topic, Content(value, key, timestamp, headers, callback, monotonic()), partition
+        )
+        if self._coordinator is None:
+            self._coordinator = Coordinator(
+                self._connection, self._settings, dispatcher, super().poll, super().__len__
+            )
+            self._coordinator.start()
+
+    # -- polling -----------------------------------------------------------------------------------
+
+    def poll(self, timeout: float = -1) -> int:
+        """Serve delivery reports and other events, as ``confluent_kafka.Producer.poll`` does.
+
+        Raises:
+            KpsplitError: called inside a callback. Exception: what a callback raised.
+        """
+        deadline = Deadline(FOREVER if timeout is None or timeout < 0 else timeout)
+        while True:
+            served = self._serve(super().poll, min(SLICE_SECONDS, deadline.left()))
+            if served or deadline.left() <= 0:
+                return served
+
+    def flush(self, timeout: float = -1) -> int:
+        """Wait until every record was reported, held ones included; return how many were not in time."""
+        deadline = Deadline(FOREVER if timeout is None or timeout < 0 else timeout)
+        while True:
+            self._serve(super().flush, min(SLICE_SECONDS, deadline.left()))
+            left = len(self)
+            if not left or deadline.left() <= 0:
+                return left
+            if not super().__len__():
+                self._dispatcher.wake.wait(min(0.005, deadline.left()))
+                self._dispatcher.wake.clear()
+
+    def _serve(self, call: Any, seconds: float) -> int:
+        dispatcher = self._dispatcher
+        me = get_ident()
+        if self._in_callbacks == me:
+            raise KpsplitError("poll() or flush() was called inside a callback", hint="return from it first")
+        if not dispatcher.poll_lock.acquire(timeout=max(seconds, 0.05)):
+            return self._run_queued()
+        self._in_callbacks = me
+        try:
+            served = int(call(seconds))
+        finally:
+            self._in_callbacks = None
+            dispatcher.poll_lock.release()
+        return served + self._run_queued()
+
+    def _run_queued(self) -> int:
+        """Run queued callbacks; the library's thread may go on taking reports meanwhile."""
+        if not self._dispatcher.callbacks:
+            return 0
+        self._in_callbacks = get_ident()
+        try:
+            return self._dispatcher.run_callbacks()
+        finally:
+            self._in_callbacks = None
+
+    def __len__(self) -> int:
+        """Return how many records and events wait to be reported, held ones included."""
+        with self._dispatcher.lock:
+            return super().__len__() + self._dispatcher.unresolved()
+
+    def __bool__(self) -> bool:
+        """Return True: an empty queue does not make a producer false."""
+        return True
+
+    def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
+        """Fail what is queued, held records included, as ``confluent_kafka.Producer.purge`` does."""
+        if in_queue:
+            with self._dispatcher.lock:
+                self._dispatcher.purge()
+        super().purge(in_queue, in_flight, blocking)
+
+    # -- transactions ------------------------------------------------------------------------------
+
+    def begin_transaction(self) -> None:
+        """Begin a transaction, as ``confluent_kafka.Producer.begin_transaction`` does."""
+        super().begin_transaction()
+        with self._dispatcher.lock:
+            self._dispatcher.transaction(True)
+            self._strays_before = self._dispatcher.strays()
+
+    def commit_transaction(self, timeout: float = -1) -> None:
+        """Commit, after everything that a fence held was sent.
+
+        Raises:
+            KafkaException: with ``txn_requires_abort()`` if records of the transaction went astray: abort it
+                and do it again.
+        """
+        deadline = Deadline(FOREVER if timeout is None or timeout < 0 else timeout)
+        self._flush_held(deadline)
+        with self._dispatcher.lock:
+            astray = self._dispatcher.strays() - self._strays_before
+        if astray:
+            raise KafkaException(
+                KafkaError(
+                    KafkaError._STATE,
+                    f"{astray} records of the transaction went astray; abort it and do it again",
+                    retriable=True,
+                    txn_requires_abort=True,
+                )
+            )
+        super().commit_transaction(-1 if timeout is None or timeout < 0 else deadline.left())
+        self._end_transaction()
+
+    def abort_transaction(self, timeout: float = -1) -> None:
+        """Abort the transaction; records of it that a fence held fail."""
+        with self._dispatcher.lock:
+            self._dispatcher.purge()
+        super().abort_transaction(timeout)
+        self._end_transaction()
+
+    _strays_before = 0
+
+    def _end_transaction(self) -> None:
+        with self._dispatcher.lock:
+            self._dispatcher.transaction(False)
+
+    def _flush_held(self, deadline: Deadline) -> None:
+        while True:
+            self._serve(super().flush, min(SLICE_SECONDS, deadline.left()))
+            with self._dispatcher.lock:
+                waiting = self._dispatcher.waiting()
+            if not waiting and not super().__len__():
+                return
+            if deadline.left() <= 0:
+                raise KafkaException(
+                    KafkaError(KafkaError._TIMED_OUT, "records are still held by a fence", retriable=True)
+                )
+            self._dispatcher.wake.wait(0.005)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> bool:
+        """Flush, publish the certificate of what was delivered, and end. True if nothing was left.
+
+        ``timeout`` (seconds) bounds the flush.
+        """
+        if self._closed:
+            return True
+        left = self.flush(timeout)
+        self._closed = True
+        coordinator = self._coordinator
+        if coordinator is not None:
+            coordinator.stop(timeout)
+            try:
+                coordinator.certify(self._certificates(), Deadline(10.0))
+            except KpsplitError:
+                left = left or 0  # the certificate is a help to verification, not a part of delivery
+        with self._dispatcher.lock:
+            self._dispatcher.routes.clear()
+        return bool(super().close()) and not left
+
+    def __enter__(self) -> Self:
+        """Return self; ``close`` is called at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def _certificates(self) -> dict[str, Certificate]:
+        with self._dispatcher.lock:
+            return {
+                str(f.state.parent): Certificate(
+                    f.next_sequence,
+                    {str(i): n for i, n in f.delivered().items()},
+                    tuple(sorted(f.statistics.failed)),
+                )
+                for f in self._dispatcher.fences()
+                if f.next_sequence
+            }
+
+    # -- statistics --------------------------------------------------------------------------------
+
+    def layout_stats(self) -> LayoutStats:
+        """Return what this producer knows about layouts, fences, held records and strays."""
+        dispatcher = self._dispatcher
+        coordinator = self._coordinator
+        with dispatcher.lock:
+            partitions = {
+                str(f.state.parent): PartitionStats(
+                    epoch=f.state.epoch,
+                    segments=len(f.writers),
+                    fences=f.statistics.fences,
+                    next_sequence=f.next_sequence,
+                    held=f.statistics.held,
+                    waiting=f.waiting(),
+                    pending=f.pending(),
+                    strays=f.statistics.strays,
+                    delivered=f.delivered(),
+                    failed=len(f.statistics.failed),
+                )
+                for f in dispatcher.fences()
+            }
+            valid = dispatcher.lease_valid()
+        pauses = tuple(coordinator.pauses_ms) if coordinator else ()
+        error = coordinator.last_error if coordinator else None
+        return LayoutStats(
+            instance_name(dispatcher.instance), valid, partitions, pauses, str(error) if error else None
+        )
+
+
+def _hash_of(key: Any) -> int | None:
+    return None if key is None else crc32(key) * MULTIPLIER & 0xFFFFFFFF

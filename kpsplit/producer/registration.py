@@ -1,0 +1,71 @@
+"""A producer's own record in the producers topic (design, section 6). Owned by the library's thread."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.producers_log import AcknowledgedWriter
+from kpsplit.splitter.ports import Deadline
+from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
+from kpsplit.splitter.records.producers import Certificate, PauseReport, ProducerRecord
+
+
+class Registration:
+    """Keeps the record and publishes it; every write is acknowledged before the call returns.
+
+    Every method raises KpsplitError if the record could not be written; it is then written with the next one.
+    """
+
+    def __init__(
+        self, connection: Connection, instance: int, client_id: str, transactional_id: str | None
+    ) -> None:
+        self._connection = connection
+        self._writer: AcknowledgedWriter | None = None
+        self._published = False
+        self.record = ProducerRecord(
+            instance=instance, generation=1, client_id=client_id, transactional_id=transactional_id
+        )
+
+    @property
+    def registered(self) -> bool:
+        """Tell whether any topic is registered."""
+        return self._published
+
+    def add_topic(self, topic: str, deadline: Deadline) -> None:
+        """Register a topic; the caller then reads the control topic to its end."""
+        if topic in self.record.topics and self._published:
+            return
+        topics = tuple(sorted({*self.record.topics, topic}))
+        self._publish(replace(self.record, topics=topics), deadline)
+
+    def renew(self, deadline: Deadline) -> None:
+        """Register again after the lease ran out: operators may have expired the old generation."""
+        if self._published:
+            self._publish(replace(self.record, generation=self.record.generation + 1), deadline)
+
+    def answer_ready(self, partition: str, attempt_id: str, deadline: Deadline) -> None:
+        """Answer PREPARE."""
+        ready = {**self.record.ready, partition: attempt_id}
+        self._publish(replace(self.record, ready=ready), deadline)
+
+    def acknowledge(self, partition: str, attempt_id: str, deadline: Deadline) -> None:
+        """Acknowledge FENCE."""
+        acknowledged = {**self.record.acknowledged, partition: attempt_id}
+        self._publish(replace(self.record, acknowledged=acknowledged), deadline)
+
+    def report_pause(self, partition: str, pause: PauseReport, deadline: Deadline) -> None:
+        """Report what an attempt cost."""
+        pauses = {**self.record.pauses, partition: pause}
+        self._publish(replace(self.record, pauses=pauses), deadline)
+
+    def certify(self, certificates: dict[str, Certificate], deadline: Deadline) -> None:
+        """Say at the end what was done."""
+        if self._published:
+            self._publish(replace(self.record, closed=True, certificates=certificates), deadline)
+
+    def _publish(self, record: ProducerRecord, deadline: Deadline) -> None:
+        self._writer = self._writer or AcknowledgedWriter(self._connection, "registration")
+        self._writer.write(PRODUCERS_TOPIC, record.key, record.encode(), deadline)
+        self.record = record
+        self._published = True

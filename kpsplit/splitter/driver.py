@@ -1,0 +1,288 @@
+"""Runs an operation: asks ``decide`` for the next step, does it through the ports, goes on (design, 5, 7, 8).
+
+The driver can be killed at any line: nothing is kept but what the control topic says. It never decides an
+order of steps itself, and never repeats a write whose outcome is unknown without reading the log back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from kpsplit.errors import (
+    ConflictError,
+    DeadlineExceededError,
+    FencedError,
+    KpsplitError,
+    UnknownOutcomeError,
+)
+from kpsplit.splitter import steps, writers
+from kpsplit.splitter.events import Commit, Event, Fence, Prepare
+from kpsplit.splitter.partition_state import (
+    Attempt,
+    EndedBy,
+    Outcome,
+    PartitionState,
+    Result,
+)
+from kpsplit.splitter.ports import Clock, ControlPort, Deadline, TopicsPort, WritersPort
+from kpsplit.splitter.states import Phase
+from kpsplit.splitter.steps import Progress, Step
+
+CLEANUP_SECONDS = 10.0
+"""How long rolling back an attempt may take once its own deadline has passed."""
+
+ANSWER_POLL_SECONDS = 0.25
+"""How often answers are looked at again when no record wakes us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Everything the driver talks to."""
+
+    control: ControlPort
+    writers: WritersPort
+    topics: TopicsPort
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """Told to the observer after each step: its name, how long it took, what is worth knowing."""
+
+    name: str
+    seconds: float
+    detail: str = ""
+
+
+Observer = Callable[[StepDone], None]
+
+
+class Driver:
+    """Runs operations on one logical partition. One thread; not reusable after an error."""
+
+    def __init__(self, ports: Ports, observer: Observer = lambda _: None) -> None:
+        self._ports = ports
+        self._observe = observer
+
+    def run(self, attempt: Attempt, epoch: int, deadline: Deadline) -> Outcome:
+        """Run an attempt that was planned for an epoch, to its end.
+
+        Raises:
+            ConflictError: the epoch has moved on, or another operator took over.
+            DeadlineExceededError: the fence or the whole call took too long; it was rolled back.
+            KpsplitError: a step failed; ``changed`` tells whether the layout did.
+        """
+        state = self._claim(deadline)
+        if state.phase is Phase.FROZEN:
+            raise _frozen(state)
+        state = self._settle(state, EndedBy.TAKEOVER, "a newer operation took over", deadline)
+        if state.epoch != epoch:
+            raise ConflictError(
+                f"{state.parent} is at epoch {state.epoch}; the plan was made for epoch {epoch}",
+                hint="plan again",
+            )
+        return self._begin(state, attempt, deadline)
+
+    def resume(
+        self, renew: Callable[[PartitionState, Attempt], Attempt], deadline: Deadline
+    ) -> Outcome | None:
+        """Finish what a dead operator left; None if there is nothing.
+
+        A committed attempt goes forward. One that was not committed is rolled back and begun anew as the
+        attempt that ``renew`` makes of it.
+        """
+        state = self._claim(deadline)
+        if state.phase is Phase.FROZEN:
+            raise _frozen(state)
+        if state.attempt is not None and state.phase is Phase.COMMITTED:
+            return self._drive(state, Progress(state.attempt.id), deadline)
+        state = self._settle(state, EndedBy.TAKEOVER, "taken over by resume", deadline)
+        last = state.last
+        if last is None or last.result is Result.COMMITTED or last.ended_by is not EndedBy.TAKEOVER:
+            return None
+        attempt = renew(state, last.attempt)
+        return self._begin(state, attempt, deadline)
+
+    def abort(self, ended_by: EndedBy, reason: str, deadline: Deadline) -> Outcome | None:
+        """Roll back the attempt under way; None if there is none.
+
+        Raises:
+            ConflictError: it is committed and can only go forward.
+        """
+        state = self._claim(deadline)
+        if state.phase is Phase.COMMITTED and state.attempt is not None:
+            raise ConflictError(
+                f"{state.parent}: attempt {state.attempt.id} is committed and can only go forward",
+                hint=f"run: kpsplit resume {state.parent}",
+            )
+        before = state.attempt
+        state = self._settle(state, ended_by, reason, deadline, forward=False)
+        return state.last if before is not None else None
+
+    def _begin(self, state: PartitionState, attempt: Attempt, deadline: Deadline) -> Outcome:
+        try:
+            state = self._record(state, Prepare(attempt), deadline)
+        except UnknownOutcomeError:
+            state = self._claim(deadline)
+            if state.attempt is None:
+                state = self._record(state, Prepare(attempt), deadline)
+        return self._drive(state, Progress(attempt.id), deadline)
+
+    def _drive(self, state: PartitionState, progress: Progress, deadline: Deadline) -> Outcome:
+        limit = deadline
+        while True:
+            try:
+                step = steps.decide(state, progress)
+                if isinstance(step, steps.Done):
+                    return step.outcome
+                if isinstance(step, steps.Record) and isinstance(step.event, Fence):
+                    limit = self._pause_limit(state, deadline)
+                state, progress = self._do(state, progress, step, limit)
+            except UnknownOutcomeError:
+                state = self._claim(self._ports.clock.deadline(CLEANUP_SECONDS))
+            except (FencedError, ConflictError):
+                raise
+            except (KpsplitError, KeyboardInterrupt) as error:
+                self._roll_back(progress.attempt_id, error)
+                raise
+            if state.phase is Phase.COMMITTED:
+                limit = deadline
+
+    def _pause_limit(self, state: PartitionState, deadline: Deadline) -> Deadline:
+        if state.attempt is None:
+            return deadline
+        return self._ports.clock.deadline(min(deadline.left(), state.attempt.max_pause_ms / 1000))
+
+    def _do(
+        self, state: PartitionState, progress: Progress, step: Step, limit: Deadline
+    ) -> tuple[PartitionState, Progress]:
+        started = self._ports.clock.now()
+        detail = ""
+        topics = self._ports.topics
+        match step:
+            case steps.Record(event):
+                if isinstance(event, Commit):
+                    limit.check("the commit")
+                return self._record(state, event, limit), progress
+            case steps.CreateSubTopic(attempt):
+                topic_id = topics.create_subtopic(attempt, state.parent, limit)
+                progress, detail = replace(progress, subtopic_id=topic_id), attempt.subtopic or ""
+            case steps.CoLocateLeaders(sources):
+                topics.co_locate(state.parent, sources, limit)
+                progress = replace(progress, colocated=True)
+            case steps.AwaitReady(attempt):
+                detail = self._await_ready(state, attempt, limit)
+                progress = replace(progress, ready=True)
+            case steps.AwaitAcknowledged(attempt):
+                detail = self._await_acknowledged(state, attempt, limit)
+                progress = replace(progress, acknowledged=True)
+            case steps.AppendMarkers(markers):
+                progress = replace(progress, cuts=topics.append_markers(markers, limit))
+                detail = ", ".join(f"{c.segment} ends at {c.offset}" for c in progress.cuts or ())
+            case steps.SealSubTopics(subtopics):
+                topics.seal(subtopics, limit)
+                progress, detail = replace(progress, sealed=True), ", ".join(t.name for t in subtopics)
+            case steps.Done():
+                pass
+        self._observe(StepDone(type(step).__name__, self._ports.clock.now() - started, detail))
+        return state, progress
+
+    def _await_ready(self, state: PartitionState, attempt: Attempt, limit: Deadline) -> str:
+        """Wait for answers to PREPARE; expire whoever is silent for a lease."""
+        partition = str(state.parent)
+        certain = self._ports.clock.now() + self._ports.control.lease_seconds() * writers.LEASE_MARGIN
+        while True:
+            limit.check("the producers' readiness")
+            live = self._ports.writers.read(limit).live(state.parent.topic)
+            silent = writers.not_ready(live, partition, attempt.id)
+            if not silent:
+                return f"{len(live)} producers ready"
+            left = certain - self._ports.clock.now()
+            if left <= 0:
+                self._ports.writers.expire(silent, limit)
+                return f"{len(live) - len(silent)} producers ready, {len(silent)} silent ones expired"
+            self._ports.writers.await_change(min(left, limit.left(), ANSWER_POLL_SECONDS))
+
+    def _await_acknowledged(self, state: PartitionState, attempt: Attempt, limit: Deadline) -> str:
+        """Wait for acknowledgements of the fence; a lease that has run out is as good as one."""
+        partition = str(state.parent)
+        certain = self._ports.clock.now() + self._ports.control.lease_seconds() * writers.LEASE_MARGIN
+        while True:
+            limit.check("the producers' acknowledgement of the fence")
+            live = self._ports.writers.read(limit).live(state.parent.topic)
+            waiting = writers.not_acknowledged(live, partition, attempt.id)
+            if not waiting:
+                return "all producers hold"
+            left = certain - self._ports.clock.now()
+            if left <= 0:
+                self._ports.writers.expire(waiting, limit)
+                return f"{len(waiting)} producers expired in the fence"
+            self._ports.writers.await_change(min(left, limit.left(), ANSWER_POLL_SECONDS))
+
+    def _claim(self, deadline: Deadline) -> PartitionState:
+        started = self._ports.clock.now()
+        state = self._ports.control.claim(deadline)
+        self._observe(StepDone("Claim", self._ports.clock.now() - started))
+        return state
+
+    def _record(self, state: PartitionState, event: Event, deadline: Deadline) -> PartitionState:
+        started = self._ports.clock.now()
+        after = self._ports.control.record(state, event, deadline)
+        self._observe(StepDone(type(event).__name__, self._ports.clock.now() - started))
+        return after
+
+    def _settle(
+        self,
+        state: PartitionState,
+        ended_by: EndedBy,
+        reason: str,
+        deadline: Deadline,
+        *,
+        forward: bool = True,
+    ) -> PartitionState:
+        """Roll back what a dead operator left before its commit; finish what it left behind it."""
+        event = steps.settle(state, ended_by, reason)
+        if event is not None:
+            attempt = state.attempt
+            state = self._record(state, event, deadline)
+            if attempt is not None and attempt.subtopic is not None:
+                self._delete_quietly(attempt.subtopic)
+        elif forward and state.phase is Phase.COMMITTED and state.attempt is not None:
+            self._drive(state, Progress(state.attempt.id), deadline)
+            state = self._claim(deadline)
+        return state
+
+    def _roll_back(self, attempt_id: str, cause: BaseException) -> None:
+        """Roll back our attempt unless the log says that it is committed; say in ``cause`` what became of it.
+
+        The log is claimed anew first: a write of ours may be under way.
+        """
+        reason = cause.message if isinstance(cause, KpsplitError) else "interrupted"
+        try:
+            state = self._claim(self._ports.clock.deadline(CLEANUP_SECONDS))
+            changed: bool | None = state.phase is Phase.COMMITTED
+            hint = (
+                f"the new layout is in force; finish with: kpsplit resume {state.parent}" if changed else None
+            )
+            if state.attempt is not None and state.attempt.id == attempt_id:
+                limit = self._ports.clock.deadline(CLEANUP_SECONDS)
+                self._settle(state, EndedBy.OPERATOR, reason[:1000], limit, forward=False)
+        except KpsplitError as error:
+            changed, hint = None, f"rolling back failed too ({error.message}); the next claim rolls it back"
+        if isinstance(cause, KpsplitError):
+            cause.changed = changed
+            cause.hint = hint or cause.hint
+
+    def _delete_quietly(self, name: str) -> None:
+        try:
+            self._ports.topics.delete_abandoned(name, self._ports.clock.deadline(CLEANUP_SECONDS))
+        except (KpsplitError, DeadlineExceededError):
+            self._observe(StepDone("LeftOver", 0.0, f"{name} is left over; kpsplit doctor lists it"))
+
+
+def _frozen(state: PartitionState) -> ConflictError:
+    return ConflictError(
+        f"{state.parent} is frozen: {state.frozen_reason}",
+        hint=f"look at kpsplit doctor, then run: kpsplit resume {state.parent} --thaw",
+    )

@@ -1,0 +1,104 @@
+"""Key hash and key ranges (design, section 2).
+
+Integers and half-open intervals only: ``hi`` of the last range is the number 2**32, never "" or -1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from zlib import crc32
+
+from kpsplit.errors import UsageError
+
+KEY_SPACE = 1 << 32
+"""The size of the key space: key hashes are the integers in [0, KEY_SPACE)."""
+
+MULTIPLIER = 1640531527
+"""Odd, so the product is a permutation of the key space; moves CRC-32's low bits into the high ones."""
+
+_RANGE = re.compile(r"(0[xX])?([0-9a-fA-F]{1,9}):(0[xX])?([0-9a-fA-F]{1,9})")
+
+
+def key_hash(key: bytes) -> int:
+    """Return the key hash of a key: ``crc32(key) * 1640531527 mod 2**32``."""
+    return crc32(key) * MULTIPLIER & 0xFFFFFFFF
+
+
+def keyless_hash(physical_offset: int) -> int:
+    """Return the key hash by which a *reader* places a record that has no key: that of its offset."""
+    return key_hash(physical_offset.to_bytes(8, "big"))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KeyRange:
+    """The half-open interval [lo, hi) of the key space, never empty."""
+
+    lo: int
+    hi: int
+
+    def __post_init__(self) -> None:
+        """Refuse what is not an interval of the key space."""
+        if not 0 <= self.lo < self.hi <= KEY_SPACE:
+            raise UsageError(f"[{self.lo:#x}, {self.hi:#x}) is not a range of the key space [0, 2^32)")
+
+    def __contains__(self, hash_: int) -> bool:
+        """Tell whether a key hash lies in the range."""
+        return self.lo <= hash_ < self.hi
+
+    def __str__(self) -> str:
+        """Return the form used in all output: ``[00000000,40000000)``."""
+        return f"[{self.lo:08x},{self.hi:08x})"
+
+    @property
+    def width(self) -> int:
+        """How many key hashes the range holds."""
+        return self.hi - self.lo
+
+    def covers(self, other: KeyRange) -> bool:
+        """Tell whether the other range lies wholly inside this one."""
+        return self.lo <= other.lo and other.hi <= self.hi
+
+    def overlaps(self, other: KeyRange) -> bool:
+        """Tell whether the ranges share a key hash."""
+        return self.lo < other.hi and other.lo < self.hi
+
+    def split_evenly(self, parts: int) -> tuple[KeyRange, ...]:
+        """Divide the range into ``parts`` ranges whose widths differ by at most one."""
+        if not 1 <= parts <= self.width:
+            raise UsageError(f"cannot divide {self} into {parts} ranges")
+        cuts = [self.lo + self.width * i // parts for i in range(parts + 1)]
+        return ranges_between(cuts)
+
+    @classmethod
+    def parse(cls, text: str) -> KeyRange:
+        """Read ``lo:hi`` in hexadecimal, with or without 0x (``40000000:80000000``).
+
+        Raises:
+            UsageError: the text is not such a range.
+        """
+        match = _RANGE.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(
+                f"{text!r} is not a key range", hint="write lo:hi in hexadecimal, e.g. 40000000:80000000"
+            )
+        return cls(int(match[2], 16), int(match[4], 16))
+
+
+WHOLE = KeyRange(0, KEY_SPACE)
+"""The whole key space."""
+
+
+def ranges_between(cuts: Sequence[int]) -> tuple[KeyRange, ...]:
+    """Return the ranges between consecutive cuts."""
+    return tuple(KeyRange(a, b) for a, b in pairwise(cuts))
+
+
+def union_of_adjacent(ranges: Iterable[KeyRange]) -> KeyRange | None:
+    """Return the one range that the given ones tile without hole or overlap, or None if they do not."""
+    ordered = sorted(ranges)
+    if not ordered or any(a.hi != b.lo for a, b in pairwise(ordered)):
+        return None
+    return KeyRange(ordered[0].lo, ordered[-1].hi)

@@ -1,0 +1,247 @@
+"""Segments and the lineage of a logical partition (design, sections 1 and 3).
+
+A lineage is a DAG of segments. Segments are stretches of physical partitions; at any time at most one segment
+of a physical partition is open. All values here are immutable: an operation makes a new lineage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
+
+from kpsplit.errors import InvariantError
+from kpsplit.splitter.key_range import WHOLE, KeyRange, union_of_adjacent
+from kpsplit.splitter.logical_offset import FIRST, Progression
+
+
+class SegmentKind(StrEnum):
+    """Where a segment is stored and who writes to it."""
+
+    PARENT = "parent"
+    """In the logical partition's own physical partition."""
+    PHANTOM = "phantom"
+    """In a partition of a sub-topic."""
+    OVERFLOW = "overflow"
+    """Behind a SEAL: records of writers that do not use kpsplit."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PhysicalPartition:
+    """A partition of a real topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        """Return ``topic/partition``."""
+        return f"{self.topic}/{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One key range during one period of the partition's life, in one stretch of a physical partition.
+
+    ``id`` is never reused. ``start`` and ``end`` are physical offsets; ``end`` is None while the segment is
+    open, then the offset of the marker behind its last record. ``end_leader_epoch`` is the leader epoch in
+    which that marker was written (None: not known); it shows a truncated log.
+    """
+
+    id: int
+    kind: SegmentKind
+    range: KeyRange
+    source: PhysicalPartition
+    start: int
+    progression: Progression
+    opened_epoch: int
+    predecessors: tuple[int, ...] = ()
+    end: int | None = None
+    closed_epoch: int | None = None
+    end_leader_epoch: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a segment that contradicts itself."""
+        if self.end is not None and self.end < self.start:
+            raise InvariantError(f"segment {self.id} ends at {self.end}, before its start {self.start}")
+        if (self.end is None) != (self.closed_epoch is None):
+            raise InvariantError(f"segment {self.id}: end and closed_epoch belong together")
+        if self.closed_epoch is not None and self.closed_epoch <= self.opened_epoch:
+            raise InvariantError(f"segment {self.id} is closed in an epoch before its own")
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether the segment has no end yet."""
+        return self.end is None
+
+    @property
+    def accepts_keys(self) -> bool:
+        """Tell whether producers that use kpsplit write to it."""
+        return self.is_open and self.kind is not SegmentKind.OVERFLOW
+
+    def holds(self, offset: int) -> bool:
+        """Tell whether a physical offset lies inside the segment."""
+        return self.start <= offset and (self.end is None or offset < self.end)
+
+    def logical(self, offset: int) -> int:
+        """Return the logical offset of a physical one; the segment's end maps to its next number."""
+        return self.progression.at(offset - self.start)
+
+    def physical(self, logical: int) -> int | None:
+        """Return the physical offset that has this logical one, None if it is not in this segment."""
+        index = self.progression.index_of(logical)
+        if index is None or not self.holds(self.start + index):
+            return None
+        return self.start + index
+
+    def length(self) -> int:
+        """Return how many physical offsets a closed segment spans.
+
+        Raises:
+            InvariantError: the segment is open.
+        """
+        if self.end is None:
+            raise InvariantError(f"segment {self.id} is still open")
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """All segments of one logical partition, in the order of their ids (which is an order of the DAG)."""
+
+    parent: PhysicalPartition
+    segments: tuple[Segment, ...]
+
+    @classmethod
+    def unsplit(cls, parent: PhysicalPartition) -> Lineage:
+        """Return the lineage of a partition that was never split."""
+        first = Segment(
+            id=0,
+            kind=SegmentKind.PARENT,
+            range=WHOLE,
+            source=parent,
+            start=0,
+            progression=FIRST,
+            opened_epoch=0,
+        )
+        return cls(parent, (first,))
+
+    def __iter__(self) -> Iterator[Segment]:
+        """Iterate over the segments, predecessors first."""
+        return iter(self.segments)
+
+    def get(self, segment_id: int) -> Segment:
+        """Return a segment by its id.
+
+        Raises:
+            InvariantError: there is no such segment.
+        """
+        for segment in self.segments:
+            if segment.id == segment_id:
+                return segment
+        raise InvariantError(f"{self.parent} has no segment {segment_id}")
+
+    def open_segments(self) -> tuple[Segment, ...]:
+        """Return the segments that accept keys, in the order of their ranges: the layout."""
+        return tuple(sorted((s for s in self.segments if s.accepts_keys), key=lambda s: s.range))
+
+    def open_overflows(self) -> tuple[Segment, ...]:
+        """Return the overflow segments that are still open."""
+        return tuple(s for s in self.segments if s.is_open and s.kind is SegmentKind.OVERFLOW)
+
+    def at(self, source: PhysicalPartition, offset: int) -> Segment | None:
+        """Return the segment that holds a physical offset, None for a marker or a foreign place."""
+        for segment in reversed(self.segments):
+            if segment.source == source and segment.holds(offset):
+                return segment
+        return None
+
+    def find(self, logical: int) -> tuple[Segment, int] | None:
+        """Return the segment and the physical offset of a logical offset, None if no record can have it."""
+        for segment in self.segments:
+            offset = segment.physical(logical)
+            if offset is not None:
+                return segment, offset
+        return None
+
+    def sources(self) -> tuple[PhysicalPartition, ...]:
+        """Return every physical partition that has ever held a segment, in the order of their first use."""
+        return tuple(dict.fromkeys(s.source for s in self.segments))
+
+    def successors(self, segment_id: int) -> tuple[Segment, ...]:
+        """Return the segments that name this one as a predecessor."""
+        return tuple(s for s in self.segments if segment_id in s.predecessors)
+
+    def next_logical(self) -> int:
+        """Return 1 + the greatest logical offset that any closed segment gave to a record (0 if none did)."""
+        lasts = (s.logical(s.end - 1) for s in self.segments if s.end is not None and s.end > s.start)
+        return max(lasts, default=-1) + 1
+
+    def closing(self, ends: Iterable[tuple[int, int, int | None]], epoch: int) -> Lineage:
+        """Return the lineage with segments closed: (id, end, leader epoch of the end)."""
+        wanted = {segment_id: (end, leader_epoch) for segment_id, end, leader_epoch in ends}
+        closed = tuple(
+            replace(s, end=wanted[s.id][0], closed_epoch=epoch, end_leader_epoch=wanted[s.id][1])
+            if s.id in wanted
+            else s
+            for s in self.segments
+        )
+        return Lineage(self.parent, closed)
+
+    def opening(self, segments: Iterable[Segment]) -> Lineage:
+        """Return the lineage with new segments behind the existing ones."""
+        return Lineage(self.parent, (*self.segments, *segments))
+
+    def problems(self) -> list[str]:
+        """Return what contradicts the invariants of a lineage; empty for a sound one (design, section 13)."""
+        return [*self._coverage_problems(), *self._stretch_problems(), *self._order_problems()]
+
+    def check(self) -> Lineage:
+        """Return self if it is sound.
+
+        Raises:
+            InvariantError: it is not; the message names the first problem.
+        """
+        problems = self.problems()
+        if problems:
+            raise InvariantError(f"lineage of {self.parent}: {problems[0]}")
+        return self
+
+    def _coverage_problems(self) -> Iterator[str]:
+        epochs = {e for s in self.segments for e in (s.opened_epoch, s.closed_epoch) if e is not None}
+        for epoch in sorted(epochs):
+            alive = [
+                s.range
+                for s in self.segments
+                if s.kind is not SegmentKind.OVERFLOW
+                and s.opened_epoch <= epoch
+                and (s.closed_epoch is None or epoch < s.closed_epoch)
+            ]
+            if union_of_adjacent(alive) != WHOLE:
+                yield f"epoch {epoch}: the open ranges do not tile the key space"
+
+    def _stretch_problems(self) -> Iterator[str]:
+        for source in self.sources():
+            mine = sorted((s for s in self.segments if s.source == source), key=lambda s: s.start)
+            for a, b in pairwise(mine):
+                if a.end is None or a.end >= b.start:
+                    yield f"segments {a.id} and {b.id} overlap in {source}"
+        for s in self.segments:
+            if (s.kind is SegmentKind.PARENT and s.source != self.parent) or (
+                s.kind is SegmentKind.PHANTOM and s.source.topic == self.parent.topic
+            ):
+                yield f"segment {s.id} is a {s.kind} and cannot be stored in {s.source}"
+
+    def _order_problems(self) -> Iterator[str]:
+        seen: dict[int, Segment] = {}
+        for s in self.segments:
+            if seen and next(reversed(seen)) >= s.id:
+                yield f"segment ids do not rise at {s.id}"
+            for p in (seen.get(i) for i in s.predecessors):
+                if p is None or p.end is None or p.closed_epoch is None:
+                    yield f"segment {s.id} has a predecessor that is unknown or open"
+                elif p.closed_epoch > s.opened_epoch or (
+                    p.end > p.start and s.progression.base <= p.logical(p.end - 1)
+                ):
+                    yield f"segment {s.id} does not begin beyond its predecessor {p.id}"
+            seen[s.id] = s

@@ -1,0 +1,174 @@
+"""The whole state of a logical partition, as the control topic holds it (design, section 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kpsplit.splitter.key_range import WHOLE, KeyRange
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.states import Phase
+
+MAX_RANGES = 64
+"""The greatest number of ranges that one split makes."""
+
+
+class Target(StrEnum):
+    """Where the segments that an operation opens are stored."""
+
+    PHANTOMS = "phantoms"
+    PARENT = "parent"
+
+
+class OperationKind(StrEnum):
+    """How users name an operation; the machine treats both alike."""
+
+    SPLIT = "split"
+    MERGE = "merge"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at an operation. Progress of one attempt never counts for another.
+
+    ``sources`` are the ids of the segments that it closes, ``ranges`` (in rising order) those of the
+    segments that it opens; both tile the same range. A split has one source and 2 to ``MAX_RANGES`` ranges; a
+    merge has one range, and at least two sources unless it goes back into the parent, which takes the whole
+    key space. ``subtopic`` is the sub-topic it creates (None for a merge into the parent).
+    ``started_ms`` is the operator's wall clock, for people only: no decision depends on it.
+    """
+
+    id: str
+    kind: OperationKind
+    operator: str
+    started_ms: int
+    sources: tuple[int, ...]
+    ranges: tuple[KeyRange, ...]
+    target: Target
+    subtopic: str | None
+    max_pause_ms: int
+
+
+class Result(StrEnum):
+    """How an attempt ended."""
+
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled_back"
+
+
+class EndedBy(StrEnum):
+    """Who ended an attempt."""
+
+    OPERATOR = "operator"
+    """The operator itself: it succeeded, or a check or deadline failed."""
+    TAKEOVER = "takeover"
+    """Somebody else, because the operator was gone."""
+    REQUEST = "request"
+    """A person, with ``kpsplit abort``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the latest attempt ended, and why."""
+
+    attempt: Attempt
+    result: Result
+    ended_by: EndedBy
+    reason: str
+
+
+class SubTopicState(StrEnum):
+    """What a sub-topic is good for."""
+
+    PREPARED = "prepared"
+    ACTIVE = "active"
+    SEALED = "sealed"
+    """All its segments are closed and the broker rejects every write."""
+    RETIRED = "retired"
+    ABANDONED = "abandoned"
+    """Left over from an attempt that was rolled back; its data are never adopted."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubTopic:
+    """A sub-topic of this logical partition. ``topic_id`` is Kafka's, to see a topic that was made anew."""
+
+    name: str
+    number: int
+    partitions: int
+    state: SubTopicState
+    topic_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """Everything about one logical partition; the value of its control record.
+
+    ``revision`` rises by one with every record: a reader that compares it sees every step or knows that it
+    missed some. ``epoch`` rises with every split or merge that took effect, and is never reused.
+    """
+
+    parent: PhysicalPartition
+    topic_id: str
+    revision: int
+    epoch: int
+    phase: Phase
+    lineage: Lineage
+    next_split: int
+    attempt: Attempt | None = None
+    last: Outcome | None = None
+    subtopics: tuple[SubTopic, ...] = ()
+    frozen_reason: str | None = None
+
+    @classmethod
+    def unsplit(cls, parent: PhysicalPartition, topic_id: str) -> PartitionState:
+        """Return the state of a partition on which no operation was ever begun."""
+        return cls(
+            parent=parent,
+            topic_id=topic_id,
+            revision=0,
+            epoch=0,
+            phase=Phase.STEADY,
+            lineage=Lineage.unsplit(parent),
+            next_split=1,
+        )
+
+    @property
+    def next_segment(self) -> int:
+        """The id of the next segment to be opened."""
+        return self.lineage.segments[-1].id + 1
+
+    def subtopic(self, name: str) -> SubTopic | None:
+        """Return a sub-topic by its name."""
+        return next((t for t in self.subtopics if t.name == name), None)
+
+    def fenced_segments(self) -> tuple[int, ...]:
+        """Return the ids of the segments that producers must hold records of now."""
+        return self.attempt.sources if self.attempt and self.phase is Phase.FENCED else ()
+
+    def closing_segments(self) -> tuple[int, ...]:
+        """Return the ids of all segments that the attempt under way closes: its sources and old overflows.
+
+        A merge into the parent ends every open overflow; a merge into a phantom those inside its range.
+        """
+        if self.attempt is None:
+            return ()
+        if self.attempt.kind is OperationKind.SPLIT:
+            return self.attempt.sources
+        merged = KeyRange(self.attempt.ranges[0].lo, self.attempt.ranges[-1].hi)
+        overflows = (
+            s.id
+            for s in self.lineage.open_overflows()
+            if self.attempt.target is Target.PARENT or (merged.covers(s.range) and s.source != self.parent)
+        )
+        return (*self.attempt.sources, *overflows)
+
+    def to_seal(self) -> tuple[SubTopic, ...]:
+        """Return the active sub-topics that hold no open segment any more."""
+        in_use = {s.source.topic for s in self.lineage if s.is_open}
+        return tuple(t for t in self.subtopics if t.state is SubTopicState.ACTIVE and t.name not in in_use)
+
+
+def whole_range_merge(ranges: tuple[KeyRange, ...]) -> bool:
+    """Tell whether ranges make up the whole key space, so that a merge goes back into the parent."""
+    return ranges[0].lo == WHOLE.lo and ranges[-1].hi == WHOLE.hi

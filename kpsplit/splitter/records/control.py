@@ -1,0 +1,326 @@
+"""Values of the control topic: a partition's state, a topic's enrolment, the cluster's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from kpsplit.errors import RecordError
+from kpsplit.splitter.key_range import KEY_SPACE, KeyRange
+from kpsplit.splitter.lineage import Lineage, Segment, SegmentKind
+from kpsplit.splitter.logical_offset import Progression
+from kpsplit.splitter.partition_state import (
+    Attempt,
+    EndedBy,
+    OperationKind,
+    Outcome,
+    PartitionState,
+    Result,
+    SubTopic,
+    SubTopicState,
+    Target,
+)
+from kpsplit.splitter.records.keys import is_topic_name, place_field, topic_field
+from kpsplit.splitter.records.strict_json import MAX_BYTES, Fields, decode, encode_readable
+from kpsplit.splitter.states import Phase
+
+VERSION = 1
+
+DEFAULT_LEASE_MS = 5000
+
+ROOM_TO_END = 100_000
+"""Bytes kept free when an attempt begins, for the segments it opens and the record of how it ended."""
+
+
+class Partitioner(StrEnum):
+    """How the applications of a topic choose the partition of a key."""
+
+    CONSISTENT_RANDOM = "consistent_random"
+    """librdkafka's default: CRC-32; records with no key or an empty key anywhere."""
+    MURMUR2_RANDOM = "murmur2_random"
+    """Java's default: murmur2; records with no key anywhere."""
+    EXPLICIT = "explicit"
+    """The application names the partition of every record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The cluster's settings. ``lease_ms``: how long a producer's view of the control topic stays good."""
+
+    lease_ms: int = DEFAULT_LEASE_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    """A topic whose partitions may be split. ``settled``: one lease has passed since it was recorded."""
+
+    topic: str
+    topic_id: str
+    partitioner: Partitioner
+    settled: bool
+
+
+def encode_settings(settings: Settings) -> bytes:
+    """Return the value of the record with key ``_cluster``."""
+    return encode_readable({"v": VERSION, "lease_ms": settings.lease_ms}, decode_settings)
+
+
+def decode_settings(data: bytes | None) -> Settings:
+    """Read the settings.
+
+    Raises:
+        RecordError: malformed. FutureVersionError: written by a newer kpsplit.
+    """
+    fields = decode(data, "settings", VERSION)
+    settings = Settings(fields.integer("lease_ms", 100, 600_000))
+    fields.done()
+    return settings
+
+
+def encode_enrolment(enrolment: Enrolment) -> bytes:
+    """Return the value of an enrolment."""
+    return encode_readable(
+        {
+            "v": VERSION,
+            "topic": enrolment.topic,
+            "topic_id": enrolment.topic_id,
+            "partitioner": enrolment.partitioner.value,
+            "settled": enrolment.settled,
+        },
+        decode_enrolment,
+    )
+
+
+def decode_enrolment(data: bytes | None) -> Enrolment:
+    """Read an enrolment.
+
+    Raises:
+        RecordError: malformed. FutureVersionError: written by a newer kpsplit.
+    """
+    fields = decode(data, "enrolment", VERSION)
+    enrolment = Enrolment(
+        topic_field(fields, "topic"),
+        fields.text("topic_id", 100),
+        fields.choice("partitioner", Partitioner),
+        fields.boolean("settled"),
+    )
+    fields.done()
+    return enrolment
+
+
+def segment_to_json(segment: Segment) -> dict[str, Any]:
+    """Return the form of a segment in the control topic and in ``kpsplit lineage -o json``."""
+    return {
+        "id": segment.id,
+        "kind": segment.kind.value,
+        "range": [segment.range.lo, segment.range.hi],
+        "source_topic": segment.source.topic,
+        "source_partition": segment.source.partition,
+        "start": segment.start,
+        "end": segment.end,
+        "base": segment.progression.base,
+        "stride": segment.progression.stride,
+        "predecessors": list(segment.predecessors),
+        "opened_epoch": segment.opened_epoch,
+        "closed_epoch": segment.closed_epoch,
+        "end_leader_epoch": segment.end_leader_epoch,
+    }
+
+
+def encode_state(state: PartitionState) -> bytes:
+    """Return the value of a partition's control record.
+
+    Raises:
+        RecordError: a field is over its limit, or the record is too large; an attempt begins only where what
+            follows it (commit, finish, abort) has room as well.
+    """
+    data = encode_readable(
+        {
+            "v": VERSION,
+            "topic": state.parent.topic,
+            "partition": state.parent.partition,
+            "topic_id": state.topic_id,
+            "revision": state.revision,
+            "epoch": state.epoch,
+            "phase": state.phase.value,
+            "segments": [segment_to_json(s) for s in state.lineage],
+            "next_split": state.next_split,
+            "attempt": None if state.attempt is None else attempt_to_json(state.attempt),
+            "last": None if state.last is None else _outcome_to_json(state.last),
+            "subtopics": [_subtopic_to_json(t) for t in state.subtopics],
+            "frozen_reason": state.frozen_reason,
+        },
+        decode_state,
+    )
+    if state.phase is Phase.PREPARING and len(data) > MAX_BYTES - ROOM_TO_END:
+        raise RecordError(
+            f"{state.parent}: its lineage is too long for another operation ({len(data)} bytes)",
+            hint="no further split or merge of this partition is possible",
+        )
+    return data
+
+
+def decode_state(data: bytes | None) -> PartitionState:
+    """Read a partition's state; a state that breaks an invariant is rejected like any malformed record.
+
+    Raises:
+        RecordError: malformed. FutureVersionError: written by a newer kpsplit.
+    """
+    fields = decode(data, "partition state", VERSION)
+    parent = place_field(fields)
+    segments = fields.objects("segments", _segment)
+    if not segments:
+        fields.fail("no segments")
+    state = PartitionState(
+        parent=parent,
+        topic_id=fields.text("topic_id", 100),
+        revision=fields.integer("revision"),
+        epoch=fields.integer("epoch", 0, 0xFFFFFFFF),
+        phase=fields.choice("phase", Phase),
+        lineage=fields.guard(Lineage(parent, segments).check),
+        next_split=fields.integer("next_split", 1),
+        attempt=fields.optional_object("attempt", _attempt),
+        last=fields.optional_object("last", _outcome),
+        subtopics=fields.objects("subtopics", _subtopic),
+        frozen_reason=fields.optional_text("frozen_reason", 2000),
+    )
+    fields.done()
+    _check_phase(fields, state)
+    return state
+
+
+def _check_phase(fields: Fields, state: PartitionState) -> None:
+    under_way = state.phase in (Phase.PREPARING, Phase.FENCED, Phase.COMMITTED)
+    if under_way and state.attempt is None:
+        fields.fail(f"phase {state.phase} without an attempt")
+    if state.phase is Phase.STEADY and state.attempt is not None:
+        fields.fail("phase steady with an attempt")
+    if (state.phase is Phase.FROZEN) != (state.frozen_reason is not None):
+        fields.fail("frozen_reason belongs to phase frozen and to no other")
+    if state.epoch != max(s.opened_epoch for s in state.lineage):
+        fields.fail("the epoch is not that of the newest segment")
+    if state.attempt:
+        _check_attempt(fields, state, state.attempt)
+
+
+def _check_attempt(fields: Fields, state: PartitionState, attempt: Attempt) -> None:
+    sources = [s for s in state.lineage if s.id in attempt.sources]
+    if len(sources) != len(attempt.sources):
+        fields.fail("the attempt names an unknown segment")
+    before = state.phase in (Phase.PREPARING, Phase.FENCED)
+    if any(s.is_open != before for s in sources):
+        fields.fail(f"phase {state.phase} contradicts the segments that the attempt closes")
+    if attempt.subtopic is not None and state.subtopic(attempt.subtopic) is None:
+        fields.fail("the attempt names an unknown sub-topic")
+
+
+def _range(fields: Fields, pair: Any) -> KeyRange:
+    if not isinstance(pair, list) or len(pair) != 2 or not all(map(_is_bound, pair)):
+        fields.fail("a range is not a pair of integers from 0 to 2^32")
+    return fields.guard(lambda: KeyRange(pair[0], pair[1]))
+
+
+def _is_bound(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= KEY_SPACE
+
+
+def _segment(fields: Fields) -> Segment:
+    kind = fields.choice("kind", SegmentKind)
+    range_ = _range(fields, fields.items("range", 2))
+    base, stride = fields.integer("base"), fields.integer("stride", 1)
+    segment_id, start, end = fields.integer("id"), fields.integer("start"), fields.optional_integer("end")
+    source = place_field(fields, "source_")
+    predecessors = fields.integers("predecessors")
+    opened, closed = fields.integer("opened_epoch"), fields.optional_integer("closed_epoch")
+    leader_epoch = fields.optional_integer("end_leader_epoch")
+    return fields.guard(
+        lambda: Segment(
+            id=segment_id,
+            kind=kind,
+            range=range_,
+            source=source,
+            start=start,
+            progression=Progression(base, stride),
+            opened_epoch=opened,
+            predecessors=predecessors,
+            end=end,
+            closed_epoch=closed,
+            end_leader_epoch=leader_epoch,
+        )
+    )
+
+
+def attempt_to_json(attempt: Attempt) -> dict[str, Any]:
+    """Return the form of an attempt in the control topic."""
+    return {
+        "id": attempt.id,
+        "kind": attempt.kind.value,
+        "operator": attempt.operator,
+        "started_ms": attempt.started_ms,
+        "sources": list(attempt.sources),
+        "ranges": [[r.lo, r.hi] for r in attempt.ranges],
+        "target": attempt.target.value,
+        "subtopic": attempt.subtopic,
+        "max_pause_ms": attempt.max_pause_ms,
+    }
+
+
+def _attempt(fields: Fields) -> Attempt:
+    attempt = Attempt(
+        id=fields.text("id", 64),
+        kind=fields.choice("kind", OperationKind),
+        operator=fields.text("operator"),
+        started_ms=fields.integer("started_ms"),
+        sources=fields.integers("sources"),
+        ranges=tuple(_range(fields, pair) for pair in fields.items("ranges")),
+        target=fields.choice("target", Target),
+        subtopic=fields.optional_text("subtopic", 249),
+        max_pause_ms=fields.integer("max_pause_ms", 1),
+    )
+    if attempt.subtopic is not None and not is_topic_name(attempt.subtopic):
+        fields.fail("subtopic is not a topic's name")
+    if not attempt.sources or not attempt.ranges:
+        fields.fail("an attempt without sources or ranges")
+    return attempt
+
+
+def _outcome_to_json(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "attempt": attempt_to_json(outcome.attempt),
+        "result": outcome.result.value,
+        "ended_by": outcome.ended_by.value,
+        "reason": outcome.reason,
+    }
+
+
+def _outcome(fields: Fields) -> Outcome:
+    attempt = fields.optional_object("attempt", _attempt)
+    if attempt is None:
+        fields.fail("an outcome without an attempt")
+    return Outcome(
+        attempt,
+        fields.choice("result", Result),
+        fields.choice("ended_by", EndedBy),
+        fields.text("reason", 2000),
+    )
+
+
+def _subtopic_to_json(subtopic: SubTopic) -> dict[str, Any]:
+    return {
+        "name": subtopic.name,
+        "number": subtopic.number,
+        "partitions": subtopic.partitions,
+        "state": subtopic.state.value,
+        "topic_id": subtopic.topic_id,
+    }
+
+
+def _subtopic(fields: Fields) -> SubTopic:
+    return SubTopic(
+        topic_field(fields, "name"),
+        fields.integer("number", 1),
+        fields.integer("partitions", 1),
+        fields.choice("state", SubTopicState),
+        fields.optional_text("topic_id", 100),
+    )

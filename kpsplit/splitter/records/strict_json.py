@@ -1,0 +1,241 @@
+"""Strict JSON: canonical encoding, and decoding that rejects everything unexpected with a reason.
+
+Rejected: more than ``MAX_BYTES``, bytes that are not UTF-8, duplicate or unknown keys, numbers that are not
+64-bit integers (no floats, NaN, huge digits), nesting deeper than the formats need, a newer version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, NoReturn, TypeVar
+
+from kpsplit.errors import FutureVersionError, KpsplitError, RecordError
+
+MAX_BYTES = 900_000
+"""No record is larger: below the brokers' default limit of 1 MiB for a batch."""
+
+_MAX_INT = (1 << 63) - 1
+_MAX_VERSION = 0xFFFF
+_SHOWN = 60
+
+T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
+
+
+def encode(value: dict[str, Any]) -> bytes:
+    """Return the canonical bytes of a JSON object: sorted keys, no spaces, ASCII.
+
+    Raises:
+        RecordError: the result would be larger than MAX_BYTES.
+    """
+    data = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+    if len(data) > MAX_BYTES:
+        raise RecordError(
+            f"a record of {len(data)} bytes is over the limit of {MAX_BYTES}",
+            hint="what it describes has too long a history to go on",
+        )
+    return data
+
+
+def encode_readable(value: dict[str, Any], read: Callable[[bytes], object]) -> bytes:
+    """Return the canonical bytes of a JSON object that its own reader accepts.
+
+    Nothing that readers would reject is ever written: it would be lost for all of them.
+
+    Raises:
+        RecordError: a field is over its limit, or the whole is over MAX_BYTES.
+    """
+    data = encode(value)
+    read(data)
+    return data
+
+
+def decode(data: bytes | None, what: str, version: int) -> Fields:
+    """Return the fields of a JSON object of the given format version.
+
+    Raises:
+        RecordError: the bytes are no such object; the message says why and never shows a value.
+        FutureVersionError: the object names a newer version.
+    """
+    if data is None:
+        raise RecordError(f"{what}: no value")
+    if len(data) > MAX_BYTES:
+        raise RecordError(f"{what}: {len(data)} bytes are over the limit of {MAX_BYTES}")
+    try:
+        value = json.loads(
+            data.decode("utf-8"), object_pairs_hook=_unique, parse_float=_reject, parse_constant=_reject
+        )
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{what}: not strict JSON ({type(error).__name__})") from None
+    if not isinstance(value, dict):
+        raise RecordError(f"{what}: not a JSON object")
+    found = value.pop("v", None)
+    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= _MAX_VERSION:
+        raise RecordError(f"{what}: no format version")
+    if found > version:
+        raise FutureVersionError(
+            f"{what}: format version {found} is newer than {version}, the newest that this kpsplit reads",
+            hint="upgrade kpsplit",
+        )
+    return Fields(value, what)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("duplicate key")
+    return value
+
+
+def _is_text(value: object, longest: int) -> bool:
+    """Tell whether a value is a string within its limit; half a surrogate pair is no character."""
+    if not isinstance(value, str) or len(value) > longest:
+        return False
+    return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
+
+
+def _reject(_text: str) -> NoReturn:
+    raise ValueError("not an integer")
+
+
+class Fields:
+    """The fields of one JSON object; each is taken exactly once, ``done`` rejects what is left."""
+
+    def __init__(self, value: dict[str, Any], what: str) -> None:
+        self._left = dict(value)
+        self._what = what
+
+    def fail(self, reason: str) -> NoReturn:
+        """Reject the record.
+
+        Raises:
+            RecordError: always.
+        """
+        raise RecordError(f"{self._what}: {reason}")
+
+    def done(self) -> None:
+        """Reject fields that nobody asked for."""
+        if self._left:
+            self.fail(f"unknown field {min(self._left)[:_SHOWN]!r}")
+
+    def integer(self, name: str, low: int = 0, high: int = _MAX_INT) -> int:
+        """Take an integer between low and high."""
+        value = self._take(name)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            self.fail(f"{name} is not an integer from {low} to {high}")
+        return value
+
+    def optional_integer(self, name: str, low: int = 0, high: int = _MAX_INT) -> int | None:
+        """Take an integer or null."""
+        return None if self._null(name) else self.integer(name, low, high)
+
+    def text(self, name: str, longest: int = 1000) -> str:
+        """Take a string."""
+        value = self._take(name)
+        if not isinstance(value, str) or not _is_text(value, longest):
+            self.fail(f"{name} is not a text of at most {longest} characters")
+        return value
+
+    def optional_text(self, name: str, longest: int = 1000) -> str | None:
+        """Take a string or null."""
+        return None if self._null(name) else self.text(name, longest)
+
+    def boolean(self, name: str) -> bool:
+        """Take true or false."""
+        value = self._take(name)
+        if not isinstance(value, bool):
+            self.fail(f"{name} is not true or false")
+        return value
+
+    def choice(self, name: str, kind: type[E]) -> E:
+        """Take one of the values of an enumeration."""
+        value = self._take(name)
+        if not isinstance(value, str) or value not in kind.__members__.values():
+            self.fail(f"{name} is not one of {', '.join(kind)}")
+        return kind(value)
+
+    def items(self, name: str, longest: int = 100_000) -> list[Any]:
+        """Take a list."""
+        value = self._take(name)
+        if not isinstance(value, list) or len(value) > longest:
+            self.fail(f"{name} is not a list of at most {longest} items")
+        return value
+
+    def objects(self, name: str, read: Callable[[Fields], T]) -> tuple[T, ...]:
+        """Take a list of objects, each read by ``read``."""
+        return tuple(self._object(value, name, read) for value in self.items(name))
+
+    def optional_object(self, name: str, read: Callable[[Fields], T]) -> T | None:
+        """Take an object or null."""
+        if self._null(name):
+            return None
+        return self._object(self._take(name), name, read)
+
+    def integers(self, name: str, low: int = 0) -> tuple[int, ...]:
+        """Take a list of integers."""
+        values = self.items(name)
+        if not all(isinstance(v, int) and not isinstance(v, bool) and low <= v <= _MAX_INT for v in values):
+            self.fail(f"{name} is not a list of integers")
+        return tuple(values)
+
+    def texts(self, name: str, longest: int = 1000) -> tuple[str, ...]:
+        """Take a list of strings."""
+        values = self.items(name)
+        if not all(_is_text(v, longest) for v in values):
+            self.fail(f"{name} is not a list of texts")
+        return tuple(values)
+
+    def text_map(self, name: str, longest: int = 1000) -> dict[str, str]:
+        """Take an object whose values are strings."""
+        value = self._take(name)
+        if not isinstance(value, dict) or not all(
+            _is_text(v, longest) and _is_text(k, longest) for k, v in value.items()
+        ):
+            self.fail(f"{name} is not a map of texts")
+        return dict(value)
+
+    def number_map(self, name: str) -> dict[str, int]:
+        """Take an object whose values are integers from 0 on."""
+        value = self._take(name)
+        if not isinstance(value, dict) or not all(
+            isinstance(v, int) and not isinstance(v, bool) and 0 <= v <= _MAX_INT for v in value.values()
+        ):
+            self.fail(f"{name} is not a map of integers")
+        return dict(value)
+
+    def object_map(self, name: str, read: Callable[[Fields], T]) -> dict[str, T]:
+        """Take an object whose values are objects, each read by ``read``."""
+        value = self._take(name)
+        if not isinstance(value, dict):
+            self.fail(f"{name} is not a map")
+        return {k: self._object(v, name, read) for k, v in value.items()}
+
+    def guard(self, make: Callable[[], T]) -> T:
+        """Build a value; what its type refuses becomes a rejected record."""
+        try:
+            return make()
+        except RecordError:
+            raise
+        except KpsplitError as error:
+            self.fail(error.message)
+
+    def _object(self, value: Any, name: str, read: Callable[[Fields], T]) -> T:
+        if not isinstance(value, dict):
+            self.fail(f"{name} is not an object")
+        fields = Fields(value, f"{self._what}: {name}")
+        result = read(fields)
+        fields.done()
+        return result
+
+    def _take(self, name: str) -> Any:
+        if name not in self._left:
+            self.fail(f"no field {name!r}")
+        return self._left.pop(name)
+
+    def _null(self, name: str) -> bool:
+        if name in self._left and self._left[name] is None:
+            del self._left[name]
+            return True
+        return False

@@ -1,0 +1,188 @@
+"""What an operator does next, decided purely from the log and what this run has done (design, 7 and 8).
+
+``decide`` is the only place that knows the order of the steps. What a run has done (``Progress``) belongs to
+one attempt id and is never carried over to another one; everything else comes from the control topic, so a
+run can stop at any line and the next claim goes on from what the log says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kpsplit.errors import ConflictError, InvariantError
+from kpsplit.splitter.events import Abort, Commit, Cut, Event, Fence, Finish
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import (
+    Attempt,
+    EndedBy,
+    OperationKind,
+    Outcome,
+    PartitionState,
+    SubTopic,
+    Target,
+)
+from kpsplit.splitter.records.marker import Marker, MarkerKind
+from kpsplit.splitter.states import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What this run has done for one attempt. None or False: not yet."""
+
+    attempt_id: str
+    subtopic_id: str | None = None
+    colocated: bool = False
+    ready: bool = False
+    acknowledged: bool = False
+    cuts: tuple[Cut, ...] | None = None
+    sealed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Write an event to the control topic and read it back."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class CreateSubTopic:
+    """Create the sub-topic and wait until every broker serves it with leaders."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class CoLocateLeaders:
+    """Move the leaders of the closing segments next to the parent's leader."""
+
+    sources: tuple[PhysicalPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitReady:
+    """Wait until every registered producer has answered or expired."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitAcknowledged:
+    """Wait until every producer that answered holds its records, or its lease has run out."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMarker:
+    """A marker to be appended: behind which segment, and where."""
+
+    segment: int
+    source: PhysicalPartition
+    marker: Marker
+
+
+@dataclass(frozen=True, slots=True)
+class AppendMarkers:
+    """Append the markers: the cut."""
+
+    markers: tuple[PlannedMarker, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SealSubTopics:
+    """Make the brokers reject every later write to these sub-topics."""
+
+    subtopics: tuple[SubTopic, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The attempt has ended."""
+
+    outcome: Outcome
+
+
+Step = (
+    Record
+    | CreateSubTopic
+    | CoLocateLeaders
+    | AwaitReady
+    | AwaitAcknowledged
+    | AppendMarkers
+    | SealSubTopics
+    | Done
+)
+
+
+def decide(state: PartitionState, progress: Progress) -> Step:
+    """Return the next step of an attempt.
+
+    Raises:
+        ConflictError: another attempt is under way, or this one was ended by somebody else.
+        InvariantError: the partition is frozen.
+    """
+    attempt = state.attempt
+    if attempt is None:
+        return _ended(state, progress)
+    if attempt.id != progress.attempt_id:
+        raise ConflictError(f"{state.parent}: attempt {attempt.id} of {attempt.operator} is under way")
+    match state.phase:
+        case Phase.PREPARING:
+            return _preparing(state, attempt, progress)
+        case Phase.FENCED:
+            return _fenced(state, attempt, progress)
+        case Phase.COMMITTED:
+            return _committed(state, attempt, progress)
+        case Phase.STEADY | Phase.FROZEN:
+            raise InvariantError(f"{state.parent} is {state.phase}: {state.frozen_reason or 'no operation'}")
+
+
+def settle(state: PartitionState, ended_by: EndedBy, reason: str) -> Abort | None:
+    """Return the event that rolls back what a dead operator left, None where there is nothing."""
+    if state.attempt is None or state.phase not in (Phase.PREPARING, Phase.FENCED):
+        return None
+    return Abort(state.attempt.id, ended_by, reason)
+
+
+def _ended(state: PartitionState, progress: Progress) -> Done:
+    last = state.last
+    if last is None or last.attempt.id != progress.attempt_id:
+        raise ConflictError(f"{state.parent}: attempt {progress.attempt_id} is not under way")
+    return Done(last)
+
+
+def _preparing(state: PartitionState, attempt: Attempt, progress: Progress) -> Step:
+    if attempt.subtopic is not None and progress.subtopic_id is None:
+        return CreateSubTopic(attempt)
+    if attempt.kind is OperationKind.MERGE and not progress.colocated:
+        return CoLocateLeaders(tuple(state.lineage.get(i).source for i in attempt.sources))
+    if not progress.ready:
+        return AwaitReady(attempt)
+    return Record(Fence(attempt.id, progress.subtopic_id))
+
+
+def _fenced(state: PartitionState, attempt: Attempt, progress: Progress) -> Step:
+    if not progress.acknowledged:
+        return AwaitAcknowledged(attempt)
+    if progress.cuts is None:
+        return AppendMarkers(planned_markers(state, attempt))
+    return Record(Commit(attempt.id, progress.cuts))
+
+
+def _committed(state: PartitionState, attempt: Attempt, progress: Progress) -> Step:
+    emptied = state.to_seal()
+    if emptied and not progress.sealed:
+        return SealSubTopics(emptied)
+    return Record(Finish(attempt.id))
+
+
+def planned_markers(state: PartitionState, attempt: Attempt) -> tuple[PlannedMarker, ...]:
+    """Return the markers of an attempt: one behind every segment that it closes."""
+    planned = []
+    for segment_id in state.closing_segments():
+        source = state.lineage.get(segment_id).source
+        reopens = attempt.target is Target.PARENT and source == state.parent
+        kind = MarkerKind.UNSEAL if reopens else MarkerKind.SEAL
+        planned.append(PlannedMarker(segment_id, source, Marker(kind, state.parent, attempt.id)))
+    return tuple(planned)

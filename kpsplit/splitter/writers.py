@@ -1,0 +1,62 @@
+"""Which producers an operator must wait for (design, section 6).
+
+A producer that is registered for the topic and whose registration has not expired must answer PREPARE; one
+that stays silent for a whole lease cannot have a fresh view any more (a lease is not renewed while an attempt
+is unanswered) and is expired: it registers again before it trusts its view. At the FENCE only those that
+answered PREPARE of *this* attempt can still be writing, so only those are waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kpsplit.splitter.records.producers import Expiry, ProducerRecord
+
+LEASE_MARGIN = 1.1
+"""An operator waits this many leases: the rates of two monotonic clocks differ by far less."""
+
+
+class Registrations:
+    """The folded producers topic. Not thread safe; owned by whoever reads the topic."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, ProducerRecord] = {}
+        self._expired: dict[int, int] = {}
+
+    def fold(self, record: ProducerRecord | Expiry) -> None:
+        """Take the next record of the topic."""
+        if isinstance(record, Expiry):
+            known = self._expired.get(record.instance, 0)
+            self._expired[record.instance] = max(known, record.generation)
+        else:
+            self._records[record.instance] = record
+
+    def all(self) -> tuple[ProducerRecord, ...]:
+        """Return every producer that ever registered, closed and expired ones as well."""
+        return tuple(self._records.values())
+
+    def is_expired(self, record: ProducerRecord) -> bool:
+        """Tell whether the registration has expired."""
+        return record.generation <= self._expired.get(record.instance, 0)
+
+    def live(self, topic: str) -> tuple[ProducerRecord, ...]:
+        """Return the registered producers of a topic that may be writing."""
+        return tuple(
+            r for r in self._records.values() if topic in r.topics and not r.closed and not self.is_expired(r)
+        )
+
+
+def not_ready(live: Iterable[ProducerRecord], partition: str, attempt_id: str) -> tuple[ProducerRecord, ...]:
+    """Return the producers that have not answered PREPARE of this attempt."""
+    return tuple(r for r in live if r.ready.get(partition) != attempt_id)
+
+
+def not_acknowledged(
+    live: Iterable[ProducerRecord], partition: str, attempt_id: str
+) -> tuple[ProducerRecord, ...]:
+    """Return the producers that answered PREPARE of this attempt and have not acknowledged its fence."""
+    return tuple(
+        r
+        for r in live
+        if r.ready.get(partition) == attempt_id and r.acknowledged.get(partition) != attempt_id
+    )

@@ -1,0 +1,85 @@
+"""Fixtures that need real brokers. One cluster per session; each test makes topics of its own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from kpsplit.devcluster.cluster import DevCluster
+from kpsplit.devcluster.jvm import KafkaRuntime
+from kpsplit.errors import KpsplitError
+
+_numbers = itertools.count(1)
+
+
+class MakeTopic(Protocol):
+    """Creates a topic with a name of its own and returns the name once all brokers know its leaders."""
+
+    def __call__(self, partitions: int = 1, rf: int = 3, config: Mapping[str, str] | None = None) -> str: ...
+
+
+@pytest.fixture(scope="session")
+def kafka_runtime() -> KafkaRuntime:
+    """Java and Kafka's jars. Without them broker tests are skipped, but never in CI."""
+    try:
+        return KafkaRuntime.find(heap_mb=384, log_level="INFO")
+    except KpsplitError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no embedded cluster: {error}")
+
+
+@pytest.fixture(scope="session")
+def cluster(kafka_runtime: KafkaRuntime) -> Iterator[DevCluster]:
+    """Three brokers, for all tests that leave them as they are."""
+    with DevCluster(brokers=3) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def bootstrap(cluster: DevCluster) -> str:
+    """`bootstrap.servers` of the session's cluster."""
+    return cluster.bootstrap
+
+
+@pytest.fixture(scope="session")
+def admin(bootstrap: str) -> AdminClient:
+    """An admin client of the session's cluster."""
+    return AdminClient({"bootstrap.servers": bootstrap})
+
+
+@pytest.fixture
+def topic_name(request: pytest.FixtureRequest) -> Callable[[], str]:
+    """Names that no other test of the session has: from the test's own, with a number."""
+    stem = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:60]
+    return lambda: f"{stem}-{next(_numbers)}"
+
+
+@pytest.fixture
+def make_topic(admin: AdminClient, topic_name: Callable[[], str]) -> MakeTopic:
+    """See MakeTopic."""
+
+    def make(partitions: int = 1, rf: int = 3, config: Mapping[str, str] | None = None) -> str:
+        name = topic_name()
+        new = NewTopic(name, num_partitions=partitions, replication_factor=rf, config=dict(config or {}))
+        for created in admin.create_topics([new], operation_timeout=30).values():
+            created.result(timeout=30)
+        _wait_for_leaders(admin, name, partitions)
+        return name
+
+    return make
+
+
+def _wait_for_leaders(admin: AdminClient, name: str, partitions: int) -> None:
+    """The controller has made the topic; the brokers hear of it a moment later."""
+    for _ in range(200):
+        topic = admin.list_topics(name, timeout=10).topics[name]
+        if len(topic.partitions) == partitions and all(p.leader >= 0 for p in topic.partitions.values()):
+            return
+    raise AssertionError(f"topic {name} has no leaders: {topic.partitions}")

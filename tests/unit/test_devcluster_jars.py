@@ -1,0 +1,107 @@
+"""Kafka's jars: verified against the committed list, fetched again when they are not the ones it names."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kpsplit.devcluster import jars
+from kpsplit.devcluster.java import Java
+from kpsplit.errors import KpsplitError
+
+GOOD = {"a-1.jar": b"the first", "b-2.jar": b"the second"}
+EXPECTED = {name: hashlib.sha256(content).hexdigest() for name, content in GOOD.items()}
+JAVA = Java(Path("java"), 17)
+
+
+def fill(folder: Path, content: dict[str, bytes]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in content.items():
+        (folder / name).write_bytes(data)
+
+
+@pytest.fixture
+def downloads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Replaces Ivy by a source of good jars; lists the folders it was asked to fill."""
+    return replace_ivy(monkeypatch, lambda work: fill(work / "jars", GOOD))
+
+
+def replace_ivy(monkeypatch: pytest.MonkeyPatch, download: Callable[[Path], None]) -> list[Path]:
+    asked: list[Path] = []
+
+    def resolve(java: Java, ivy: Path, work: Path) -> None:
+        asked.append(work)
+        download(work)
+
+    monkeypatch.setattr(jars, "expected_jars", lambda: EXPECTED)
+    monkeypatch.setattr(jars, "_resolve", resolve)
+    return asked
+
+
+def test_the_list_names_kafka_and_what_it_needs() -> None:
+    expected = jars.expected_jars()
+    assert f"kafka_2.13-{jars.KAFKA_VERSION}.jar" in expected
+    assert f"kafka-clients-{jars.KAFKA_VERSION}.jar" in expected
+    assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in expected.values())
+
+
+def test_missing_and_altered_jars_are_named(tmp_path: Path) -> None:
+    fill(tmp_path, {"a-1.jar": b"altered"})
+    wrong = jars.faults(tmp_path, EXPECTED)
+    assert len(wrong) == 2
+    assert wrong[0].startswith("a-1.jar has SHA-256")
+    assert wrong[1] == "b-2.jar is missing"
+
+
+def test_a_first_call_downloads_and_a_second_does_not(tmp_path: Path, downloads: list[Path]) -> None:
+    folder = jars.ensure_jars(JAVA, tmp_path)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == GOOD
+    assert jars.ensure_jars(JAVA, tmp_path) == folder
+    assert len(downloads) == 1
+
+
+def test_a_corrupted_jar_is_fetched_again_with_the_reason(
+    tmp_path: Path, downloads: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = jars.ensure_jars(JAVA, tmp_path)
+    (folder / "b-2.jar").write_bytes(b"corrupted")
+    jars.ensure_jars(JAVA, tmp_path)
+    assert (folder / "b-2.jar").read_bytes() == GOOD["b-2.jar"]
+    assert "fetched again: b-2.jar has SHA-256" in capsys.readouterr().err
+
+
+def test_jars_that_are_not_the_expected_ones_are_never_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_ivy(monkeypatch, lambda work: fill(work / "jars", {**GOOD, "a-1.jar": b"foreign"}))
+    with pytest.raises(KpsplitError, match="not the expected ones: a-1.jar has SHA-256"):
+        jars.ensure_jars(JAVA, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [f"kafka-{jars.KAFKA_VERSION}.lock"]
+
+
+def test_a_download_that_breaks_off_leaves_the_old_jars(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, downloads: list[Path]
+) -> None:
+    folder = jars.ensure_jars(JAVA, tmp_path)
+    (folder / "a-1.jar").unlink()
+
+    def fail(work: Path) -> None:
+        raise KpsplitError("no network")
+
+    replace_ivy(monkeypatch, fail)
+    with pytest.raises(KpsplitError, match="no network"):
+        jars.ensure_jars(JAVA, tmp_path)
+    assert (folder / "b-2.jar").read_bytes() == GOOD["b-2.jar"]
+
+
+def test_without_pyspark_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jars, "find_spec", lambda name: None)
+    with pytest.raises(KpsplitError, match="needs PySpark") as caught:
+        jars.ensure_jars(JAVA, tmp_path)
+    assert caught.value.hint is not None and "kpsplit[demo]" in caught.value.hint

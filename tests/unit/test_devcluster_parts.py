@@ -1,0 +1,144 @@
+"""The parts of the embedded cluster that need no broker: ports, folders, identities, deadlines, progress."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kpsplit.devcluster import storage
+from kpsplit.devcluster.config import HOST, NodeAddress
+from kpsplit.devcluster.deadline import Deadline
+from kpsplit.devcluster.identity import ProcessIdentity
+from kpsplit.devcluster.ports import PortReservation, can_share
+from kpsplit.devcluster.process import KeeperClient, ManagedProcess
+from kpsplit.devcluster.progress import Progress
+from kpsplit.devcluster.running import RunningBroker, RunningCluster
+from kpsplit.devcluster.storage import ClusterIdentity
+from kpsplit.errors import ConflictError, DeadlineExceededError, KpsplitError, UsageError
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+def test_reserved_ports_are_given_to_nobody_else() -> None:
+    with PortReservation() as ports, PortReservation() as others:
+        mine = {ports.any_free() for _ in range(50)}
+        assert mine.isdisjoint({others.any_free() for _ in range(50)})
+        assert len(mine) == 50
+
+
+def test_a_server_can_listen_on_a_port_reserved_for_it() -> None:
+    with PortReservation() as ports:
+        port = ports.any_free()
+        ports.before_start(NodeAddress(0, port, ports.any_free()))
+        with socket.create_server((HOST, port)), socket.create_connection((HOST, port)):
+            pass
+        if can_share():  # it is still reserved when that server is gone
+            with pytest.raises(OSError, match=r"in use"), socket.socket() as plain:
+                plain.bind((HOST, port))
+
+
+def test_a_remembered_port_that_is_taken_is_refused() -> None:
+    with socket.create_server((HOST, 0)) as foreign, PortReservation() as ports:
+        with pytest.raises(ConflictError, match="used by another process"):
+            ports.exactly(foreign.getsockname()[1])
+
+
+def test_an_identity_is_read_back_as_it_was_saved(tmp_path: Path) -> None:
+    identity = ClusterIdentity(storage.new_id(), (NodeAddress(0, 1, 2), NodeAddress(1, 3, 4)))
+    assert ClusterIdentity.load(tmp_path) is None
+    identity.save(tmp_path)
+    assert ClusterIdentity.load(tmp_path) == identity
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"cluster_id": "x", "nodes": [{"port": 1}]}'])
+def test_a_foreign_file_is_not_taken_for_an_identity(tmp_path: Path, text: str) -> None:
+    (tmp_path / "cluster.json").write_text(text)
+    with pytest.raises(UsageError, match="not the description of an embedded cluster"):
+        ClusterIdentity.load(tmp_path)
+
+
+def test_a_folder_is_locked_for_others_until_it_is_let_go(tmp_path: Path) -> None:
+    with storage.locked(tmp_path):
+        with pytest.raises(ConflictError, match="is running on"), storage.locked(tmp_path):
+            pass
+    with storage.locked(tmp_path):
+        pass
+
+
+def test_an_identity_ends_with_its_process() -> None:
+    with subprocess.Popen(SLEEPER) as process:
+        identity = ProcessIdentity.of(process.pid)
+        assert identity is not None and identity.alive
+        assert not ProcessIdentity(process.pid, "another start time").alive
+        process.kill()
+        process.wait()
+        assert not identity.alive
+
+
+def test_only_a_cluster_whose_owner_lives_counts_as_running(tmp_path: Path) -> None:
+    me = ProcessIdentity.of(os.getpid())
+    assert me is not None
+    running = RunningCluster("127.0.0.1:1", me, (RunningBroker(0, 1, me, "log"),), None)
+    assert RunningCluster.load(tmp_path) is None
+    running.save(tmp_path)
+    assert RunningCluster.load(tmp_path) == running
+    RunningCluster("127.0.0.1:1", ProcessIdentity(me.pid, "earlier"), (), None).save(tmp_path)
+    assert RunningCluster.load(tmp_path) is None
+
+
+def test_the_keeper_starts_signals_and_ends_processes(tmp_path: Path) -> None:
+    keeper = KeeperClient(temporary=tmp_path / "data")
+    (tmp_path / "data").mkdir()
+    first = ManagedProcess(keeper, "first", SLEEPER, tmp_path / "log")
+    second = ManagedProcess(keeper, "second", SLEEPER, tmp_path / "log")
+    first.kill()
+    assert (first.exit_code, second.exit_code) == (-9, None)
+    keeper.close()
+    assert ProcessIdentity.of(second.pid) is None
+    assert not (tmp_path / "data").exists()
+
+
+def test_the_keeper_reports_what_it_cannot_do(tmp_path: Path) -> None:
+    keeper = KeeperClient()
+    try:
+        with pytest.raises(KpsplitError, match="FileNotFoundError"):
+            ManagedProcess(keeper, "none", ["/no/such/program"], tmp_path / "log")
+        with pytest.raises(KpsplitError, match="KeyError"):
+            keeper.request(op="dance")
+    finally:
+        keeper.close()
+    with pytest.raises(KpsplitError, match="keeper of the embedded cluster has ended"):
+        keeper.request(op="status")
+
+
+def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    keeper = KeeperClient()
+    try:
+        process = ManagedProcess(keeper, "x", [sys.executable, "-c", stubborn], tmp_path / "log")
+        process.terminate(grace=0.2)
+        assert process.exit_code is not None
+    finally:
+        keeper.close()
+
+
+def test_a_deadline_says_what_was_not_done() -> None:
+    Deadline(60).check("nothing")
+    expired = Deadline(0)
+    assert expired.expired and expired.remaining == 0.0
+    with pytest.raises(DeadlineExceededError, match="the thing: not done within 0 s"):
+        expired.check("the thing")
+
+
+def test_progress_in_a_log_is_a_line_for_every_tenth_step() -> None:
+    stream = io.StringIO()
+    with Progress("fetching", total=12, stream=stream) as progress:
+        for _ in range(12):
+            progress.step()
+    assert stream.getvalue().splitlines() == [f"fetching: {n} of 12 files" for n in (0, 10, 12)]

@@ -1,0 +1,264 @@
+"""Values and keys of the control topic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kpsplit.errors import FutureVersionError, RecordError, UsageError
+from kpsplit.splitter.events import Abort, Freeze, Prepare
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.machine import apply
+from kpsplit.splitter.partition_state import EndedBy, PartitionState, SubTopic, SubTopicState
+from kpsplit.splitter.records import control, keys
+from kpsplit.splitter.records.control import (
+    Enrolment,
+    Partitioner,
+    Settings,
+    decode_enrolment,
+    decode_settings,
+    decode_state,
+    encode_enrolment,
+    encode_settings,
+    encode_state,
+)
+from tests.unit.samples import PARENT, UNSPLIT, committed, fenced, life, split_attempt
+
+LIFE = life()
+SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(4))
+FENCED = fenced(UNSPLIT, SPLIT)
+STATES = {
+    "unsplit": UNSPLIT,
+    "preparing": apply(UNSPLIT, Prepare(SPLIT)),
+    "fenced": FENCED,
+    "committed": committed(UNSPLIT, SPLIT, {0: 10}),
+    "split": LIFE.split,
+    "nested": LIFE.nested,
+    "merged": LIFE.merged,
+    "aborted": apply(FENCED, Abort("s", EndedBy.REQUEST, "because → of ümlauts")),
+    "frozen": apply(UNSPLIT, Freeze("truncated")),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_is_read_back_as_it_was_written(name: str) -> None:
+    assert decode_state(encode_state(STATES[name])) == STATES[name]
+
+
+def test_encoding_is_canonical() -> None:
+    data = encode_enrolment(Enrolment("orders", "id", Partitioner.EXPLICIT, True))
+    assert data == b'{"partitioner":"explicit","settled":true,"topic":"orders","topic_id":"id","v":1}'
+    assert encode_settings(Settings(5000)) == b'{"lease_ms":5000,"v":1}'
+
+
+@pytest.mark.parametrize("partitioner", Partitioner)
+@pytest.mark.parametrize("settled", [True, False])
+def test_an_enrolment_is_read_back_as_it_was_written(partitioner: Partitioner, settled: bool) -> None:
+    enrolment = Enrolment("orders", "id", partitioner, settled)
+    assert decode_enrolment(encode_enrolment(enrolment)) == enrolment
+
+
+@pytest.mark.parametrize("lease_ms", [99, 600_001, -1])
+def test_a_lease_out_of_bounds_is_neither_written_nor_read(lease_ms: int) -> None:
+    with pytest.raises(RecordError):
+        encode_settings(Settings(lease_ms))
+    with pytest.raises(RecordError):
+        decode_settings(json.dumps({"v": 1, "lease_ms": lease_ms}).encode())
+
+
+def test_what_readers_would_reject_is_never_written() -> None:
+    """An operator's name that is too long, say, would make the record unreadable for everybody."""
+    for changes in ({"operator": "x" * 1001}, {"id": "x" * 65}, {"subtopic": "no topic"}):
+        with pytest.raises(RecordError):
+            encode_state(apply(UNSPLIT, Prepare(replace(SPLIT, **changes))))  # type: ignore[arg-type]
+
+
+def changed(state: PartitionState, change: Callable[[dict[str, Any]], object]) -> bytes:
+    value = json.loads(encode_state(state))
+    change(value)
+    return json.dumps(value).encode()
+
+
+def put(name: str, value: object) -> Callable[[dict[str, Any]], object]:
+    return lambda state: state.__setitem__(name, value)
+
+
+def in_segment(index: int, name: str, value: object) -> Callable[[dict[str, Any]], object]:
+    return lambda state: state["segments"][index].__setitem__(name, value)
+
+
+BAD_CHANGES: dict[str, tuple[PartitionState, Callable[[dict[str, Any]], object]]] = {
+    "an unknown field": (UNSPLIT, put("surprise", 1)),
+    "a missing field": (UNSPLIT, lambda s: s.pop("revision")),
+    "an unknown phase": (UNSPLIT, put("phase", "resting")),
+    "a phase that is a list": (UNSPLIT, put("phase", ["steady"])),
+    "a number that is true": (UNSPLIT, put("revision", True)),
+    "a number that is a text": (UNSPLIT, put("revision", "1")),
+    "a negative number": (UNSPLIT, put("revision", -1)),
+    "a number beyond 64 bits": (UNSPLIT, put("revision", 1 << 63)),
+    "an epoch beyond the stamp's 32 bits": (UNSPLIT, put("epoch", 1 << 32)),
+    "an epoch that no segment was opened in": (LIFE.split, put("epoch", 2)),
+    "an epoch before that of a segment": (LIFE.split, put("epoch", 0)),
+    "no segments": (UNSPLIT, put("segments", [])),
+    "segments that are no list": (UNSPLIT, put("segments", {})),
+    "a segment that is no object": (UNSPLIT, put("segments", [0])),
+    "no topic's name": (UNSPLIT, put("topic", "or/ders")),
+    "a topic's name that is too long": (UNSPLIT, put("topic", "x" * 250)),
+    "half a character": (UNSPLIT, put("topic_id", "\ud800")),
+    "a partition out of range": (UNSPLIT, put("partition", 1 << 31)),
+    "an attempt while steady": (FENCED, put("phase", "steady")),
+    "a fence without an attempt": (UNSPLIT, put("phase", "fenced")),
+    "a commit whose source is still open": (FENCED, put("phase", "committed")),
+    "a fence whose source is closed": (STATES["committed"], put("phase", "fenced")),
+    "an attempt on a segment that is not there": (FENCED, lambda s: s["attempt"].update(sources=[7])),
+    "an attempt without sources": (FENCED, lambda s: s["attempt"].update(sources=[])),
+    "an attempt with a sub-topic that is not there": (FENCED, put("subtopics", [])),
+    "an attempt whose range is no pair": (FENCED, lambda s: s["attempt"].update(ranges=[[0]])),
+    "an attempt whose range is a number": (FENCED, lambda s: s["attempt"].update(ranges=[0])),
+    "an outcome without an attempt": (LIFE.split, lambda s: s["last"].update(attempt=None)),
+    "frozen without a reason": (UNSPLIT, put("phase", "frozen")),
+    "a reason without being frozen": (UNSPLIT, put("frozen_reason", "because")),
+    "a range that is empty": (UNSPLIT, in_segment(0, "range", [5, 5])),
+    "a range that is huge": (UNSPLIT, in_segment(0, "range", [0, 10**4000])),
+    "a range of booleans": (UNSPLIT, in_segment(0, "range", [False, True])),
+    "ranges that leave a hole": (LIFE.split, in_segment(2, "range", [1, 1 << 30])),
+    "a segment that ends before it starts": (LIFE.split, in_segment(1, "end", 0)),
+    "a stride of zero": (UNSPLIT, in_segment(0, "stride", 0)),
+    "a predecessor that is unknown": (LIFE.split, in_segment(2, "predecessors", [77])),
+    "a child that begins below its predecessor": (LIFE.split, in_segment(2, "base", 999)),
+    "a segment without a successor": (
+        UNSPLIT,
+        lambda s: s["segments"][0].update(end=10, closed_epoch=1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CHANGES)
+def test_a_state_that_breaks_a_rule_is_rejected_with_a_reason(name: str) -> None:
+    state, change = BAD_CHANGES[name]
+    with pytest.raises(RecordError) as caught:
+        decode_state(changed(state, change))
+    assert not isinstance(caught.value, FutureVersionError)
+    assert caught.value.message.startswith("partition state: ")
+
+
+def many_segments(count: int) -> PartitionState:
+    """A partition that was moved on and on: a long, sound history, made without the machine for speed."""
+    first = UNSPLIT.lineage.segments[0]
+    segments = [
+        replace(
+            first,
+            id=i,
+            start=2 * i,
+            end=2 * i + 1,
+            opened_epoch=i,
+            closed_epoch=i + 1,
+            progression=replace(first.progression, base=i),
+        )
+        for i in range(count)
+    ]
+    segments[-1] = replace(segments[-1], end=None, closed_epoch=None)
+    return replace(UNSPLIT, lineage=Lineage(PARENT, tuple(segments)).check(), epoch=count - 1)
+
+
+def test_no_attempt_begins_where_its_end_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition must never be stuck in a fence because the roll-back is too large to be written."""
+    state = many_segments(300)
+    size = len(encode_state(state))
+    attempt = split_attempt(state, 299, WHOLE.split_evenly(64))
+    prepared = apply(state, Prepare(attempt))
+    monkeypatch.setattr(control, "MAX_BYTES", size + control.ROOM_TO_END)
+    with pytest.raises(RecordError, match="too long for another operation"):
+        encode_state(prepared)
+    monkeypatch.setattr(control, "MAX_BYTES", size + control.ROOM_TO_END + 3000)
+    room = len(encode_state(prepared)) + control.ROOM_TO_END
+    done = committed(state, attempt, {299: 1000})
+    assert len(encode_state(done)) < room
+
+
+def test_what_a_merge_of_64_adds_fits_the_room_that_is_kept_for_it_even_with_the_longest_names() -> None:
+    topic = PhysicalPartition("x" * 249, 2**31 - 1)
+    state = PartitionState.unsplit(topic, "i" * 100)
+    attempt = split_attempt(state, 0, WHOLE.split_evenly(64))
+    before = apply(state, Prepare(attempt))
+    grown = len(encode_state(committed(state, attempt, {0: 2**62}))) - len(encode_state(before))
+    assert 0 < grown < control.ROOM_TO_END
+
+
+def test_a_record_over_the_size_limit_is_not_written() -> None:
+    subtopics = tuple(SubTopic("x" * 249, i + 1, 2, SubTopicState.RETIRED, "i" * 100) for i in range(2500))
+    with pytest.raises(RecordError, match="over the limit"):
+        encode_state(replace(UNSPLIT, subtopics=subtopics))
+
+
+@pytest.mark.parametrize(
+    ("key", "meaning"),
+    [
+        (b"orders/3", PARENT),
+        (b"orders/0", PhysicalPartition("orders", 0)),
+        (b"orders/*", "orders"),
+        (b"_cluster", None),
+        (b"_cluster/0", PhysicalPartition("_cluster", 0)),
+    ],
+)
+def test_a_control_key_says_what_its_record_is_about(key: bytes, meaning: object) -> None:
+    assert keys.parse_control_key(key) == meaning
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        None,
+        b"",
+        b"/",
+        b"orders",
+        b"orders/",
+        b"orders/03",
+        b"orders/-1",
+        b"orders/2147483648",
+        b"orders/3/4",
+        b"orders/3\n",
+        b"or ders/3",
+        b"\xff/3",
+        "orders/٣".encode(),
+        b"../*",
+        b"x" * 250 + b"/3",
+    ],
+)
+def test_a_key_that_kpsplit_never_writes_is_rejected(key: bytes | None) -> None:
+    with pytest.raises(RecordError):
+        keys.parse_control_key(key)
+
+
+def test_every_key_that_is_written_is_read_back() -> None:
+    assert keys.parse_control_key(keys.partition_key(PARENT)) == PARENT
+    assert keys.parse_control_key(keys.enrolment_key("orders")) == "orders"
+    assert keys.parse_control_key(keys.SETTINGS_KEY) is None
+
+
+def test_a_partition_named_by_a_user_is_read_or_refused_as_bad_input() -> None:
+    assert keys.parse_partition("orders/3") == PARENT
+    with pytest.raises(UsageError):
+        keys.parse_partition("orders")
+
+
+def test_a_sub_topic_is_named_after_topic_partition_and_split() -> None:
+    assert keys.subtopic_name(PARENT, 1) == "orders.split-3-1"
+
+
+@pytest.mark.parametrize("length", [200, 238, 239, 240, 249])
+def test_a_sub_topics_name_is_never_too_long_and_differs_where_the_topics_differ(length: int) -> None:
+    names = {keys.subtopic_name(PhysicalPartition("x" * (length - 1) + last, 3), 1) for last in "ab"}
+    assert len(names) == 2
+    assert all(keys.is_topic_name(name) and name.endswith(".split-3-1") for name in names)
+
+
+def test_names_that_are_one_in_kafkas_metrics_collide() -> None:
+    assert keys.collides("a.b", "a_b")
+    assert not keys.collides("a.b", "a.b")
+    assert not keys.collides("a.b", "a.c")

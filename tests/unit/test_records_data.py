@@ -1,0 +1,125 @@
+"""What kpsplit writes into data topics (stamp, marker) and the boundary records of a commit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kpsplit.errors import FutureVersionError, RecordError
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.marker import Marker, MarkerKind
+from kpsplit.splitter.records.offsets import SegmentEnd, boundaries, decode_boundary
+from kpsplit.splitter.records.stamp import SIZE, Stamp, instance_name, prefix
+from tests.unit.samples import PARENT, UNSPLIT, committed, life, merge_attempt, phantom, split_attempt
+
+LIFE = life()
+STAMP = Stamp(epoch=2, instance=0xA1B2, sequence=258)
+STAMP_BYTES = bytes.fromhex("0100000002000000000000a1b20000000000000102")
+SEAL = Marker(MarkerKind.SEAL, PARENT, "attempt-1")
+
+
+def test_a_stamp_is_21_big_endian_bytes() -> None:
+    assert SIZE == 21
+    assert STAMP.encode() == STAMP_BYTES
+    assert Stamp.decode(STAMP_BYTES) == STAMP
+
+
+def test_the_hot_path_completes_a_prefix_with_the_sequence_number() -> None:
+    assert prefix(2, 0xA1B2) + (258).to_bytes(8, "big") == STAMP_BYTES
+
+
+@pytest.mark.parametrize(
+    "data", [None, b"", b"\x01", STAMP_BYTES[:-1], STAMP_BYTES + b"\0", b"\0" + STAMP_BYTES[1:]]
+)
+def test_a_malformed_stamp_is_rejected(data: bytes | None) -> None:
+    with pytest.raises(RecordError) as caught:
+        Stamp.decode(data)
+    assert not isinstance(caught.value, FutureVersionError)
+
+
+@pytest.mark.parametrize("data", [b"\x02", b"\x02" + STAMP_BYTES[1:], b"\xff" * 40])
+def test_a_stamp_of_a_newer_version_is_told_from_garbage_whatever_its_length(data: bytes) -> None:
+    with pytest.raises(FutureVersionError):
+        Stamp.decode(data)
+
+
+def test_an_instance_is_shown_with_16_digits() -> None:
+    assert instance_name(0xA1) == "00000000000000a1"
+
+
+@pytest.mark.parametrize("kind", MarkerKind)
+def test_a_marker_is_read_back_as_it_was_written(kind: MarkerKind) -> None:
+    marker = replace(SEAL, kind=kind)
+    assert Marker.decode(marker.encode()) == marker
+
+
+def test_a_marker_is_this_json() -> None:
+    assert SEAL.encode() == b'{"attempt":"attempt-1","marker":"seal","partition":3,"topic":"orders","v":1}'
+
+
+@pytest.mark.parametrize(
+    "changes", [{"marker": "stop"}, {"topic": "a/b"}, {"partition": -1}, {"attempt": "x" * 65}, {"more": 1}]
+)
+def test_a_malformed_marker_is_rejected(changes: dict[str, Any]) -> None:
+    with pytest.raises(RecordError):
+        Marker.decode(json.dumps(json.loads(SEAL.encode()) | changes).encode())
+
+
+def test_a_marker_that_readers_would_reject_is_never_written() -> None:
+    with pytest.raises(RecordError):
+        replace(SEAL, attempt_id="x" * 65).encode()
+
+
+def test_a_split_has_a_boundary_per_phantom_that_says_where_the_parent_ends() -> None:
+    state = committed(UNSPLIT, split_attempt(UNSPLIT, 0, WHOLE.split_evenly(4)), {0: 1000})
+    found = boundaries(state)
+    assert [b.range for b in found] == list(WHOLE.split_evenly(4))
+    assert [(b.opened_segment, b.opened, b.start) for b in found] == [
+        (i + 2, phantom(i), 0) for i in range(4)
+    ]
+    assert {b.ends for b in found} == {(SegmentEnd(0, PARENT, 1000, 4),)}
+
+
+def test_a_merge_has_one_boundary_with_the_ends_of_all_that_must_be_drained_before_it() -> None:
+    state = committed(
+        LIFE.split, merge_attempt(LIFE.split, (2, 3, 4, 5), WHOLE), {1: 1003, 2: 8, 3: 5, 4: 9, 5: 6}
+    )
+    (boundary,) = boundaries(state)
+    assert [e.segment for e in boundary.ends] == [1, 2, 3, 4, 5]
+    assert (boundary.epoch, boundary.opened, boundary.start) == (2, PARENT, 1004)
+
+
+def test_a_boundary_is_read_back_as_it_was_written_and_its_key_names_range_and_no_group() -> None:
+    for boundary in boundaries(LIFE.split):
+        assert decode_boundary(boundary.encode()) == boundary
+    first = boundaries(LIFE.split)[0]
+    assert first.key == b'{"group":null,"hi":1073741824,"lo":0,"partition":3,"topic":"orders"}'
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lo": -1},
+        {"lo": 1 << 32},
+        {"hi": 0},
+        {"ends": {}},
+        {"ends": [{"segment": 0}]},
+        {"topic": "a/b"},
+        {"opened_partition": 1 << 31},
+        {"opened_topic": ""},
+        {"more": 1},
+        {"start": None},
+    ],
+)
+def test_a_malformed_boundary_is_rejected(changes: dict[str, Any]) -> None:
+    value = json.loads(boundaries(LIFE.split)[0].encode()) | changes
+    with pytest.raises(RecordError):
+        decode_boundary(json.dumps(value).encode())
+
+
+def test_a_physical_partition_is_shown_as_users_write_it() -> None:
+    assert str(PhysicalPartition("orders", 3)) == "orders/3"
