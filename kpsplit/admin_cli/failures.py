@@ -1,4 +1,4 @@
-"""Any error becomes exactly one line on stderr and an exit code. Nothing else in the package prints errors."""
+"""Any error becomes exactly one line on stderr and an exit code. Nothing else here prints errors."""
 
 from __future__ import annotations
 

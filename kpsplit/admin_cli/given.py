@@ -57,6 +57,25 @@ def _take(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         setattr(given, param.name, value)
 
 
+class GlobalOption(click.Option):
+    """An option of every verb; the help of a verb lists them behind its own."""
+
+
+class VerbCommand(click.Command):
+    """A command whose help has a section of its own for the global options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verb's own options, then the global ones."""
+        options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
+        shared = [p for p in options if isinstance(p, GlobalOption)]
+        own = [p for p in options if not isinstance(p, GlobalOption)]
+        for title, params in (("Options", own), ("Global options", shared)):
+            rows = [row for p in params if (row := p.get_help_record(ctx)) is not None]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
 _OPTIONS = (
     click.option(
         "-b",
@@ -65,6 +84,7 @@ _OPTIONS = (
         help="Brokers to begin with.",
         callback=_take,
         expose_value=False,
+        cls=GlobalOption,
     ),
     click.option(
         "--command-config",
@@ -73,6 +93,7 @@ _OPTIONS = (
         help="Connection settings, one key=value a line: any librdkafka property.",
         callback=_take,
         expose_value=False,
+        cls=GlobalOption,
     ),
     click.option(
         "-X",
@@ -84,6 +105,7 @@ _OPTIONS = (
         help="One librdkafka property; may be repeated, wins over the file.",
         callback=_take,
         expose_value=False,
+        cls=GlobalOption,
     ),
     click.option(
         "-o",
@@ -92,6 +114,7 @@ _OPTIONS = (
         help="Form of the data on stdout.  [default: table]",
         callback=_take,
         expose_value=False,
+        cls=GlobalOption,
     ),
     click.option(
         "--timeout",
@@ -100,6 +123,7 @@ _OPTIONS = (
         help="Limit for the whole call, e.g. 90s.  [default: 60s]",
         callback=_take,
         expose_value=False,
+        cls=GlobalOption,
     ),
     click.option(
         "-v",
@@ -108,6 +132,7 @@ _OPTIONS = (
         help="Say more on stderr; -vv also shows tracebacks and the client's log.",
         callback=_take,
         expose_value=False,
+        cls=GlobalOption,
     ),
 )
 

@@ -9,7 +9,7 @@ from typing import Self
 
 
 class Interrupts:
-    """While it is entered, the first SIGINT or SIGTERM raises KeyboardInterrupt; further ones only say why not.
+    """While it is entered, the first signal raises KeyboardInterrupt; further ones only say why not.
 
     ``terminated`` tells which one it was. Only for the main thread.
     """

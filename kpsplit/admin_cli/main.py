@@ -37,7 +37,7 @@ _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_
 class Root(LazyGroup):
     """The root group. Its ``main`` always ends with SystemExit, so tests see what users see."""
 
-    def main(  # type: ignore[override]
+    def main(
         self,
         args: Sequence[str] | None = None,
         prog_name: str | None = None,
@@ -50,8 +50,8 @@ class Root(LazyGroup):
 
 
 @click.group(cls=Root, name=PROGRAM, context_settings=_CONTEXT, no_args_is_help=True)
-@click.version_option(__version__, "-V", "--version", prog_name=PROGRAM, message="%(prog)s %(version)s")
 @global_options
+@click.version_option(__version__, "-V", "--version", prog_name=PROGRAM, message="%(prog)s %(version)s")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Split and merge live Kafka partitions by key range.

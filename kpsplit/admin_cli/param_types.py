@@ -5,22 +5,29 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kpsplit.errors import UsageError
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import MAX_RANGES
 from kpsplit.splitter.records.keys import is_topic_name, parse_partition
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LONGEST = 24 * 3600.0
-MIN_RANGES, MAX_RANGES = 2, 64
+MIN_RANGES = 2
 
 
-class _Type(click.ParamType):
+if TYPE_CHECKING:
+    _Base = click.ParamType[Any, Any]
+else:
+    _Base = click.ParamType  # not generic in older versions of click
+
+
+class _Type(_Base):
     """Calls ``read``; a UsageError of the core becomes click's."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -82,6 +89,16 @@ class KeyRangeType(_Type):
         return KeyRange.parse(text)
 
 
+class KeyRangesType(_Type):
+    """One or more ranges, separated by commas."""
+
+    name = "lo:hi[,lo:hi…]"
+
+    def read(self, text: str) -> tuple[KeyRange, ...]:
+        """Read the ranges."""
+        return tuple(KeyRange.parse(part) for part in text.split(","))
+
+
 class DurationType(_Type):
     """``250ms``, ``10s``, ``2m``, ``1h``, or plain seconds; a number of seconds."""
 
@@ -106,9 +123,7 @@ class PropertyType(_Type):
         """Read ``key=value``."""
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise UsageError(
-                "this is not a key=value pair", hint="write for example -X security.protocol=SSL"
-            )
+            raise UsageError("not a key=value pair", hint="write for example -X security.protocol=SSL")
         return key.strip(), value
 
     def split_envvar_value(self, rv: str) -> list[str]:
@@ -146,6 +161,9 @@ PARTITION = PartitionType()
 TOPIC = TopicType()
 TOPIC_OR_PARTITION = TopicOrPartitionType()
 KEY_RANGE = KeyRangeType()
+KEY_RANGES = KeyRangesType()
+BASE64 = Base64Type()
+HEX = HexType()
 DURATION = DurationType()
 PROPERTY = PropertyType()
 RANGES = click.IntRange(MIN_RANGES, MAX_RANGES)

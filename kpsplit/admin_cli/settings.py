@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kpsplit.admin_cli.given import Given
 from kpsplit.admin_cli.redaction import Redactor
@@ -72,8 +72,9 @@ def reach(connection: Connection, seconds: float) -> None:
     from kpsplit.kafka.error_map import error_of, translate
 
     seen: list[KafkaError] = []
+    config: dict[str, Any] = {**connection.client("admin"), "error_cb": seen.append}
     try:
-        admin = AdminClient(connection.client("admin", error_cb=seen.append))
+        admin = AdminClient(config)
     except (KafkaException, TypeError, ValueError) as error:
         raise refused_setting(str(error.args[0] if error.args else error)) from error
     deadline = Deadline(seconds)

@@ -9,7 +9,7 @@ refreshes its view and waits for the outcome, so a split that takes effect meanw
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -53,6 +53,8 @@ class GapReason(StrEnum):
     """The sub-topic was retired after every group had drained it."""
     MISSING = "missing"
     """The topic is gone although nobody retired it."""
+    MADE_ANEW = "made_anew"
+    """The topic was deleted and made again: what it holds now is something else."""
     CUT_OFF = "cut_off"
     """The log ends before the segment does: it was truncated."""
 
@@ -110,6 +112,7 @@ class LineageReader:
         self.tally = Tally()
         self._refresh = refresh or (lambda: self.state)
         self._patience = patience
+        self._topic_ids: dict[str, str | None] = {}
         self._reader = PhysicalReader(connection, patience)
 
     def __enter__(self) -> Self:
@@ -156,11 +159,10 @@ class LineageReader:
         """Return what can be read of a segment from ``start`` on; report what cannot."""
         if segment.end is not None and start >= segment.end:
             return None
-        bounds = None if self._is_retired(segment.source) else self._reader.bounds(segment.source)
+        lost = self._lost(segment.source)
+        bounds = None if lost else self._reader.bounds(segment.source)
         if bounds is None:
-            retired = self._is_retired(segment.source)
-            reason = GapReason.RETIRED if retired else GapReason.MISSING
-            self._gap(segment, start, segment.end or start + 1, reason)
+            self._gap(segment, start, segment.end or start + 1, lost or GapReason.MISSING)
             return None
         end = bounds.stable if segment.end is None else segment.end
         if bounds.low > start:
@@ -187,8 +189,6 @@ class LineageReader:
                         return
                 case Foreign(foreign):
                     self.tally.foreign[foreign] += 1
-                case Wait():
-                    raise AssertionError("unreachable: waited for")
 
     def _look_behind(self, segment_id: int) -> None:
         """Count what stands behind the last end of a phantom partition; nothing there is delivered."""
@@ -199,8 +199,7 @@ class LineageReader:
             return
         bounds = self._reader.bounds(segment.source)
         if bounds is not None and bounds.low <= segment.end < bounds.stable:
-            for _ in self._stretch(segment, segment.end + 1, bounds.stable):
-                raise AssertionError("unreachable: nothing behind the end is delivered")
+            deque(self._stretch(segment, segment.end + 1, bounds.stable), maxlen=0)
 
     def _verdict(
         self, source: PhysicalPartition, message: Message, ours: OurHeaders
@@ -232,9 +231,19 @@ class LineageReader:
             )
         time.sleep(min(WAIT_SECONDS, limit.left()))
 
-    def _is_retired(self, source: PhysicalPartition) -> bool:
+    def _lost(self, source: PhysicalPartition) -> GapReason | None:
+        """Return why nothing of a topic can be read, None if it is the one that the lineage means."""
         subtopic = self.state.subtopic(source.topic)
-        return subtopic is not None and subtopic.state is SubTopicState.RETIRED
+        if subtopic is not None and subtopic.state is SubTopicState.RETIRED:
+            return GapReason.RETIRED
+        if source.topic not in self._topic_ids:
+            self._topic_ids[source.topic] = self._reader.topic_id(source.topic)
+        found, meant = self._topic_ids[source.topic], self.state.topic_id
+        if subtopic is not None:
+            meant = subtopic.topic_id or ""
+        if found is None:
+            return GapReason.MISSING
+        return GapReason.MADE_ANEW if meant and found != meant else None
 
     def _gap(self, segment: Segment, start: int, end: int, reason: GapReason) -> None:
         if end > start:

@@ -20,7 +20,7 @@ class LogicalRecord:
     """One delivered record: its logical place, its content, and where it is stored.
 
     ``epoch`` is the epoch that opened its segment. ``headers`` are without the stamp. ``timestamp`` is in
-    milliseconds since 1970, None if the record has none. ``keyless``: it has no key, so it has no order to keep.
+    milliseconds since 1970, None if the record has none.
     """
 
     logical_offset: int
@@ -54,7 +54,7 @@ NONE_OF_OURS = OurHeaders()
 
 
 def read_headers(headers: RawHeaders) -> OurHeaders:
-    """Find the stamp and the marker among a record's headers. Garbage counts as neither: no data are lost by it.
+    """Find the stamp and the marker among a record's headers. Garbage is neither: no data are lost by it.
 
     Raises:
         FutureVersionError: a newer kpsplit wrote them.

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, TopicPartition
 
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
 from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.error_map import error_of, translate
-from kpsplit.kafka.log_tail import stable_end
+from kpsplit.kafka.error_map import translate
 from kpsplit.splitter.lineage import PhysicalPartition
 
 BATCH = 1000
@@ -21,8 +21,8 @@ BUFFER_KBYTES = 16_384
 """What the client fetches ahead: bounds memory, with the batch."""
 
 POLL_SECONDS = 0.5
-REQUEST_SECONDS = 10.0
-MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+CERTAIN_SECONDS = 2.0
+ASK_AGAIN_SECONDS = 0.2
 _TRANSIENT = {
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
@@ -55,7 +55,7 @@ class PhysicalReader:
 
     def __init__(self, connection: Connection, patience: float = 30.0) -> None:
         self._patience = patience
-        self._admin = AdminClient(connection.client("admin"))
+        self._admin = ClusterAdmin(connection)
         self._consumer = Consumer(
             connection.client(
                 "reader",
@@ -84,18 +84,22 @@ class PhysicalReader:
         Raises:
             KpsplitError: the brokers could not be asked, or a right is missing.
         """
-        what = f"read the bounds of {source}"
-        try:
-            if not self._exists(source):
-                return None
-            place = TopicPartition(source.topic, source.partition)
-            low, high = self._consumer.get_watermark_offsets(place, timeout=REQUEST_SECONDS)
-        except KafkaException as exception:
-            error = error_of(exception)
-            if error is not None and error.code() in MISSING:
-                return None
-            raise translate(error, what) from exception
-        return LogBounds(low, high, stable_end(self._admin, source.topic, source.partition, REQUEST_SECONDS))
+        low = self._admin.start_offsets([source])
+        high = self._admin.end_offsets([source])
+        stable = self._admin.end_offsets([source], IsolationLevel.READ_COMMITTED)
+        if source not in low or source not in high or source not in stable:
+            return None
+        return LogBounds(low[source], high[source].offset, stable[source].offset)
+
+    def topic_id(self, topic: str) -> str | None:
+        """Return Kafka's id of a topic, None if there is no such topic.
+
+        A broker that has just started may not know every topic yet, so "no" is asked for more than once.
+        """
+        limit = Deadline(CERTAIN_SECONDS)
+        while (found := self._admin.layout(topic)) is None and limit.left() > 0:
+            time.sleep(ASK_AGAIN_SECONDS)
+        return None if found is None else found.topic_id
 
     def records(self, source: PhysicalPartition, start: int, end: int) -> Iterator[Message]:
         """Yield the committed records of [start, end) in the order of their offsets.
@@ -130,10 +134,6 @@ class PhysicalReader:
     def position(self) -> int:
         """The offset before which the current partition has been read."""
         return self._position
-
-    def _exists(self, source: PhysicalPartition) -> bool:
-        found = self._consumer.list_topics(source.topic, timeout=REQUEST_SECONDS).topics.get(source.topic)
-        return found is not None and source.partition in found.partitions
 
     def _go_to(self, source: PhysicalPartition, start: int) -> None:
         if source == self._source and self._position <= start and self._fetched:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from kpsplit.errors import AuthorizationError, UnreachableError, UsageError
+from kpsplit.errors import AuthorizationError, ConfigurationError, UnreachableError, UsageError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -38,7 +38,7 @@ _GRACE = 0.5
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
-
+_NEWEST: OffsetSpec = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
 _REFUSALS = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL}
 
 
@@ -96,7 +96,10 @@ class ClusterAdmin:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._trouble = _Trouble()
-        self._client = AdminClient(connection.client("admin", error_cb=self._trouble.note))
+        try:
+            self._client = AdminClient(connection.client("admin", error_cb=self._trouble.note))
+        except (KafkaException, ValueError, TypeError) as error:
+            raise _refused_setting(error) from None
 
     @property
     def client(self) -> AdminClient:
@@ -220,6 +223,11 @@ class ClusterAdmin:
         found = self._offsets(places, _EARLIEST, IsolationLevel.READ_UNCOMMITTED, seconds)
         return {place: end.offset for place, end in found.items()}
 
+    def newest_timestamps(self, places: Iterable[PhysicalPartition]) -> dict[PhysicalPartition, int]:
+        """Return the greatest timestamp of each log's records, in ms; empty logs are left out."""
+        found = self._list_offsets(places, _NEWEST, IsolationLevel.READ_UNCOMMITTED, ANSWER_SECONDS)
+        return {place: result.timestamp for place, result in found.items() if result.timestamp > 0}
+
     def _offsets(
         self,
         places: Iterable[PhysicalPartition],
@@ -227,20 +235,31 @@ class ClusterAdmin:
         isolation: IsolationLevel,
         seconds: float,
     ) -> dict[PhysicalPartition, LogEnd]:
+        found = self._list_offsets(places, spec, isolation, seconds)
+        return {
+            place: LogEnd(r.offset, None if r.leader_epoch is None or r.leader_epoch < 0 else r.leader_epoch)
+            for place, r in found.items()
+        }
+
+    def _list_offsets(
+        self,
+        places: Iterable[PhysicalPartition],
+        spec: OffsetSpec,
+        isolation: IsolationLevel,
+        seconds: float,
+    ) -> dict[PhysicalPartition, Any]:
         wanted = {TopicPartition(p.topic, p.partition): spec for p in places}
         if not wanted:
             return {}
         seconds = max(seconds, 0.05)
         futures = self._client.list_offsets(wanted, isolation_level=isolation, request_timeout=seconds)
-        found: dict[PhysicalPartition, LogEnd] = {}
+        found: dict[PhysicalPartition, Any] = {}
         for asked, future in futures.items():
             place = PhysicalPartition(asked.topic, asked.partition)
             try:
-                result = self._answer(future, f"read the end of {place}", seconds)
+                found[place] = self._answer(future, f"read the end of {place}", seconds)
             except _MissingError:
                 continue
-            epoch = result.leader_epoch
-            found[place] = LogEnd(result.offset, None if epoch is None or epoch < 0 else epoch)
         return found
 
     def _config_entries(self, topic: str) -> dict[str, ConfigEntry]:
@@ -280,10 +299,20 @@ class ClusterAdmin:
     def _explained(self, error: KafkaError | None, what: str, *, writing: bool = False) -> Exception:
         """Return kpsplit's error; where brokers do not answer because they refuse us, say so."""
         translated = translate(error, what, writing=writing)
-        reason = self._trouble.refusal()
+        self._client.poll(0)
+        reason = self._trouble.refusal
         if isinstance(translated, UnreachableError) and reason:
             return AuthorizationError(f"could not {what}: {reason}", hint="check the security settings")
         return translated
+
+
+def _refused_setting(error: Exception) -> ConfigurationError:
+    """Return the error for settings that librdkafka refuses; it names the property, never its value."""
+    found = re.search(r"propert(?:y|ies)[: ]+[\"']?([a-z][a-z0-9._]+)", str(error))
+    name = f" {found[1]}" if found else ""
+    return ConfigurationError(
+        f"the client library refuses the setting{name}", hint="check -X and --command-config"
+    )
 
 
 def _values(entries: Mapping[str, ConfigEntry]) -> dict[str, str]:
@@ -296,20 +325,14 @@ def _set_on_topic(entry: ConfigEntry) -> bool:
 
 
 class _Trouble:
-    """What librdkafka says about its connections. ``note`` runs in threads of its own."""
+    """What librdkafka says about its connections, when the client is polled."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._refusal = ""
+        self.refusal = ""
 
     def note(self, error: KafkaError) -> None:
         if error.code() in _REFUSALS:
-            with self._lock:
-                self._refusal = "TLS failed" if error.code() == KafkaError._SSL else "authentication failed"
-
-    def refusal(self) -> str:
-        with self._lock:
-            return self._refusal
+            self.refusal = "TLS failed" if error.code() == KafkaError._SSL else "authentication failed"
 
 
 class _MissingError(Exception):

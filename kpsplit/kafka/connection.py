@@ -70,8 +70,13 @@ class Connection:
 
     def client(self, role: str, **extra: Any) -> dict[str, Any]:
         """Return the configuration of a client of ours; ``extra`` uses ``_`` for ``.`` in names."""
-        ours = {name.replace("_", "."): value for name, value in extra.items()}
+        ours = {n if n.endswith("_cb") else n.replace("_", "."): value for n, value in extra.items()}
         return {**self._properties, "client.id": f"kpsplit-{role}", "logger": quiet, **ours}
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """A copy of all properties; it may hold secrets."""
+        return dict(self._properties)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return one property."""

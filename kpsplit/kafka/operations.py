@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 from types import TracebackType
 from typing import Self
 
+from kpsplit.errors import UsageError
+from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.control_log import ControlTail
+from kpsplit.kafka.doctor import Doctor
+from kpsplit.kafka.enrolment import Enroller, check_records, existing_enrolment, refuse_unfit
+from kpsplit.kafka.initialise import create_own_topics, settings_to_write, write_settings
+from kpsplit.kafka.planning import Planner
 from kpsplit.kafka.plans import Check, HotKey, Plan
-from kpsplit.kafka.status import PartitionStatus, Report
+from kpsplit.kafka.preconditions import LOG_WHOLE, refusal
+from kpsplit.kafka.producers_log import AcknowledgedWriter, ProducersLog
+from kpsplit.kafka.retirement import Retirement
+from kpsplit.kafka.runner import Runner, refuse_moved_on
+from kpsplit.kafka.status import PartitionStatus, Report, statuses
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Outcome
 from kpsplit.splitter.records.control import Enrolment, Partitioner
+from kpsplit.splitter.records.keys import CONTROL_TOPIC
 from kpsplit.splitter.writers import Registrations
 
 __all__ = [
@@ -29,8 +45,21 @@ __all__ = [
 ]
 
 
+LONGEST_PAUSE_MS = 600_000
+MOST_OFFSETS_PARTITIONS = 10_000
+
+
 def ignore_steps(_step: StepDone) -> None:
     """Observe nothing."""
+
+
+def operator_name() -> str:
+    """Return how an operator is called in the control topic: ``user@host pid N``."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid {os.getuid()}" if hasattr(os, "getuid") else "somebody"
+    return f"{user}@{socket.gethostname()} pid {os.getpid()}"
 
 
 class Operations:
@@ -44,6 +73,12 @@ class Operations:
     def __init__(self, connection: Connection, timeout_seconds: float = 60.0) -> None:
         self._connection = connection
         self._timeout = timeout_seconds
+        self._operator = operator_name()
+        self._admin = ClusterAdmin(connection)
+        self._planner = Planner(connection, self._admin)
+        self._control: ControlTail | None = None
+        self._writers: ProducersLog | None = None
+        self._writer: AcknowledgedWriter | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -55,6 +90,12 @@ class Operations:
 
     def close(self) -> None:
         """End all clients."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._writers is not None:
+            self._writers.close()
+            self._writers = None
 
     def initialise(self, lease_ms: int | None = None, offsets_partitions: int | None = None) -> list[str]:
         """Create kpsplit's topics; return the names of those that were created.
@@ -66,7 +107,15 @@ class Operations:
                 nothing was changed.
             ConflictError: another lease is set and topics are enrolled already.
         """
-        raise NotImplementedError
+        deadline = self._begin()
+        if offsets_partitions is not None and not 1 <= offsets_partitions <= MOST_OFFSETS_PARTITIONS:
+            raise UsageError(f"{offsets_partitions} is no number of partitions for the offset log")
+        created = create_own_topics(self._connection, self._admin, offsets_partitions, deadline)
+        tail = self._control = self._control or ControlTail(self._connection)
+        settings = settings_to_write(tail.read_to_end(deadline), lease_ms)
+        if settings is not None:
+            write_settings(self._acknowledged(), settings, deadline)
+        return created
 
     def enrol(self, topic: str, partitioner: Partitioner, observer: Observer = ignore_steps) -> Enrolment:
         """Enrol a topic: record it, wait one lease, record that it is settled. Idempotent.
@@ -76,7 +125,18 @@ class Operations:
                 topic contradict.
             ConflictError: enrolled otherwise already.
         """
-        raise NotImplementedError
+        deadline = self._begin()
+        view = self._read(deadline)
+        facts = self._admin.describe(topic)
+        refuse_unfit(facts, view)
+        known = existing_enrolment(facts, partitioner, view)
+        enroller = Enroller(self._tail(), self._acknowledged, observer)
+        if known is not None:
+            return enroller.settle(known, deadline)
+        check = check_records(self._connection, self._admin, facts, partitioner, deadline)
+        if not check.ok and not check.forceable:
+            raise UsageError(f"topic {topic}: {check.message}", hint=check.remedy)
+        return enroller.enrol(facts, partitioner, deadline)
 
     def plan_split(
         self,
@@ -88,11 +148,13 @@ class Operations:
         sample: int = 20_000,
     ) -> Plan:
         """Plan the split of an open segment; ``of`` names it by its range (None: the only one there is)."""
-        raise NotImplementedError
+        deadline = self._begin()
+        return self._planner.split(parent, self._read(deadline), ranges, of, even, sample, deadline)
 
     def plan_merge(self, parent: PhysicalPartition, range_: KeyRange | None = None) -> Plan:
         """Plan the merge of the open segments in a range; None: of all, back into the parent."""
-        raise NotImplementedError
+        deadline = self._begin()
+        return self._planner.merge(parent, self._read(deadline), range_, deadline)
 
     def run(
         self,
@@ -110,7 +172,21 @@ class Operations:
             CheckFailedError: a check of the plan fails now; ``force`` passes over forceable ones.
             DeadlineExceededError: rolled back, see ``changed``.
         """
-        raise NotImplementedError
+        deadline = self._begin()
+        _check_pause(max_pause_ms)
+        with self._runner(plan.parent, observer) as runner:
+            state = runner.peek(deadline)
+            view = self._read(deadline)
+            refuse_moved_on(plan, state)
+            Enroller(self._tail(), self._acknowledged, observer).settle(
+                view.enrolments[plan.parent.topic], deadline
+            )
+            failed = self._planner.failed_now(plan, view, force, deadline)
+            if failed is not None and failed.name == LOG_WHOLE:
+                runner.freeze(failed.message, deadline)
+            if failed is not None:
+                raise refusal(failed)
+            return runner.run(plan, state, max_pause_ms, deadline)
 
     def resume(
         self,
@@ -121,7 +197,16 @@ class Operations:
         thaw: bool = False,
     ) -> Report | None:
         """Finish what a dead operator left; None if there is nothing. ``thaw``: end a freeze first."""
-        raise NotImplementedError
+        deadline = self._begin()
+        if max_pause_ms is not None:
+            _check_pause(max_pause_ms)
+        self._read(deadline)
+        with self._runner(parent, observer) as runner:
+            runner.peek(deadline)
+            if thaw:
+                runner.thaw(deadline)
+                return None
+            return runner.resume(max_pause_ms, deadline)
 
     def abort(
         self, parent: PhysicalPartition, reason: str, observer: Observer = ignore_steps
@@ -131,7 +216,12 @@ class Operations:
         Raises:
             ConflictError: it is committed and can only go forward.
         """
-        raise NotImplementedError
+        deadline = self._begin()
+        self._read(deadline)
+        with self._runner(parent, observer) as runner:
+            if runner.peek(deadline).attempt is None:
+                return None
+            return runner.abort(reason, deadline)
 
     def retire(
         self, parent: PhysicalPartition, *, observer: Observer = ignore_steps, force: bool = False
@@ -143,20 +233,65 @@ class Operations:
         Raises:
             CheckFailedError: there was something to retire and nothing could be; names the groups.
         """
-        raise NotImplementedError
+        deadline = self._begin()
+        self._read(deadline)
+        with self._runner(parent, observer) as runner:
+            return Retirement(self._connection, self._admin, runner, observer).run(parent, force, deadline)
 
     def view(self) -> ControlView:
         """Return the control topic's view, read to its present end."""
-        raise NotImplementedError
+        return self._read(self._begin())
 
     def producers(self) -> Registrations:
         """Return the registrations, read to the producers topic's present end."""
-        raise NotImplementedError
+        deadline = self._begin()
+        self._read(deadline)
+        return self._registrations().read(deadline)
 
     def status(self, topic: str | None = None, partition: int | None = None) -> list[PartitionStatus]:
         """Return the status of the enrolled partitions: all, a topic's, or one."""
-        raise NotImplementedError
+        deadline = self._begin()
+        view = self._read(deadline)
+        registrations = self._registrations().read(deadline)
+        return statuses(self._admin, view, registrations, topic, partition)
 
     def doctor(self) -> list[Check]:
         """Look at everything that kpsplit owns and return the checks, failed ones with a remedy."""
-        raise NotImplementedError
+        deadline = self._begin()
+        self._admin.brokers()
+        return Doctor(self._connection, self._admin, deadline).checks()
+
+    def _begin(self) -> Deadline:
+        """Begin a call: brokers that cannot be reached are an error at once, not at its deadline."""
+        self._admin.brokers()
+        return Deadline(self._timeout)
+
+    def _tail(self) -> ControlTail:
+        if self._control is None:
+            if CONTROL_TOPIC not in self._admin.topics():
+                raise UsageError(f"there is no topic {CONTROL_TOPIC}", hint="run: kpsplit init")
+            self._control = ControlTail(self._connection)
+        return self._control
+
+    def _read(self, deadline: Deadline) -> ControlView:
+        return self._tail().read_to_end(deadline)
+
+    def _registrations(self) -> ProducersLog:
+        if self._writers is None:
+            self._writers = ProducersLog(self._connection)
+        return self._writers
+
+    def _acknowledged(self) -> AcknowledgedWriter:
+        if self._writer is None:
+            self._writer = AcknowledgedWriter(self._connection, "operator")
+        return self._writer
+
+    def _runner(self, parent: PhysicalPartition, observer: Observer) -> Runner:
+        return Runner(self._connection, self._admin, self._registrations(), parent, self._operator, observer)
+
+
+def _check_pause(max_pause_ms: int) -> None:
+    if not 1 <= max_pause_ms <= LONGEST_PAUSE_MS:
+        raise UsageError(
+            f"a pause of {max_pause_ms} ms is out of bounds", hint=f"choose 1 to {LONGEST_PAUSE_MS} ms"
+        )

@@ -269,7 +269,7 @@ class Coordinator(threading.Thread):
         self._registration.add_topic(topic, deadline)
         fences = [self._new_fence(enrolment, p, tail.view) for p in range(count)]
         with self._dispatcher.lock:
-            self._dispatcher.routes[topic] = TopicRoute(enrolment, fences)
+            self._dispatcher.add_route(topic, TopicRoute(enrolment, fences))
         self._renew(tail)
 
     def _new_fence(self, enrolment: Enrolment, partition: int, view: ControlView) -> Fence:
@@ -288,7 +288,7 @@ class Coordinator(threading.Thread):
 
     def _begin_transition(self, topic: str) -> None:
         """A topic that passed through is enrolled now: hold its records until it is routed anew."""
-        del self._dispatcher.routes[topic]
+        self._dispatcher.remove_route(topic)
         self._dispatcher.unrouted.setdefault(topic, deque())
         self._transitions[topic] = _Transition(monotonic(), set())
 

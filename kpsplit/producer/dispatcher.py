@@ -71,6 +71,7 @@ class Dispatcher:
         self.poll_lock = threading.Lock()
         self.wake = threading.Event()
         self.routes: dict[str, TopicRoute | PassThrough] = {}
+        self.fast_routes: dict[str, list[Fence]] = {}
         self.unrouted: dict[str, deque[Unrouted]] = {}
         self.refused: dict[str, KpsplitError] = {}
         self.lease_until = 0.0
@@ -103,6 +104,22 @@ class Dispatcher:
         for fence in self.fences():
             fence.suspend(True)
             self.refresh(fence)
+
+    def add_route(self, topic: str, route: TopicRoute) -> None:
+        """Route an enrolled topic from now on (``lock`` held)."""
+        self.routes[topic] = route
+        if route.by_crc:
+            self.fast_routes[topic] = route.fences
+
+    def remove_route(self, topic: str) -> None:
+        """Forget a topic's route (``lock`` held)."""
+        self.routes.pop(topic, None)
+        self.fast_routes.pop(topic, None)
+
+    def clear_routes(self) -> None:
+        """Forget all routes (``lock`` held)."""
+        self.routes.clear()
+        self.fast_routes.clear()
 
     def fences(self) -> list[Fence]:
         """Return the fences of all enrolled topics."""
@@ -219,18 +236,25 @@ class Dispatcher:
         clock = monotonic
         slow = self._slow_report
         quiet = callback is None or self.settings.only_errors
-        identity = writer.identity
         parent = fence.state.parent
         segment = writer.segment
+
+        def report_plainly(sequence: int, error: Any, message: Any) -> None:
+            writer.done += 1
+            if error is None and clock() < writer.good_until:
+                callback(None, message)  # type: ignore[misc]
+            else:
+                slow(fence, writer, callback, None, sequence, error, message)
 
         def report(sequence: int, error: Any, message: Any) -> None:
             writer.done += 1
             if error is not None or clock() >= writer.good_until:
                 slow(fence, writer, callback, None, sequence, error, message)
             elif not quiet:
-                callback(None, message if identity else logical_message(message, segment, parent))  # type: ignore[misc]
+                callback(None, logical_message(message, segment, parent))  # type: ignore[misc]
 
-        binder: Callable[[int], Any] = report.__get__
+        chosen = report_plainly if writer.identity and not quiet else report
+        binder: Callable[[int], Any] = chosen.__get__
         if len(writer.reports) >= MAX_CACHED_REPORTS:
             writer.reports.clear()
         try:
@@ -396,7 +420,7 @@ class Dispatcher:
         gone: list[Outgoing[Content]] = []
         try:
             for writer, record in fence.sendable():
-                self._send_waiting(fence, writer, record)
+                self.send_now(fence, writer, record.sequence, record.payload)
                 gone.append(record)
         except BufferError:
             pass
@@ -407,16 +431,24 @@ class Dispatcher:
                 self.refresh(fence)
         return len(gone)
 
-    def _send_waiting(self, fence: Fence, writer: RouteWriter, record: Outgoing[Content]) -> None:
-        content = record.payload
-        stamp = complete_stamp(writer.stamp_prefix, record.sequence)
+    def _binder(self, fence: Fence, writer: RouteWriter, callback: Callback | None) -> Callable[[int], Any]:
+        try:
+            return writer.reports[callback]
+        except (KeyError, TypeError):  # new, or not hashable
+            return self.make_report(fence, writer, callback)
+
+    def send_now(self, fence: Fence, writer: RouteWriter, sequence: int, content: Content) -> None:
+        """Give one stamped record to librdkafka (``lock`` held).
+
+        Raises:
+            BufferError: its queue is full. KafkaException: it refused the record.
+        """
+        stamp = complete_stamp(writer.stamp_prefix, sequence)
+        callback = content.callback
         if content.headers:
-            report = self.report_with_headers(
-                fence, writer, content.callback, content.headers, record.sequence
-            )
+            report = self.report_with_headers(fence, writer, callback, content.headers, sequence)
         else:
-            binder = writer.reports.get(content.callback) or self.make_report(fence, writer, content.callback)
-            report = binder(record.sequence)
+            report = self._binder(fence, writer, callback)(sequence)
         self.send(
             writer.topic, content.value, content.key, writer.partition, report, None,
             content.timestamp, with_stamp(content.headers, stamp),

@@ -282,6 +282,7 @@ class PartitionFence(Generic[P, W]):
         for writer in writers:
             writer.fenced = writer.segment.id in fenced
         self.state, self.layout, self.writers = state, layout, writers
+        self.bounds = layout.bounds
         self._reopen()
 
     def _resolve(self, writer: W, *, lease_valid: bool) -> list[Final[P]]:

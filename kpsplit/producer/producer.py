@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-from bisect import bisect_right
 from collections.abc import Mapping
 from threading import get_ident
 from types import TracebackType
 from typing import Any, Self
-from zlib import crc32
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
@@ -19,11 +17,12 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.producer import fork_guard
 from kpsplit.producer.config import split_config
 from kpsplit.producer.coordinator import Coordinator
-from kpsplit.producer.dispatcher import PASS_THROUGH, Dispatcher, with_stamp
+from kpsplit.producer.dispatcher import PASS_THROUGH, Dispatcher
+from kpsplit.producer.hot_path import make_produce
 from kpsplit.producer.messages import Callback, Content, Headers
-from kpsplit.producer.routes import TopicRoute, complete_stamp, stamp_header
+from kpsplit.producer.routes import TopicRoute
 from kpsplit.producer.statistics import LayoutStats, PartitionStats
-from kpsplit.splitter.key_range import MULTIPLIER
+from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.records.producers import Certificate
 from kpsplit.splitter.records.stamp import instance_name
 
@@ -57,12 +56,14 @@ class Producer(confluent_kafka.Producer):
         super().__init__(rdkafka, *args, **extra)
         self._dispatcher = dispatcher
         self._settings = settings
-        self._default_callback = settings.on_delivery
         self._connection = Connection.of_application(rdkafka)
         self._coordinator: Coordinator | None = None
         self._in_callbacks: int | None = None
         self._closed = False
         self._send = super().produce
+        self._produce = make_produce(dispatcher, self._send, settings.on_delivery, self._produce_general)
+        if type(self).produce is Producer.produce:
+            self.__dict__["produce"] = self._produce  # one call less per record
         fork_guard.guard(dispatcher)
 
     # -- producing ---------------------------------------------------------------------------------
@@ -84,10 +85,19 @@ class Producer(confluent_kafka.Producer):
             BufferError: the queue is full (records held by a fence count); poll() and try again.
             KafkaException: librdkafka refused it. KpsplitError: kpsplit did; the message says why.
         """
-        if on_delivery is not None:
-            callback = on_delivery
-        elif callback is None:
-            callback = self._default_callback
+        self._produce(topic, value, key, partition, callback, on_delivery, timestamp, headers)
+
+    def _produce_general(
+        self,
+        topic: str,
+        value: str | bytes | None,
+        key: str | bytes | None,
+        partition: int,
+        callback: Callback | None,
+        timestamp: int,
+        headers: Headers,
+    ) -> None:
+        """Do what the hot path leaves: other partitioners, no key, the application's headers, held records."""
         if isinstance(key, str):
             key = key.encode()
         dispatcher = self._dispatcher
@@ -96,48 +106,25 @@ class Producer(confluent_kafka.Producer):
             if route is PASS_THROUGH:
                 report = dispatcher.plain_report(callback)
                 self._send(topic, value, key, partition, report, None, timestamp, headers)
-                return
-            if not isinstance(route, TopicRoute):
-                self._produce_unrouted(topic, value, key, partition, callback, timestamp, headers)
-                return
-            if key and partition < 0 and route.by_crc:
-                crc = crc32(key)
-                fence = route.fences[crc % route.count]
-                bounds = fence.layout.bounds
-                writer = fence.writers[bisect_right(bounds, crc * MULTIPLIER & 0xFFFFFFFF) if bounds else 0]
+            elif isinstance(route, TopicRoute):
+                content = Content(value, key, timestamp, headers, callback, monotonic())
+                self._produce_enrolled(route, partition, content)
             else:
-                fence = route.choose(key, partition)
-                writer = fence.writer_for(_hash_of(key), fence.next_sequence)
-            if not writer.open:
-                dispatcher.room(super().__len__())
-                dispatcher.hold(
-                    fence,
-                    Content(value, key, timestamp, headers, callback, monotonic()),
-                )
-                return
-            sequence = fence.next_sequence
-            stamp = complete_stamp(writer.stamp_prefix, sequence)
-            if headers:
-                report = dispatcher.report_with_headers(fence, writer, callback, headers, sequence)
-                stamped = with_stamp(headers, stamp)
-            else:
-                try:
-                    report = writer.reports[callback](sequence)
-                except (KeyError, TypeError):
-                    report = dispatcher.make_report(fence, writer, callback)(sequence)
-                stamped = [(stamp_header, stamp)]
-            self._send(
-                writer.topic,
-                value,
-                key,
-                writer.partition,
-                report,
-                None,
-                timestamp,
-                stamped,
-            )
+                content = Content(value, key, timestamp, headers, callback, monotonic())
+                self._produce_unrouted(topic, partition, content)
+
+    def _produce_enrolled(self, route: TopicRoute, partition: int, content: Content) -> None:
+        dispatcher = self._dispatcher
+        fence = route.choose(content.key, partition)
+        key_hash_ = None if content.key is None else key_hash(content.key)
+        sequence = fence.next_sequence
+        writer = fence.writer_for(key_hash_, sequence)
+        if writer.open:
+            dispatcher.send_now(fence, writer, sequence, content)
             fence.next_sequence = sequence + 1
-            writer.sent += 1
+        else:
+            dispatcher.room(super().__len__())
+            dispatcher.hold(fence, content)
 
     def produce_batch(
         self,
@@ -176,16 +163,7 @@ class Producer(confluent_kafka.Producer):
                 message["_error"] = exception.args[0]
         return accepted
 
-    def _produce_unrouted(
-        self,
-        topic: str,
-        value: str | bytes | None,
-        key: Any,
-        partition: int,
-        callback: Callback | None,
-        timestamp: int,
-        headers: Headers,
-    ) -> None:
+    def _produce_unrouted(self, topic: str, partition: int, content: Content) -> None:
         """Keep a record until its topic was looked up (the dispatcher's lock is held)."""
         dispatcher = self._dispatcher
         if dispatcher.fatal is not None:
@@ -196,9 +174,7 @@ class Producer(confluent_kafka.Producer):
         if refusal is not None:
             raise refusal
         dispatcher.room(super().__len__())
-        dispatcher.hold_unrouted(
-            topic, Content(value, key, timestamp, headers, callback, monotonic()), partition
-        )
+        dispatcher.hold_unrouted(topic, content, partition)
         if self._coordinator is None:
             self._coordinator = Coordinator(
                 self._connection, self._settings, dispatcher, super().poll, super().__len__
@@ -349,7 +325,7 @@ class Producer(confluent_kafka.Producer):
             except KpsplitError:
                 left = left or 0  # the certificate is a help to verification, not a part of delivery
         with self._dispatcher.lock:
-            self._dispatcher.routes.clear()
+            self._dispatcher.clear_routes()
         return bool(super().close()) and not left
 
     def __enter__(self) -> Self:
@@ -402,7 +378,3 @@ class Producer(confluent_kafka.Producer):
         return LayoutStats(
             instance_name(dispatcher.instance), valid, partitions, pauses, str(error) if error else None
         )
-
-
-def _hash_of(key: Any) -> int | None:
-    return None if key is None else crc32(key) * MULTIPLIER & 0xFFFFFFFF

@@ -24,7 +24,7 @@ from kpsplit.splitter.records.keys import subtopic_name
 from kpsplit.splitter.states import Phase
 
 PARENT = PhysicalPartition("orders", 3)
-MAX_EVENTS = 40
+MAX_EVENTS = 30
 
 hashes = st.integers(0, KEY_SPACE - 1)
 counts = st.integers(0, 6) | st.just(1000)
@@ -121,17 +121,18 @@ def commit_of(state: PartitionState, length: Callable[[], int]) -> Commit:
 @st.composite
 def _steady(draw: st.DrawFn, state: PartitionState) -> Event:
     layout = state.lineage.open_segments()
-    choices: list[st.SearchStrategy[Event]] = [_splits(state), st.just(Freeze("the log is truncated"))]
+    choices: list[st.SearchStrategy[Event]] = [_splits(state)] * 4
     if layout[0].kind is not SegmentKind.PARENT:
-        choices += [_splits(state), st.just(merge_of_all(state))]
+        choices.append(st.just(merge_of_all(state)))
     if len(layout) > 1:
-        choices += [_partial_merges(state), _partial_merges(state)]
+        choices += [_partial_merges(state)] * 3
+    choices.append(st.just(Freeze("the log is truncated")))
     removable = [
         t.name for t in state.subtopics if t.state in (SubTopicState.SEALED, SubTopicState.ABANDONED)
     ]
     if removable:
         choices.append(st.sampled_from(removable).map(Retire))
-    return draw(st.one_of(choices))
+    return draw(draw(st.sampled_from(choices)))
 
 
 @st.composite
@@ -144,8 +145,9 @@ def next_events(draw: st.DrawFn, state: PartitionState) -> Event:
     assert state.attempt is not None
     attempt = state.attempt.id
     if state.phase is Phase.COMMITTED:
-        return draw(st.sampled_from([Finish(attempt), Finish(attempt), Freeze("no right to seal")]))
-    if draw(st.integers(0, 5)) == 0:
+        behind: list[Event] = [Finish(attempt), Finish(attempt), Freeze("no right to seal")]
+        return draw(st.sampled_from(behind))
+    if draw(st.integers(0, 9)) == 9:
         return Abort(attempt, draw(st.sampled_from(EndedBy)), draw(st.text(max_size=20)))
     if state.phase is Phase.PREPARING:
         return Fence(attempt, None if state.attempt.subtopic is None else "topic-id")

@@ -52,7 +52,7 @@ def merge_attempt(
 def fenced(state: PartitionState, attempt: Attempt) -> PartitionState:
     """The state in which the attempt's fence is on."""
     prepared = apply(state, Prepare(attempt))
-    return apply(prepared, Fence(attempt.id, attempt.subtopic and f"id-of-{attempt.subtopic}"))
+    return apply(prepared, Fence(attempt.id, attempt.subtopic and f"topic-id-{state.next_split}"))
 
 
 def committed(state: PartitionState, attempt: Attempt, ends: dict[int, int]) -> PartitionState:
@@ -68,7 +68,7 @@ def operated(state: PartitionState, attempt: Attempt, ends: dict[int, int]) -> P
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Segments: 0 the parent; 1 overflow, 2-5 phantoms; 6 overflow, 7-8 nested phantoms; 9 the reopened parent."""
+    """Segments: 0 parent; 1 overflow, 2-5 phantoms; 6 overflow, 7-8 nested phantoms; 9 reopened parent."""
 
     split: PartitionState
     nested: PartitionState

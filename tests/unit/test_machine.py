@@ -191,7 +191,8 @@ def test_a_partition_frozen_behind_its_commit_point_can_still_retire_its_sub_top
 def test_no_reason_is_too_long_or_too_odd_to_be_recorded(reason: str) -> None:
     aborted = apply(fenced(UNSPLIT, SPLIT), Abort("s", EndedBy.OPERATOR, reason))
     frozen = apply(UNSPLIT, Freeze(reason))
-    for text in (aborted.last and aborted.last.reason, frozen.frozen_reason):
+    assert aborted.last is not None
+    for text in (aborted.last.reason, frozen.frozen_reason):
         assert text is not None
         assert len(text.encode()) <= MAX_REASON
 
@@ -302,4 +303,4 @@ def test_progress_of_one_attempt_never_counts_for_another() -> None:
 
 def test_what_users_call_split_and_merge_is_one_machine() -> None:
     assert {SPLIT.kind, MERGE.kind} == set(OperationKind)
-    assert {e for e in (fenced(UNSPLIT, SPLIT).phase, FENCED.phase)} == {Phase.FENCED}
+    assert fenced(UNSPLIT, SPLIT).phase is FENCED.phase is Phase.FENCED

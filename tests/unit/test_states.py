@@ -22,7 +22,7 @@ def test_a_pair_is_legal_exactly_if_the_table_has_it(phase: Phase, event: EventK
 
 
 def test_every_phase_can_be_reached_and_left_so_that_nothing_gets_stuck() -> None:
-    reached, left = {p for p in TRANSITIONS.values()}, {phase for phase, _ in TRANSITIONS}
+    reached, left = set(TRANSITIONS.values()), {phase for phase, _ in TRANSITIONS}
     assert reached == left == set(Phase)
 
 

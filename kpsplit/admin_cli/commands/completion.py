@@ -8,17 +8,20 @@ from click.shell_completion import get_completion_class
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command("completion")
+HELP = """Print a completion script for a shell.
+
+\b
+bash:  source <(kpsplit completion bash)
+zsh:   source <(kpsplit completion zsh)
+fish:  kpsplit completion fish > ~/.config/fish/completions/kpsplit.fish
+"""
+
+
+@click.command("completion", help=HELP)
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
-    """Print a completion script for a shell.
-
-    \b
-    bash:  source <(kpsplit completion bash)
-    zsh:   source <(kpsplit completion zsh)
-    fish:  kpsplit completion fish > ~/.config/fish/completions/kpsplit.fish
-    """
+    """Print the script."""
     from kpsplit.admin_cli.main import COMPLETE_VARIABLE, PROGRAM
 
     completion = get_completion_class(shell)

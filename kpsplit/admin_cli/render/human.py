@@ -43,7 +43,7 @@ def many(number: int, noun: str, plural: str | None = None) -> str:
 
 def percent(share: float) -> str:
     """Return a share as ``61 %``; ``0.4 %`` where it is small."""
-    return f"{share * 100:.1f} %" if 0 < share < 0.0995 else f"{share * 100:.0f} %"  # noqa: PLR2004
+    return f"{share * 100:.1f} %" if 0 < share < 0.0995 else f"{share * 100:.0f} %"
 
 
 def bar(share: float, width: int = 20) -> str:

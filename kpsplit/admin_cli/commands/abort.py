@@ -1,0 +1,38 @@
+"""``kpsplit abort``."""
+
+from __future__ import annotations
+
+import click
+
+from kpsplit.admin_cli.call import Call, pass_call
+from kpsplit.admin_cli.given import VerbCommand, global_options
+from kpsplit.admin_cli.operating import yes_option
+from kpsplit.admin_cli.param_types import PARTITION
+from kpsplit.splitter.lineage import PhysicalPartition
+
+
+@click.command("abort", cls=VerbCommand)
+@click.argument("partition", type=PARTITION, metavar="TOPIC/P")
+@click.option("--reason", default="aborted by hand", show_default=True, help="Kept in the control topic.")
+@yes_option
+@global_options
+@pass_call
+def command(call: Call, partition: PhysicalPartition, reason: str, yes: bool) -> None:
+    """Roll back the operation under way.
+
+    Its operator, if it is still alive, is fenced off. What is committed can only go forward.
+    """
+    from kpsplit.admin_cli.render.console import stderr
+    from kpsplit.admin_cli.render.report import outcome_json, show_outcome
+    from kpsplit.admin_cli.render.steps import StepProgress
+
+    call.confirm(f"Abort the operation on {partition}?", yes)
+    with call.operations() as operations:
+        with StepProgress(stderr()) as progress:
+            outcome = operations.abort(partition, reason[:1000], progress)
+        state = operations.view().state(partition)
+    if outcome is None or state is None:
+        nothing = {"topic": partition.topic, "partition": partition.partition, "result": None}
+        call.show(nothing, lambda console: console.print(f"{partition}: no operation is under way"))
+    else:
+        call.show(outcome_json(outcome, state), lambda console: show_outcome(outcome, state, console))

@@ -1,0 +1,42 @@
+"""``kpsplit enroll``."""
+
+from __future__ import annotations
+
+import click
+
+from kpsplit.admin_cli.call import Call, pass_call
+from kpsplit.admin_cli.given import VerbCommand, global_options
+from kpsplit.admin_cli.param_types import TOPIC
+from kpsplit.splitter.records.control import Partitioner
+
+
+@click.command("enroll", cls=VerbCommand)
+@click.argument("topic", type=TOPIC)
+@click.option(
+    "--partitioner",
+    type=click.Choice([p.value for p in Partitioner]),
+    metavar="NAME",
+    default=Partitioner.CONSISTENT_RANDOM.value,
+    show_default=True,
+    help="How the topic's applications choose a partition: consistent_random (librdkafka's default), murmur2_random (Java's) or explicit (by themselves).",
+)
+@global_options
+@pass_call
+def command(call: Call, topic: str, partitioner: str) -> None:
+    """Make a topic's partitions splittable.
+
+    Producers that use kpsplit begin to stamp their records; nothing else changes. Waits for one lease.
+    """
+    from kpsplit.admin_cli.render.console import stderr
+    from kpsplit.admin_cli.render.steps import StepProgress
+
+    with call.operations() as operations, StepProgress(stderr(), "waiting for one lease") as progress:
+        enrolment = operations.enrol(topic, Partitioner(partitioner), progress)
+    data = {
+        "topic": enrolment.topic,
+        "topic_id": enrolment.topic_id,
+        "partitioner": enrolment.partitioner.value,
+        "settled": enrolment.settled,
+    }
+    text = f"{enrolment.topic} is enrolled (partitioner {enrolment.partitioner})"
+    call.show(data, lambda console: console.print(text))

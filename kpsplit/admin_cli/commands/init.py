@@ -1,0 +1,36 @@
+"""``kpsplit init``."""
+
+from __future__ import annotations
+
+import click
+
+from kpsplit.admin_cli.call import Call, pass_call
+from kpsplit.admin_cli.given import VerbCommand, global_options
+
+
+@click.command("init", cls=VerbCommand)
+@click.option(
+    "--lease-ms",
+    type=click.IntRange(100, 600_000),
+    metavar="MS",
+    help="How long a producer's view of the layout stays good.  [default: 5000, or what is set]",
+)
+@global_options
+@pass_call
+def command(call: Call, lease_ms: int | None) -> None:
+    """Create kpsplit's own topics.
+
+    Topics that exist already are checked; one that is not as it must be is refused by name.
+    """
+    with call.operations() as operations:
+        created = operations.initialise(lease_ms)
+        lease = operations.view().settings.lease_ms
+    call.show(
+        {"created": created, "lease_ms": lease},
+        lambda console: console.print(_text(created, lease)),
+    )
+
+
+def _text(created: list[str], lease: int) -> str:
+    what = f"created {', '.join(created)}" if created else "all topics are there already; nothing was created"
+    return f"{what}\nlease: {lease} ms"

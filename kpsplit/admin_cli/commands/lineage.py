@@ -1,0 +1,27 @@
+"""``kpsplit lineage``."""
+
+from __future__ import annotations
+
+import click
+
+from kpsplit.admin_cli.call import Call, pass_call
+from kpsplit.admin_cli.given import VerbCommand, global_options
+from kpsplit.admin_cli.lookup import find_state
+from kpsplit.admin_cli.param_types import PARTITION
+from kpsplit.splitter.lineage import PhysicalPartition
+
+
+@click.command("lineage", cls=VerbCommand)
+@click.argument("partition", type=PARTITION, metavar="TOPIC/P")
+@global_options
+@pass_call
+def command(call: Call, partition: PhysicalPartition) -> None:
+    """Show all segments of a partition.
+
+    The picture shows the key space epoch by epoch; a cell is a segment, by its id.
+    """
+    from kpsplit.admin_cli.render.lineage import lineage_json, show_lineage
+
+    with call.operations() as operations:
+        state = find_state(operations, call.connection, partition)
+    call.show(lineage_json(state), lambda console: show_lineage(state, console))

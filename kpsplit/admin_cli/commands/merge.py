@@ -1,0 +1,74 @@
+"""``kpsplit merge``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kpsplit.admin_cli.call import Call, pass_call
+from kpsplit.admin_cli.given import VerbCommand, global_options
+from kpsplit.admin_cli.operating import (
+    carry_out,
+    dry_run_option,
+    force_option,
+    load_plan,
+    max_pause_option,
+    plan_option,
+    yes_option,
+)
+from kpsplit.admin_cli.param_types import KEY_RANGES, PARTITION
+from kpsplit.errors import UsageError
+from kpsplit.splitter.key_range import KeyRange, union_of_adjacent
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import OperationKind
+
+
+@click.command("merge", cls=VerbCommand)
+@click.argument("partition", type=PARTITION, metavar="TOPIC/P")
+@click.option(
+    "--ranges",
+    type=KEY_RANGES,
+    multiple=True,
+    metavar="LO:HI[,LO:HI…]",
+    help="Adjacent open ranges to merge into one; without it, all go back into the partition.",
+)
+@plan_option
+@max_pause_option
+@force_option
+@dry_run_option
+@yes_option
+@global_options
+@pass_call
+def command(
+    call: Call,
+    partition: PhysicalPartition,
+    ranges: tuple[tuple[KeyRange, ...], ...],
+    plan_file: Path | None,
+    max_pause: float,
+    force: bool,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Merge ranges, or all of them back into the partition.
+
+    Sub-topics that are emptied by it accept no writes any more; `kpsplit retire` deletes them later.
+    """
+    if plan_file is not None and ranges:
+        raise click.UsageError("--ranges and --plan FILE exclude each other")
+    wanted = _union(tuple(r for group in ranges for r in group))
+    saved = None if plan_file is None else load_plan(plan_file, partition, OperationKind.MERGE)
+    with call.operations() as operations:
+        plan = saved or operations.plan_merge(partition, wanted)
+        carry_out(call, operations, plan, max_pause=max_pause, force=force, dry_run=dry_run, yes=yes)
+
+
+def _union(ranges: tuple[KeyRange, ...]) -> KeyRange | None:
+    if not ranges:
+        return None
+    union = union_of_adjacent(ranges)
+    if union is None:
+        raise UsageError(
+            "the ranges do not follow each other without hole or overlap", hint="see: kpsplit status"
+        )
+    return union

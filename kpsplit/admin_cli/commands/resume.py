@@ -1,0 +1,42 @@
+"""``kpsplit resume``."""
+
+from __future__ import annotations
+
+import click
+
+from kpsplit.admin_cli.call import Call, pass_call
+from kpsplit.admin_cli.failures import Interrupted
+from kpsplit.admin_cli.given import VerbCommand, global_options
+from kpsplit.admin_cli.operating import report_on, what_became_of, yes_option
+from kpsplit.admin_cli.param_types import DURATION, PARTITION
+from kpsplit.splitter.lineage import PhysicalPartition
+
+
+@click.command("resume", cls=VerbCommand)
+@click.argument("partition", type=PARTITION, metavar="TOPIC/P")
+@click.option("--thaw", is_flag=True, help="Go on with a frozen partition: you have looked at what is wrong.")
+@click.option("--max-pause", type=DURATION, help="As for split.  [default: that of the operation]")
+@yes_option
+@global_options
+@pass_call
+def command(call: Call, partition: PhysicalPartition, thaw: bool, max_pause: float | None, yes: bool) -> None:
+    """Finish what a dead operator left.
+
+    What was committed goes forward; what was not is rolled back and begun anew.
+    """
+    from kpsplit.admin_cli.render.console import stderr
+    from kpsplit.admin_cli.render.steps import StepProgress
+
+    call.confirm(f"{'Thaw and resume' if thaw else 'Resume'} the operation on {partition} now?", yes)
+    max_pause_ms = None if max_pause is None else round(max_pause * 1000)
+    with call.operations() as operations:
+        try:
+            with StepProgress(stderr()) as progress:
+                report = operations.resume(partition, max_pause_ms=max_pause_ms, observer=progress, thaw=thaw)
+        except KeyboardInterrupt:
+            raise Interrupted(what_became_of(call, partition)) from None
+    if report is None:
+        nothing = {"topic": partition.topic, "partition": partition.partition, "result": None}
+        call.show(nothing, lambda console: console.print(f"{partition}: there is nothing to resume"))
+    else:
+        report_on(call, report)

@@ -1,0 +1,36 @@
+"""``kpsplit retire``."""
+
+from __future__ import annotations
+
+import click
+
+from kpsplit.admin_cli.call import Call, pass_call
+from kpsplit.admin_cli.given import VerbCommand, global_options
+from kpsplit.admin_cli.operating import yes_option
+from kpsplit.admin_cli.param_types import PARTITION
+from kpsplit.splitter.lineage import PhysicalPartition
+
+
+@click.command("retire", cls=VerbCommand)
+@click.argument("partition", type=PARTITION, metavar="TOPIC/P")
+@click.option(
+    "--force", is_flag=True, help="Delete them although groups have not drained them: DATA ARE LOST."
+)
+@yes_option
+@global_options
+@pass_call
+def command(call: Call, partition: PhysicalPartition, force: bool, yes: bool) -> None:
+    """Delete sub-topics that every group has drained.
+
+    Only sealed or abandoned ones; one that a known group has not read to its end is kept.
+    """
+    from kpsplit.admin_cli.render.console import stderr
+    from kpsplit.admin_cli.render.steps import StepProgress
+
+    warning = " even if they are not drained" if force else ""
+    call.confirm(f"Delete the emptied sub-topics of {partition}{warning}?", yes)
+    with call.operations() as operations, StepProgress(stderr(), "looking at the groups") as progress:
+        deleted = operations.retire(partition, observer=progress, force=force)
+    data = {"topic": partition.topic, "partition": partition.partition, "deleted": deleted}
+    text = f"deleted {', '.join(deleted)}" if deleted else f"{partition}: there is nothing to retire"
+    call.show(data, lambda console: console.print(text))

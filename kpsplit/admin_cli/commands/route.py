@@ -1,0 +1,114 @@
+"""``kpsplit route``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kpsplit.admin_cli.call import Call, pass_call
+from kpsplit.admin_cli.given import VerbCommand, global_options
+from kpsplit.admin_cli.lookup import check_partition, find_state, not_enrolled, partition_count
+from kpsplit.admin_cli.param_types import BASE64, HEX, TOPIC
+from kpsplit.admin_cli.partition_choice import partition_of
+from kpsplit.splitter.key_range import key_hash
+from kpsplit.splitter.layout import Layout
+from kpsplit.splitter.lineage import PhysicalPartition, Segment
+from kpsplit.splitter.partition_state import PartitionState
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@click.command("route", cls=VerbCommand)
+@click.argument("topic", type=TOPIC)
+@click.option("--key", metavar="TEXT", help="The key, as UTF-8 text.")
+@click.option("--key-base64", type=BASE64, metavar="BASE64", help="The key's bytes in base64.")
+@click.option("--key-hex", type=HEX, metavar="HEX", help="The key's bytes in hexadecimal.")
+@click.option(
+    "--partition",
+    type=click.IntRange(min=0),
+    metavar="P",
+    help="The partition, where the key does not tell it.",
+)
+@global_options
+@pass_call
+def command(
+    call: Call,
+    topic: str,
+    key: str | None,
+    key_base64: bytes | None,
+    key_hex: bytes | None,
+    partition: int | None,
+) -> None:
+    """Show where a key goes.
+
+    Its key hash, its logical partition, the open segment that takes it, and the place where that is stored.
+    """
+    data = _key(key, key_base64, key_hex)
+    with call.operations() as operations:
+        enrolment = operations.view().enrolments.get(topic)
+        count = partition_count(call.connection, topic)
+        if enrolment is None:
+            raise not_enrolled(topic)
+        number = partition_of(data, enrolment.partitioner, count) if partition is None else partition
+        parent = PhysicalPartition(topic, number)
+        check_partition(call.connection, parent)
+        state = find_state(operations, call.connection, parent)
+    segment = Layout.of(state.lineage).segment_for(key_hash(data))
+    call.show(
+        _as_json(data, state, segment, enrolment.partitioner),
+        lambda console: _show(data, state, segment, enrolment.partitioner, console),
+    )
+
+
+def _key(text: str | None, base64: bytes | None, hexadecimal: bytes | None) -> bytes:
+    given = [
+        k
+        for k in (None if text is None else text.encode("utf-8", "surrogateescape"), base64, hexadecimal)
+        if k is not None
+    ]
+    if len(given) != 1:
+        raise click.UsageError("give one of --key, --key-base64 and --key-hex")
+    return given[0]
+
+
+def _as_json(key: bytes, state: PartitionState, segment: Segment, partitioner: str) -> dict[str, Any]:
+    from kpsplit.admin_cli.render.records import bytes_json
+
+    return {
+        **bytes_json("key", key),
+        "key_hash": key_hash(key),
+        "topic": state.parent.topic,
+        "partition": state.parent.partition,
+        "partitioner": str(partitioner),
+        "epoch": state.epoch,
+        "phase": state.phase.value,
+        "segment": segment.id,
+        "kind": segment.kind.value,
+        "range": [segment.range.lo, segment.range.hi],
+        "source_topic": segment.source.topic,
+        "source_partition": segment.source.partition,
+    }
+
+
+def _show(key: bytes, state: PartitionState, segment: Segment, partitioner: str, console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from kpsplit.admin_cli.render.text import show_bytes
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    rows = {
+        "key": show_bytes(key),
+        "key hash": f"{key_hash(key):08x}",
+        "logical partition": f"{state.parent} (by {partitioner})",
+        "segment": f"{segment.id}, {segment.kind}, opened in epoch {segment.opened_epoch} of {state.epoch}",
+        "range": str(segment.range),
+        "stored in": str(segment.source),
+    }
+    for name, value in rows.items():
+        table.add_row(name, Text(value))
+    console.print(table)

@@ -1,0 +1,62 @@
+"""``kpsplit split``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kpsplit.admin_cli.call import Call, pass_call
+from kpsplit.admin_cli.given import VerbCommand, global_options
+from kpsplit.admin_cli.operating import (
+    carry_out,
+    dry_run_option,
+    force_option,
+    load_plan,
+    max_pause_option,
+    plan_option,
+    yes_option,
+)
+from kpsplit.admin_cli.param_types import KEY_RANGE, PARTITION, RANGES
+from kpsplit.splitter.key_range import KeyRange
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import OperationKind
+
+
+@click.command("split", cls=VerbCommand)
+@click.argument("partition", type=PARTITION, metavar="TOPIC/P")
+@click.option("--ranges", type=RANGES, metavar="N", help="Into how many ranges.")
+@click.option("--of", type=KEY_RANGE, metavar="LO:HI", help="Which open range, if there is more than one.")
+@click.option("--even", is_flag=True, help="Ranges of equal width, whatever the keys are.")
+@plan_option
+@max_pause_option
+@force_option
+@dry_run_option
+@yes_option
+@global_options
+@pass_call
+def command(
+    call: Call,
+    partition: PhysicalPartition,
+    ranges: int | None,
+    of: KeyRange | None,
+    even: bool,
+    plan_file: Path | None,
+    max_pause: float,
+    force: bool,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Split a partition, or one of its ranges, by key range.
+
+    Boundaries follow the keys in the tail of the log. Writers of the partition pause for a moment, writers of
+    every other partition not at all. Ctrl-C rolls the operation back.
+    """
+    if (plan_file is None) == (ranges is None):
+        raise click.UsageError("give either --ranges N or --plan FILE")
+    if plan_file is not None and (of is not None or even):
+        raise click.UsageError("--of and --even belong to --ranges; the plan has its own")
+    saved = None if plan_file is None else load_plan(plan_file, partition, OperationKind.SPLIT)
+    with call.operations() as operations:
+        plan = saved or operations.plan_split(partition, ranges or 0, of=of, even=even)
+        carry_out(call, operations, plan, max_pause=max_pause, force=force, dry_run=dry_run, yes=yes)

@@ -1,0 +1,58 @@
+"""Finds topics and partitions, and says clearly what is wrong with a name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kpsplit.errors import UsageError
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+
+if TYPE_CHECKING:
+    from kpsplit.kafka.connection import Connection
+    from kpsplit.kafka.operations import Operations
+
+
+def partition_count(connection: Connection, topic: str) -> int:
+    """Return how many partitions a topic has.
+
+    Raises:
+        UsageError: there is no such topic.
+    """
+    from kpsplit.kafka.cluster_admin import ClusterAdmin
+
+    return len(ClusterAdmin(connection).describe(topic).partitions)
+
+
+def check_partition(connection: Connection, parent: PhysicalPartition) -> None:
+    """Do nothing if the partition exists.
+
+    Raises:
+        UsageError: there is no such topic or partition.
+    """
+    count = partition_count(connection, parent.topic)
+    if parent.partition >= count:
+        raise UsageError(
+            f"topic {parent.topic} has no partition {parent.partition}",
+            hint=f"its partitions are 0 to {count - 1}",
+        )
+
+
+def find_state(operations: Operations, connection: Connection, parent: PhysicalPartition) -> PartitionState:
+    """Return the present state of a logical partition.
+
+    Raises:
+        UsageError: unknown topic, partition out of range, or not enrolled.
+    """
+    view = operations.view()
+    if parent not in view.states:
+        check_partition(connection, parent)
+    state = view.state(parent)
+    if state is None:
+        raise not_enrolled(parent.topic)
+    return state
+
+
+def not_enrolled(topic: str) -> UsageError:
+    """Return the error for a topic that is not enrolled."""
+    return UsageError(f"topic {topic} is not enrolled", hint=f"run: kpsplit enroll {topic}")

@@ -1,0 +1,153 @@
+"""What split, merge and resume share: show the plan, ask, run it, say what became of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kpsplit.admin_cli.call import Call
+from kpsplit.admin_cli.failures import Interrupted
+from kpsplit.admin_cli.param_types import DURATION
+from kpsplit.errors import CheckFailedError, KpsplitError, RecordError, UsageError
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import OperationKind, PartitionState, Result
+from kpsplit.splitter.states import Phase
+
+if TYPE_CHECKING:
+    from kpsplit.kafka.operations import Operations
+    from kpsplit.kafka.plans import Plan
+    from kpsplit.kafka.status import Report
+
+DEFAULT_MAX_PAUSE = "10s"
+LARGEST_PLAN_FILE = 1 << 20
+
+max_pause_option = click.option(
+    "--max-pause",
+    type=DURATION,
+    default=DEFAULT_MAX_PAUSE,
+    show_default=True,
+    help="Roll back if writers of the partition would pause for longer.",
+)
+force_option = click.option("--force", is_flag=True, help="Pass over failed checks that allow it.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+plan_option = click.option(
+    "--plan",
+    "plan_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Run this saved plan, if the epoch is still the one that it was made for.",
+)
+
+
+def plan_json(plan: Plan) -> Any:
+    """Return a plan as JSON data: the content of a plan file."""
+    import json
+
+    return json.loads(plan.encode())
+
+
+def load_plan(path: Path, parent: PhysicalPartition, kind: OperationKind) -> Plan:
+    """Read a saved plan.
+
+    Raises:
+        UsageError: it cannot be read, or is one for something else.
+    """
+    from kpsplit.kafka.plans import Plan
+
+    try:
+        with path.open("rb") as file:
+            plan = Plan.decode(file.read(LARGEST_PLAN_FILE))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except RecordError as error:
+        raise UsageError(
+            f"{path} is no plan: {error.message}", hint="save one with: kpsplit plan --save"
+        ) from None
+    if plan.parent != parent or plan.kind is not kind:
+        raise UsageError(f"{path} is a plan to {plan.kind} {plan.parent}, not to {kind} {parent}")
+    return plan
+
+
+def carry_out(
+    call: Call, operations: Operations, plan: Plan, *, max_pause: float, force: bool, dry_run: bool, yes: bool
+) -> None:
+    """Show a plan, and unless it is a dry run, run it and report.
+
+    Raises:
+        CheckFailedError: a check of the plan forbids to run it.
+        Declined: the user answered no.
+    """
+    from kpsplit.admin_cli.render.console import stderr
+    from kpsplit.admin_cli.render.plan import show_plan
+
+    if dry_run:
+        call.show(plan_json(plan), lambda console: show_plan(plan, console))
+        check_runnable(plan, force)
+        call.say("dry run: nothing was changed")
+        return
+    show_plan(plan, stderr())
+    check_runnable(plan, force)
+    call.confirm(f"{plan.kind.capitalize()} {plan.parent} now?", yes)
+    report_on(call, _run(call, operations, plan, max_pause, force))
+
+
+def check_runnable(plan: Plan, force: bool) -> None:
+    """Do nothing if the plan may be run.
+
+    Raises:
+        CheckFailedError: it may not; the first failed check says why.
+    """
+    problems = plan.problems(force)
+    if not problems:
+        return
+    first = problems[0]
+    more = f" (and {len(problems) - 1} more failed)" if len(problems) > 1 else ""
+    remedy = first.remedy or "see the plan's checks"
+    hint = f"{remedy}, or give --force" if first.forceable and "--force" not in remedy else remedy
+    raise CheckFailedError(f"check {first.name}: {first.message}{more}", hint=hint)
+
+
+def report_on(call: Call, report: Report) -> None:
+    """Print how an operation ended."""
+    from kpsplit.admin_cli.render.report import report_json, show_report
+
+    data = (report.outcome, report.state, report.pauses, report.seconds)
+    call.show(report_json(*data), lambda console: show_report(*data, console))
+
+
+def _run(call: Call, operations: Operations, plan: Plan, max_pause: float, force: bool) -> Report:
+    from kpsplit.admin_cli.render.console import stderr
+    from kpsplit.admin_cli.render.steps import StepProgress
+
+    try:
+        with StepProgress(stderr()) as progress:
+            return operations.run(plan, max_pause_ms=round(max_pause * 1000), observer=progress, force=force)
+    except KeyboardInterrupt:
+        raise Interrupted(what_became_of(call, plan.parent, plan.epoch)) from None
+
+
+def what_became_of(call: Call, parent: PhysicalPartition, epoch: int | None = None) -> str:
+    """Say how a partition stands after an interruption; never raises."""
+    call.say("interrupted: looking at what became of the operation …")
+    try:
+        with call.operations() as operations:
+            state = operations.view().state(parent)
+    except (KpsplitError, KeyboardInterrupt):
+        state = None
+    if state is None:
+        return f"what became of the operation is not known; look at: kpsplit status {parent}"
+    return _standing(state, epoch)
+
+
+def _standing(state: PartitionState, epoch: int | None) -> str:
+    if state.attempt is not None and state.phase is not Phase.COMMITTED:
+        return f"{state.parent} is still {state.phase}; roll it back with: kpsplit abort {state.parent}"
+    if epoch is not None and state.epoch > epoch:
+        follow = f"; finish with: kpsplit resume {state.parent}" if state.attempt else ""
+        return f"the operation took effect: {state.parent} is at epoch {state.epoch}{follow}"
+    rolled_back = state.last is not None and state.last.result is Result.ROLLED_BACK
+    what = "the operation was rolled back" if rolled_back else "nothing was changed"
+    return f"{what}: {state.parent} is {state.phase} at epoch {state.epoch}"

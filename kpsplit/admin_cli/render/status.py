@@ -1,0 +1,195 @@
+"""How the status of partitions looks, as tables and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from kpsplit.admin_cli.render.console import plain_table
+from kpsplit.admin_cli.render.human import count, duration, many
+from kpsplit.admin_cli.render.text import one_line
+from kpsplit.kafka.status import PartitionStatus
+from kpsplit.splitter.lineage import Segment, SegmentKind
+from kpsplit.splitter.partition_state import Result, SubTopicState
+from kpsplit.splitter.records.control import attempt_to_json
+from kpsplit.splitter.records.producers import ProducerRecord
+from kpsplit.splitter.records.stamp import instance_name
+from kpsplit.splitter.states import Phase
+
+_PHASE_STYLE = {
+    Phase.STEADY: "green",
+    Phase.PREPARING: "cyan",
+    Phase.FENCED: "yellow bold",
+    Phase.COMMITTED: "cyan",
+    Phase.FROZEN: "red bold",
+}
+
+
+def statuses_json(statuses: Sequence[PartitionStatus]) -> dict[str, Any]:
+    """Return the status of partitions as JSON data."""
+    return {"partitions": [_status_json(status) for status in statuses]}
+
+
+def draw_statuses(statuses: Sequence[PartitionStatus], details: bool) -> RenderableType:
+    """Return one table of all partitions, or every detail of each."""
+    if details:
+        return Group(*(_details(status) for status in statuses))
+    return _overview(statuses)
+
+
+def show_statuses(statuses: Sequence[PartitionStatus], details: bool, console: Console) -> None:
+    """Print the status of partitions."""
+    console.print(draw_statuses(statuses, details))
+
+
+def _overview(statuses: Sequence[PartitionStatus]) -> Table:
+    numbers = ("epoch", "ranges", "writers")
+    table = plain_table("partition", "phase", *numbers, "operation", right=numbers)
+    for status in statuses:
+        state = status.state
+        table.add_row(
+            Text(str(state.parent)),
+            Text(state.phase, style=_PHASE_STYLE[state.phase]),
+            str(state.epoch),
+            str(len(state.lineage.open_segments())),
+            str(len(status.live)),
+            Text(_operation(status)),
+        )
+    return table
+
+
+def _details(status: PartitionStatus) -> RenderableType:
+    state = status.state
+    head = Text(str(state.parent), style="bold")
+    head.append(": ", style="bold")
+    head.append(state.phase, style=_PHASE_STYLE[state.phase])
+    head.append(f", epoch {state.epoch}, partitioner {status.enrolment.partitioner}", style="not bold")
+    lines: list[RenderableType] = [head]
+    operation = _operation(status)
+    if operation:
+        lines.append(Text(f"  {operation}", style="dim" if state.phase is Phase.STEADY else "yellow"))
+    lines.append(Padding(_ranges(status), (0, 0, 0, 2)))
+    lines.append(Text(f"  {_writers(status)}"))
+    leftovers = _subtopics(status)
+    if leftovers:
+        lines.append(Text(f"  {leftovers}"))
+    return Group(*lines)
+
+
+def _ranges(status: PartitionStatus) -> Table:
+    numbers = ("segment", "log end", "logical end")
+    table = plain_table("range", "place", *numbers, right=numbers)
+    for segment in _shown(status):
+        end = status.ends.get(segment.id)
+        logical = "" if end is None else count(segment.logical(max(end, segment.start)))
+        label = "overflow" if segment.kind is SegmentKind.OVERFLOW else str(segment.range)
+        table.add_row(
+            Text(label, style="yellow" if segment.kind is SegmentKind.OVERFLOW else ""),
+            Text(str(segment.source)),
+            str(segment.id),
+            "missing" if end is None else count(end),
+            logical,
+        )
+    return table
+
+
+def _shown(status: PartitionStatus) -> list[Segment]:
+    lineage = status.state.lineage
+    return [*lineage.open_segments(), *lineage.open_overflows()]
+
+
+def _operation(status: PartitionStatus) -> str:
+    state = status.state
+    if state.frozen_reason is not None:
+        return f"frozen: {one_line(state.frozen_reason)}"
+    if state.attempt is not None:
+        age = status.attempt_age_seconds
+        since = "" if age is None else f", since {duration(max(age, 0.0))}"
+        return f"{state.attempt.kind} by {one_line(state.attempt.operator)}{since}"
+    if state.last is None:
+        return ""
+    if state.last.result is Result.COMMITTED:
+        return f"last: {state.last.attempt.kind} took effect"
+    reason = one_line(state.last.reason) or str(state.last.ended_by)
+    return f"last: {state.last.attempt.kind} rolled back ({reason})"
+
+
+def _writers(status: PartitionStatus) -> str:
+    expired = f", {len(status.expired)} expired" if status.expired else ""
+    names = ", ".join(_writer_name(w) for w in status.live[:5])
+    more = f" and {len(status.live) - 5} more" if len(status.live) > 5 else ""
+    return f"{many(len(status.live), 'writer')}{expired}{f': {names}{more}' if names else ''}"
+
+
+def _writer_name(writer: ProducerRecord) -> str:
+    name = instance_name(writer.instance)
+    return f"{one_line(writer.client_id)} ({name})" if writer.client_id else name
+
+
+def _subtopics(status: PartitionStatus) -> str:
+    waiting = [
+        f"{t.name} ({t.state})"
+        for t in status.state.subtopics
+        if t.state in (SubTopicState.SEALED, SubTopicState.ABANDONED)
+    ]
+    return f"to retire: {', '.join(waiting)}" if waiting else ""
+
+
+def _status_json(status: PartitionStatus) -> dict[str, Any]:
+    state = status.state
+    return {
+        "topic": state.parent.topic,
+        "partition": state.parent.partition,
+        "epoch": state.epoch,
+        "phase": state.phase.value,
+        "partitioner": status.enrolment.partitioner.value,
+        "frozen_reason": state.frozen_reason,
+        "attempt": None if state.attempt is None else attempt_to_json(state.attempt),
+        "attempt_age_seconds": status.attempt_age_seconds,
+        "last": _last_json(status),
+        "ranges": [_range_json(status, segment) for segment in _shown(status)],
+        "subtopics": [
+            {"name": t.name, "partitions": t.partitions, "state": t.state.value} for t in state.subtopics
+        ],
+        "writers": {
+            "live": [_writer_json(w) for w in status.live],
+            "expired": [_writer_json(w) for w in status.expired],
+        },
+    }
+
+
+def _last_json(status: PartitionStatus) -> dict[str, Any] | None:
+    last = status.state.last
+    if last is None:
+        return None
+    return {
+        "attempt": last.attempt.id,
+        "kind": last.attempt.kind.value,
+        "operator": last.attempt.operator,
+        "result": last.result.value,
+        "ended_by": last.ended_by.value,
+        "reason": last.reason,
+    }
+
+
+def _range_json(status: PartitionStatus, segment: Segment) -> dict[str, Any]:
+    end = status.ends.get(segment.id)
+    return {
+        "range": [segment.range.lo, segment.range.hi],
+        "kind": segment.kind.value,
+        "segment": segment.id,
+        "source_topic": segment.source.topic,
+        "source_partition": segment.source.partition,
+        "start": segment.start,
+        "log_end": end,
+        "logical_end": None if end is None else segment.logical(max(end, segment.start)),
+    }
+
+
+def _writer_json(writer: ProducerRecord) -> dict[str, Any]:
+    return {"instance": instance_name(writer.instance), "client_id": writer.client_id}

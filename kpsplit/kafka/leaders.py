@@ -1,0 +1,151 @@
+"""Co-location: the leaders of closing segments move to the broker that leads the parent (design, section 8).
+
+It makes a merge depend on one broker; it is not part of the proof, so whatever goes wrong here is told and
+the merge goes on. The replica sets stay the same, only their order changes, so nothing is copied.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import ElectionType, KafkaException, TopicPartition
+
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import Deadline as RealDeadline
+from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, PartitionFacts
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.kafka.python_settings import NotExpressibleError, kafka_python_settings
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.ports import Deadline
+
+LONGEST = 15.0
+"""Seconds after which the merge goes on with the leaders where they are."""
+
+_PAUSE = 0.05
+_SETTING_UP = 5.0
+
+Tell = Callable[[str], None]
+
+
+def reordered(replicas: Sequence[int], first: int) -> list[int]:
+    """Return the same replicas with one of them first."""
+    return [first, *(r for r in replicas if r != first)]
+
+
+class Leaders:
+    """Moves leaders. Not thread safe."""
+
+    def __init__(self, connection: Connection, admin: ClusterAdmin) -> None:
+        self._connection = connection
+        self._admin = admin
+
+    def co_locate(
+        self,
+        parent: PhysicalPartition,
+        sources: Iterable[PhysicalPartition],
+        deadline: Deadline,
+        tell: Tell,
+    ) -> None:
+        """Move the leaders of ``sources`` to the parent's leader as far as that is possible; never fail."""
+        limit = RealDeadline(min(LONGEST, deadline.left() / 2))
+        try:
+            target = self._partitions([parent])[parent].leader
+            found = self._partitions(sources)
+            away = {p: f for p, f in found.items() if f.leader != target}
+            movable = {p: f for p, f in away.items() if target is not None and target in f.replicas}
+            if len(movable) < len(away):
+                tell(f"{len(away) - len(movable)} leaders stay: no replica on broker {target}")
+            if target is not None and movable:
+                self._move(movable, target, limit, tell)
+        except (KpsplitError, NotExpressibleError, KafkaException) as error:
+            tell(f"leaders stay where they are: {_reason(error)}")
+
+    def _move(
+        self, movable: Mapping[PhysicalPartition, PartitionFacts], target: int, limit: Deadline, tell: Tell
+    ) -> None:
+        lists = {p: reordered(f.replicas, target) for p, f in movable.items()}
+        changed = {p: wanted for p, wanted in lists.items() if wanted != list(movable[p].replicas)}
+        if changed:
+            reassign(self._connection, changed, limit)
+        self._await(lists, limit, lambda facts, wanted: list(facts.replicas) == wanted)
+        self._elect(lists, limit)
+        left = self._await(lists, limit, lambda facts, _wanted: facts.leader == target)
+        moved = len(lists) - len(left)
+        tell(f"{moved} of {len(lists)} leaders moved to broker {target}")
+
+    def _elect(self, places: Iterable[PhysicalPartition], limit: Deadline) -> None:
+        # No keyword arguments: with a timeout confluent-kafka 2.16 raises SystemError here.
+        partitions = [TopicPartition(p.topic, p.partition) for p in places]
+        future = self._admin.client.elect_leaders(ElectionType.PREFERRED, partitions)
+        try:
+            future.result(max(0.1, limit.left()))
+        except TimeoutError:
+            raise KpsplitError("the election was not answered in time") from None
+
+    def _await(
+        self,
+        lists: Mapping[PhysicalPartition, list[int]],
+        limit: Deadline,
+        reached: Callable[[PartitionFacts, list[int]], bool],
+    ) -> list[PhysicalPartition]:
+        """Wait until all are as wanted; return those that are not when the time is over."""
+        while True:
+            now = self._partitions(lists)
+            left = [p for p, wanted in lists.items() if p not in now or not reached(now[p], wanted)]
+            if not left or limit.left() <= 0:
+                return left
+            time.sleep(_PAUSE)
+
+    def _partitions(self, places: Iterable[PhysicalPartition]) -> dict[PhysicalPartition, PartitionFacts]:
+        found = {}
+        wanted = list(places)
+        for topic in {p.topic for p in wanted}:
+            layout = self._admin.layout(topic)
+            for p in wanted:
+                if layout and p.topic == topic and p.partition < len(layout.partitions):
+                    found[p] = layout.partitions[p.partition]
+        return found
+
+
+def reassign(connection: Connection, lists: Mapping[PhysicalPartition, list[int]], limit: Deadline) -> None:
+    """Set replica lists, by means of kafka-python: confluent-kafka has no such call.
+
+    Raises:
+        NotExpressibleError: kafka-python cannot be given these security settings.
+        KpsplitError: it could not be done.
+    """
+    from kafka import TopicPartition as Place
+    from kafka.admin import KafkaAdminClient
+    from kafka.errors import KafkaError as PythonError
+
+    answer = int(max(0.5, min(ANSWER_SECONDS, limit.left())) * 1000)
+    settings: dict[str, Any] = {
+        **kafka_python_settings(connection.properties),
+        "client_id": "kpsplit-reassign",
+        "request_timeout_ms": answer,
+        "bootstrap_timeout_ms": min(answer, int(_SETTING_UP * 1000)),
+    }
+    try:
+        client = KafkaAdminClient(**settings)
+        try:
+            asked = {Place(p.topic, p.partition): brokers for p, brokers in lists.items()}
+            results = client.alter_partition_reassignments(asked, timeout_ms=answer)
+        finally:
+            client.close()
+    except (PythonError, OSError, ValueError, ImportError) as error:
+        # Only the kind of error: its text may quote settings.
+        raise KpsplitError(f"replica lists cannot be set ({type(error).__name__})") from None
+    refused = {error.__name__ for error in results.values() if error is not None}
+    if refused:
+        raise KpsplitError(f"replica lists cannot be set ({', '.join(sorted(refused))})")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, KafkaException):
+        return translate(error_of(error), "elect leaders").message
+    if isinstance(error, NotExpressibleError):
+        return f"kafka-python cannot be given {error}"
+    return str(error)

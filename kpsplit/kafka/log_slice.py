@@ -1,0 +1,69 @@
+"""Reads one stretch of one physical partition, from any offset to an end that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.error_map import translate
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.ports import Deadline
+
+_BATCH = 1000
+_WAIT = 0.2
+_TRANSIENT = {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._TIMED_OUT,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+}
+
+
+def read_slice(
+    connection: Connection,
+    place: PhysicalPartition,
+    start: int,
+    end: int,
+    deadline: Deadline,
+    isolation: str = "read_committed",
+) -> Iterator[Message]:
+    """Yield the records in [start, end), or those that arrive before the deadline.
+
+    Stops at the end of the log as well: offsets without a record (transaction markers, compaction) are
+    skipped by the broker. Records that the log has lost at its start are skipped silently.
+    """
+    if start >= end:
+        return
+    consumer = Consumer(
+        connection.client(
+            "slice",
+            group_id="kpsplit-unused",
+            enable_auto_commit=False,
+            enable_auto_offset_store=False,
+            enable_partition_eof=True,
+            isolation_level=isolation,
+            auto_offset_reset="earliest",
+            allow_auto_create_topics=False,
+            fetch_wait_max_ms=100,
+        )
+    )
+    try:
+        consumer.assign([TopicPartition(place.topic, place.partition, start)])
+        while deadline.left() > 0:
+            for message in consumer.consume(_BATCH, min(_WAIT, deadline.left())):
+                error, offset = message.error(), message.offset() or 0
+                if error is None and offset < end:
+                    yield message
+                if (error is None and offset >= end - 1) or _at_end(error):
+                    return
+                if error is not None and error.code() not in _TRANSIENT:
+                    raise translate(error, f"read {place}")
+    finally:
+        consumer.close()
+
+
+def _at_end(error: KafkaError | None) -> bool:
+    return error is not None and error.code() == KafkaError._PARTITION_EOF

@@ -1,0 +1,186 @@
+"""Markers are appended inside the fence: everything that takes time is done before (design, section 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from kpsplit.errors import FutureVersionError, RecordError, UnknownOutcomeError
+from kpsplit.kafka.clock import Deadline as RealDeadline
+from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, LogEnd
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.kafka.log_slice import read_slice
+from kpsplit.splitter.events import Cut
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.ports import Deadline
+from kpsplit.splitter.records.marker import HEADER, Marker
+from kpsplit.splitter.steps import PlannedMarker
+
+_POLL = 0.05
+_MESSAGE_TIMEOUT_MS = 30_000
+
+
+@dataclass(slots=True)
+class _Append:
+    """One marker on its way."""
+
+    planned: PlannedMarker
+    offset: int | None = None
+    error: KafkaError | None = None
+    done: bool = False
+
+    def report(self, error: KafkaError | None, message: Message) -> None:
+        self.done, self.error, self.offset = True, error, message.offset()
+
+
+class Markers:
+    """Appends markers with acks=all and idempotence, without a transaction. Not thread safe.
+
+    ``prepare`` connects and remembers where the logs end; only then ``append`` is quick. After an unknown
+    outcome the same call with the same markers reads the logs from there and reuses what it finds.
+    """
+
+    def __init__(self, connection: Connection, admin: ClusterAdmin) -> None:
+        self._connection = connection
+        self._admin = admin
+        self._producer: Producer | None = None
+        self._known: dict[PhysicalPartition, LogEnd] = {}
+        self._newest: dict[PhysicalPartition, int] = {}
+        self._unknown: set[str] = set()
+
+    def prepare(self, places: Iterable[PhysicalPartition]) -> None:
+        """Connect to the brokers and learn where these logs end; to be repeated when leaders have moved."""
+        wanted = set(places) | set(self._known)
+        producer = self._connected()
+        for topic in {p.topic for p in wanted}:
+            try:
+                producer.list_topics(topic, timeout=ANSWER_SECONDS)
+            except KafkaException as exception:
+                raise translate(error_of(exception), f"find the leaders of {topic}") from exception
+        self._known |= self._admin.end_offsets(wanted)
+        self._newest |= self._admin.newest_timestamps(wanted)
+
+    def append(self, markers: Iterable[PlannedMarker], deadline: Deadline) -> tuple[Cut, ...]:
+        """Append markers, all at once, and return where they stand.
+
+        Raises:
+            UnknownOutcomeError: an acknowledgement is missing; call again with the same markers.
+            KpsplitError: refused, or no time left.
+        """
+        wanted = list(markers)
+        deadline.check("the markers")
+        there = self._read_back(wanted, deadline)
+        appends = [_Append(m) for m in wanted if m.source not in there]
+        self._send(appends, deadline)
+        there |= {a.planned.source: a.offset for a in appends if a.offset is not None}
+        epochs = self._leader_epochs(there, deadline)
+        return tuple(Cut(m.segment, there[m.source], epochs.get(m.source)) for m in wanted)
+
+    def close(self) -> None:
+        """Drop the producer; nothing of it may be sent any more."""
+        if self._producer is not None:
+            self._producer.purge()
+            self._producer = None
+
+    def _connected(self) -> Producer:
+        if self._producer is None:
+            self._producer = Producer(
+                self._connection.client(
+                    "markers",
+                    enable_idempotence=True,
+                    acks="all",
+                    linger_ms=0,
+                    message_timeout_ms=_MESSAGE_TIMEOUT_MS,
+                    retry_backoff_ms=20,
+                    retry_backoff_max_ms=200,
+                    # Connect to every broker now: connecting inside the fence would be pause.
+                    enable_sparse_connections=False,
+                )
+            )
+        return self._producer
+
+    def _send(self, appends: list[_Append], deadline: Deadline) -> None:
+        if not appends:
+            return
+        producer = self._connected()
+        attempts = {a.planned.marker.attempt_id for a in appends}
+        try:
+            for append in appends:
+                place, value = append.planned.source, append.planned.marker.encode()
+                producer.produce(
+                    place.topic,
+                    value,
+                    partition=place.partition,
+                    on_delivery=append.report,
+                    # The time of the record before it: brokers refuse a clock that is an hour ahead.
+                    timestamp=self._newest.get(place, 0),
+                    headers=[(HEADER, value)],
+                )
+            while not all(a.done for a in appends) and deadline.left() > 0:
+                producer.poll(min(_POLL, deadline.left()))
+        except KafkaException as exception:
+            self._unknown |= attempts
+            raise translate(error_of(exception), "append the markers", writing=True) from exception
+        failed = next((a for a in appends if not a.done or a.error is not None), None)
+        if failed is not None:
+            self._unknown |= attempts
+            self.close()
+            raise _failure(failed)
+
+    def _read_back(self, wanted: list[PlannedMarker], deadline: Deadline) -> dict[PhysicalPartition, int]:
+        """Find markers of an earlier call whose outcome is not known."""
+        found: dict[PhysicalPartition, int] = {}
+        if not any(m.marker.attempt_id in self._unknown for m in wanted):
+            return found
+        ends = self._admin.end_offsets([m.source for m in wanted])
+        for m in wanted:
+            start = self._known.get(m.source, LogEnd(0, None)).offset
+            end = ends.get(m.source, LogEnd(0, None)).offset
+            offset = self._find(m, start, end, deadline)
+            if offset is not None:
+                found[m.source] = offset
+        return found
+
+    def _find(self, m: PlannedMarker, start: int, end: int, deadline: Deadline) -> int | None:
+        limit = RealDeadline(deadline.left())
+        for message in read_slice(self._connection, m.source, start, end, limit, "read_uncommitted"):
+            if marker_of(message) == m.marker:
+                return message.offset()
+        limit.check(f"{m.source} to be read back")
+        return None
+
+    def _leader_epochs(
+        self, places: Iterable[PhysicalPartition], deadline: Deadline
+    ) -> dict[PhysicalPartition, int | None]:
+        """Return in which leader epoch each marker was written, None where a leader changed meanwhile."""
+        now = self._admin.end_offsets(places, seconds=max(0.1, min(ANSWER_SECONDS, deadline.left())))
+        return {
+            p: end.leader_epoch
+            for p, end in now.items()
+            if p in self._known and self._known[p].leader_epoch == end.leader_epoch
+        }
+
+
+def marker_of(message: Message) -> Marker | None:
+    """Return what a record says if it is a marker that can be read, else None."""
+    headers: Any = message.headers()
+    for name, value in headers or []:
+        if name == HEADER:
+            try:
+                return Marker.decode(value)
+            except FutureVersionError:
+                raise
+            except RecordError:
+                return None
+    return None
+
+
+def _failure(failed: _Append) -> Exception:
+    what = f"append a marker to {failed.planned.source}"
+    if failed.error is None:
+        return UnknownOutcomeError(f"could not {what}: no acknowledgement in time")
+    return translate(failed.error, what, writing=True)

@@ -1,0 +1,220 @@
+"""Makes plans: which segments, which ranges, what the sample predicts, which checks hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kpsplit.errors import UsageError
+from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.facts import FactsGatherer
+from kpsplit.kafka.plans import LONGEST_LABEL, Check, HotKey, Plan, new_attempt_id, shortened, wall_ms
+from kpsplit.kafka.preconditions import checks, refusal
+from kpsplit.kafka.sampling import Sample, partitioner_check, sample_partition
+from kpsplit.splitter import sizing
+from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.key_range import WHOLE, KeyRange, union_of_adjacent
+from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
+from kpsplit.splitter.partition_state import (
+    Attempt,
+    OperationKind,
+    PartitionState,
+    Target,
+    whole_range_merge,
+)
+from kpsplit.splitter.ports import Deadline
+from kpsplit.splitter.records.keys import subtopic_name
+from kpsplit.splitter.sizing import Sizing
+
+_PRECISION = 6
+
+
+class Planner:
+    """Makes plans. Not thread safe."""
+
+    def __init__(self, connection: Connection, admin: ClusterAdmin) -> None:
+        self._connection = connection
+        self._admin = admin
+        self._facts = FactsGatherer(connection, admin)
+
+    def split(
+        self,
+        parent: PhysicalPartition,
+        view: ControlView,
+        parts: int,
+        of: KeyRange | None,
+        even: bool,
+        sample: int,
+        deadline: Deadline,
+    ) -> Plan:
+        """Plan a split; as ``Operations.plan_split``."""
+        sizing.even(WHOLE, parts)  # refuses a wrong number of ranges before anything else is asked
+        state = self._state(parent, view, OperationKind.SPLIT, deadline)
+        segment = segment_to_split(state, of)
+        seen = self._sample(parent, segment, sample, deadline)
+        sized = _sized(seen, segment.range, parts, even)
+        attempt = _draft(state, OperationKind.SPLIT, (segment.id,), sized.ranges, Target.PHANTOMS)
+        return self._plan(view, attempt, state, deadline, seen, sized)
+
+    def merge(
+        self,
+        parent: PhysicalPartition,
+        view: ControlView,
+        range_: KeyRange | None,
+        deadline: Deadline,
+    ) -> Plan:
+        """Plan a merge; as ``Operations.plan_merge``."""
+        state = self._state(parent, view, OperationKind.MERGE, deadline)
+        merged = segments_to_merge(state, range_)
+        ranges = (KeyRange(merged[0].range.lo, merged[-1].range.hi),)
+        target = Target.PARENT if whole_range_merge(ranges) else Target.PHANTOMS
+        sources = tuple(s.id for s in merged)
+        attempt = _draft(state, OperationKind.MERGE, sources, ranges, target)
+        return self._plan(view, attempt, state, deadline, None, None)
+
+    def failed_now(self, plan: Plan, view: ControlView, force: bool, deadline: Deadline) -> Check | None:
+        """Check a plan again, all but its sample; return the first check that forbids running it."""
+        state = self._state(plan.parent, view, plan.kind, deadline)
+        old = {c.name: c for c in plan.checks}
+        found = (old.get("partitioner"), old.get("useful"))
+        attempt = _draft(state, plan.kind, plan.sources, plan.ranges, plan.target)
+        facts = self._facts.gather(plan.parent, view, attempt, plan.kind, deadline, found)
+        return next((c for c in checks(facts) if not c.ok and not (force and c.forceable)), None)
+
+    def _state(
+        self, parent: PhysicalPartition, view: ControlView, kind: OperationKind, deadline: Deadline
+    ) -> PartitionState:
+        """Return the partition's state, or refuse what cannot even be planned."""
+        facts = self._facts.gather(parent, view, None, kind, deadline)
+        for check in checks(facts):
+            if not check.ok and check.name in ("topic", "partition", "enrolled", "same topic"):
+                raise refusal(check)
+        if facts.state is None:
+            raise UsageError(
+                f"topic {parent.topic} is not enrolled", hint=f"run: kpsplit enroll {parent.topic}"
+            )
+        return facts.state
+
+    def _sample(self, parent: PhysicalPartition, segment: Segment, most: int, deadline: Deadline) -> Sample:
+        count = self._admin.topics().get(parent.topic, 1)
+        logical = (parent.partition, count)
+        return sample_partition(self._connection, self._admin, segment.source, most, logical, deadline)
+
+    def _plan(
+        self,
+        view: ControlView,
+        attempt: Attempt,
+        state: PartitionState,
+        deadline: Deadline,
+        seen: Sample | None,
+        sized: Sizing | None,
+    ) -> Plan:
+        parent = state.parent
+        partitioner = None
+        enrolment = view.enrolments.get(parent.topic)
+        if seen is not None and enrolment is not None:
+            count = self._admin.topics().get(parent.topic, 1)
+            partitioner = partitioner_check(seen, enrolment.partitioner, count)
+        found = (partitioner, _useful(sized))
+        facts = self._facts.gather(parent, view, attempt, attempt.kind, deadline, found)
+        sampled = sized.samples if sized else 0
+        return Plan(
+            parent=parent,
+            kind=attempt.kind,
+            epoch=state.epoch,
+            topic_id=state.topic_id,
+            sources=attempt.sources,
+            ranges=attempt.ranges,
+            target=attempt.target,
+            subtopic=attempt.subtopic,
+            shares=tuple(round(s, _PRECISION) for s in sized.shares) if sized and sampled else None,
+            heaviest=_hot_keys(sized) if sized else (),
+            sampled=sampled,
+            useful=sized.useful if sized else True,
+            note=shortened(sized.reason if sized else _merge_note(facts.closing)),
+            checks=checks(facts),
+            made_ms=wall_ms(),
+        )
+
+
+def segment_to_split(state: PartitionState, of: KeyRange | None) -> Segment:
+    """Return the open segment that is to be split.
+
+    Raises:
+        UsageError: none has exactly this range, or none is named and there are several.
+    """
+    layout = state.lineage.open_segments()
+    if of is None and len(layout) == 1:
+        return layout[0]
+    known = ", ".join(str(s.range) for s in layout[:8]) + (", …" if len(layout) > 8 else "")
+    if of is None:
+        raise UsageError(
+            f"{state.parent} is split already, into {len(layout)} ranges",
+            hint=f"name the range to split again: one of {known}",
+        )
+    for segment in layout:
+        if segment.range == of:
+            return segment
+    raise UsageError(f"{state.parent} has no open range {of}", hint=f"name one of {known}")
+
+
+def segments_to_merge(state: PartitionState, range_: KeyRange | None) -> Sequence[Segment]:
+    """Return the open segments that are to be merged, in the order of their ranges.
+
+    Raises:
+        UsageError: there is nothing to merge, or the range does not begin and end where open ranges do.
+    """
+    layout = state.lineage.open_segments()
+    if any(s.kind is SegmentKind.PARENT for s in layout):
+        raise UsageError(f"{state.parent} is not split", hint="there is nothing to merge")
+    if range_ is None:
+        return layout
+    chosen = [s for s in layout if range_.covers(s.range)]
+    if union_of_adjacent(s.range for s in chosen) != range_:
+        known = ", ".join(str(s.range) for s in layout[:8]) + (", …" if len(layout) > 8 else "")
+        raise UsageError(
+            f"{range_} does not begin and end where open ranges of {state.parent} do",
+            hint=f"these are {known}",
+        )
+    if len(chosen) < 2 and range_ != WHOLE:
+        raise UsageError(f"{range_} is one open range already", hint="name at least two adjacent ones")
+    return chosen
+
+
+def _draft(
+    state: PartitionState,
+    kind: OperationKind,
+    sources: tuple[int, ...],
+    ranges: tuple[KeyRange, ...],
+    target: Target,
+) -> Attempt:
+    name = subtopic_name(state.parent, state.next_split) if target is Target.PHANTOMS else None
+    return Attempt(new_attempt_id(), kind, "", wall_ms(), sources, ranges, target, name, 1)
+
+
+def _sized(seen: Sample, whole: KeyRange, parts: int, even: bool) -> Sizing:
+    if even:
+        return sizing.assess(seen.points, sizing.even(whole, parts), seen.labels)
+    return sizing.balanced(seen.points, whole, parts, seen.labels)
+
+
+def _useful(sized: Sizing | None) -> Check | None:
+    if sized is None:
+        return None
+    if sized.useful:
+        return Check("useful", True, sized.reason or "every range gets its part of the load", forceable=True)
+    return Check(
+        "useful", False, sized.reason, "one key stays in one range; split anyway with --force", forceable=True
+    )
+
+
+def _hot_keys(sized: Sizing) -> tuple[HotKey, ...]:
+    return tuple(
+        HotKey(h.hash, round(h.share, _PRECISION), shortened(h.label or "", LONGEST_LABEL))
+        for h in sized.heaviest
+    )
+
+
+def _merge_note(closing: Sequence[Segment]) -> str:
+    places = sorted({str(s.source) for s in closing})
+    return f"closes {len(closing)} segments in {len(places)} partitions; groups drain them at their own pace"

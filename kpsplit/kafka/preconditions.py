@@ -1,0 +1,343 @@
+"""What must hold before an operation: named checks over facts that were gathered before (design, section 7).
+
+``checks`` is pure: every failing check is a test without brokers. Each message says what is wrong, each
+remedy what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kpsplit.errors import CheckFailedError, ConflictError, KpsplitError, UsageError
+from kpsplit.kafka.cluster_admin import TopicFacts
+from kpsplit.kafka.plans import Check
+from kpsplit.splitter.lineage import PhysicalPartition, Segment
+from kpsplit.splitter.partition_state import MAX_RANGES, OperationKind, PartitionState
+from kpsplit.splitter.records.control import Enrolment
+from kpsplit.splitter.records.keys import MAX_TOPIC_NAME, collides, is_topic_name
+from kpsplit.splitter.states import Phase
+
+LOG_WHOLE = "log whole"
+"""The check after whose failure a partition is frozen: only a human can decide what is lost."""
+
+SHORT_RETENTION_MS = 3_600_000
+MIN_RANGES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """The log of one physical partition of the lineage. None: the partition does not exist."""
+
+    start: int | None
+    end: int | None
+    marker_missing_at: int | None = None
+    """Where a record stands that should be a marker of the lineage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that is looked at before an operation on one logical partition.
+
+    ``closing`` are the segments that it would close, ``opening`` the number of ranges that it would open;
+    ``subtopic`` its sub-topic's name, ``names`` the topics of the cluster. ``hung_transaction`` describes an
+    open transaction that stayed while we watched, None if there is none. ``sampled`` and ``useful`` come from
+    the sample, None where none was taken.
+    """
+
+    parent: PhysicalPartition
+    kind: OperationKind
+    topic: TopicFacts | None
+    enrolment: Enrolment | None
+    state: PartitionState | None
+    closing: tuple[Segment, ...] = ()
+    opening: int = 1
+    subtopic: str | None = None
+    names: frozenset[str] = frozenset()
+    under_way: str | None = None
+    sources: tuple[TopicFacts, ...] = ()
+    logs: dict[PhysicalPartition, LogFacts] = field(default_factory=dict)
+    hung_transaction: str | None = None
+    partitioner: Check | None = None
+    useful: Check | None = None
+
+
+def checks(facts: Facts) -> tuple[Check, ...]:
+    """Return all checks that apply; those that depend on one that failed are left out."""
+    first = _existence(facts)
+    if not all(c.ok for c in first) or facts.topic is None or facts.state is None:
+        return first
+    topic, state = facts.topic, facts.state
+    rest = [make(facts, topic, state) for make in _MAKERS]
+    return (*first, *(c for c in rest if c is not None))
+
+
+def _existence(facts: Facts) -> tuple[Check, ...]:
+    topic, number = facts.parent.topic, facts.parent.partition
+    if facts.topic is None:
+        return (
+            Check("topic", False, f"there is no topic {topic}", "check the name and the right to describe"),
+        )
+    found = [Check("topic", True, f"topic {topic} exists")]
+    count = len(facts.topic.partitions)
+    found.append(
+        Check(
+            "partition",
+            number < count,
+            f"topic {topic} has {count} partitions, 0 to {count - 1}",
+            "" if number < count else f"choose one of them, not {number}",
+        )
+    )
+    if number < count:
+        found.append(_enrolled(facts, topic))
+    return tuple(found)
+
+
+def _enrolled(facts: Facts, topic: str) -> Check:
+    if facts.enrolment is None:
+        return Check("enrolled", False, f"topic {topic} is not enrolled", f"run: kpsplit enroll {topic}")
+    if facts.enrolment.settled:
+        return Check("enrolled", True, f"enrolled with partitioner {facts.enrolment.partitioner}")
+    return Check("enrolled", True, "enrolled, not settled yet: the operation waits one lease first")
+
+
+def _same_topic(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    ok = state.topic_id == topic.topic_id
+    if ok and facts.enrolment is not None:
+        ok = facts.enrolment.topic_id == topic.topic_id
+    return Check(
+        "same topic",
+        ok,
+        f"topic {topic.name} is the one that was enrolled"
+        if ok
+        else f"topic {topic.name} was deleted and made again since it was enrolled",
+        ""
+        if ok
+        else f"run: kpsplit enroll {topic.name}; if it has a lineage, use another name for the new one",
+    )
+
+
+def _no_operation(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    if facts.under_way is not None:
+        parent = facts.parent
+        return Check(
+            "no operation", False, facts.under_way, f"run: kpsplit resume {parent}, or kpsplit abort {parent}"
+        )
+    if state.phase is Phase.FROZEN:
+        return Check(
+            "no operation",
+            False,
+            f"{facts.parent} is frozen: {state.frozen_reason}",
+            f"look at kpsplit doctor, then run: kpsplit resume {facts.parent} --thaw",
+        )
+    return Check("no operation", True, "no other operation is in progress")
+
+
+def _not_compacted(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    return Check(
+        "not compacted",
+        not topic.compacted,
+        f"cleanup.policy is {topic.config.get('cleanup.policy', 'delete')}",
+        "set cleanup.policy=delete; compacted topics cannot be split" if topic.compacted else "",
+    )
+
+
+def _replication(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    factor = len(topic.partitions[facts.parent.partition].replicas)
+    return Check(
+        "replication",
+        factor >= 3,
+        f"replication factor {factor}",
+        "" if factor >= 3 else "one lost broker loses records: raise it to 3, or go on with --force",
+        forceable=True,
+    )
+
+
+def _min_insync(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check | None:
+    if len(topic.partitions[facts.parent.partition].replicas) < 3:
+        return None
+    ok = topic.min_insync >= 2
+    return Check(
+        "min.insync.replicas",
+        ok,
+        f"min.insync.replicas is {topic.min_insync}",
+        "" if ok else f"set min.insync.replicas=2 on topic {topic.name}",
+    )
+
+
+def _clean_election(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    value = topic.config.get("unclean.leader.election.enable", "false")
+    return Check(
+        "unclean election off",
+        value != "true",
+        f"unclean.leader.election.enable is {value}",
+        "" if value != "true" else f"set unclean.leader.election.enable=false on topic {topic.name}",
+    )
+
+
+def _in_sync(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    closing = {s.source for s in facts.closing} | {facts.parent}
+    topics = {t.name: t for t in (*facts.sources, topic)}
+    behind = []
+    for place in sorted(closing):
+        found = topics.get(place.topic)
+        if found is None or place.partition >= len(found.partitions):
+            behind.append(f"{place} does not exist")
+        elif not found.partitions[place.partition].in_sync:
+            p = found.partitions[place.partition]
+            behind.append(f"{place} has leader {p.leader}, in sync {list(p.isr)} of {list(p.replicas)}")
+    return Check(
+        "in sync",
+        not behind,
+        behind[0] if behind else "every replica is in sync",
+        "wait until its brokers are back and have caught up" if behind else "",
+    )
+
+
+def _ranges(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check | None:
+    if facts.kind is not OperationKind.SPLIT:
+        return None
+    ok = MIN_RANGES <= facts.opening <= MAX_RANGES
+    return Check(
+        "ranges", ok, f"{facts.opening} ranges", "" if ok else f"choose {MIN_RANGES} to {MAX_RANGES} ranges"
+    )
+
+
+def _subtopic_name(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check | None:
+    name = facts.subtopic
+    if name is None:
+        return None
+    if not is_topic_name(name):
+        return Check(
+            "sub-topic name",
+            False,
+            f"{name} is no legal topic name ({len(name)} of {MAX_TOPIC_NAME} characters)",
+            "use a topic with a shorter name",
+        )
+    if name in facts.names:
+        return Check(
+            "sub-topic name",
+            False,
+            f"a topic named {name} exists already and is not kpsplit's",
+            f"delete or rename {name} if nobody needs it",
+        )
+    other = next((other for other in sorted(facts.names) if collides(name, other)), None)
+    if other is not None:
+        return Check(
+            "sub-topic name",
+            False,
+            f"{name} collides with topic {other} in Kafka's metrics ('.' and '_' are one there)",
+            f"delete or rename {other} if nobody needs it",
+        )
+    return Check("sub-topic name", True, f"{name} is free")
+
+
+def _log_whole(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    problem = truncation(state, facts.logs)
+    return Check(
+        LOG_WHOLE,
+        problem is None,
+        problem or "the logs reach as far as the lineage says",
+        "" if problem is None else "do not go on before a human has decided what is lost",
+    )
+
+
+def truncation(state: PartitionState, logs: dict[PhysicalPartition, LogFacts]) -> str | None:
+    """Return what shows that a log was truncated, None if nothing does.
+
+    A closed segment ends with a marker, so the log behind it holds at least that one more; an open segment
+    begins where its log has been before.
+    """
+    for segment in state.lineage:
+        log = logs.get(segment.source)
+        if log is None or log.end is None:
+            continue
+        needed = segment.start if segment.end is None else segment.end + 1
+        if log.end < needed:
+            return (
+                f"the log of {segment.source} ends at {log.end}, before {needed}, "
+                f"which segment {segment.id} has reached: it was truncated"
+            )
+        if log.marker_missing_at is not None:
+            at = log.marker_missing_at
+            return f"{segment.source} has no marker at {at}: it was truncated and written anew"
+    return None
+
+
+def _sources_exist(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    missing = [str(s.source) for s in facts.closing if facts.logs.get(s.source, _GONE).end is None]
+    return Check(
+        "segments exist",
+        not missing,
+        f"{missing[0]} does not exist, but holds an open segment" if missing else "all open segments exist",
+        "its records are lost: restore the topic from a copy" if missing else "",
+    )
+
+
+def _no_transaction(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    return Check(
+        "no open transaction",
+        facts.hung_transaction is None,
+        facts.hung_transaction or "no open transaction holds up readers",
+        ""
+        if facts.hung_transaction is None
+        else "let it end, or abort it with kafka-transactions; readers could not pass the cut",
+    )
+
+
+def _retention(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    kept = int(topic.config.get("retention.ms", "-1"))
+    short = 0 <= kept < SHORT_RETENTION_MS
+    return Check(
+        "retention",
+        not short,
+        f"records are kept {kept / 1000:.0f} s" if kept >= 0 else "records are kept without limit of time",
+        "groups may lose what they have not read before they pass the cut: raise retention.ms to at least "
+        f"{SHORT_RETENTION_MS}, or go on with --force"
+        if short
+        else "",
+        forceable=True,
+    )
+
+
+def _partitioner(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check | None:
+    return facts.partitioner
+
+
+def _useful(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check | None:
+    return facts.useful
+
+
+def refusal(check: Check) -> KpsplitError:
+    """Return the error that a failed check is."""
+    kind = _REFUSALS.get(check.name, CheckFailedError)
+    return kind(check.message, hint=check.remedy or None)
+
+
+_REFUSALS: dict[str, type[KpsplitError]] = {
+    "topic": UsageError,
+    "partition": UsageError,
+    "enrolled": UsageError,
+    "ranges": UsageError,
+    "same topic": ConflictError,
+    "no operation": ConflictError,
+    "sub-topic name": ConflictError,
+}
+_GONE = LogFacts(None, None)
+_MAKERS: tuple[Callable[[Facts, TopicFacts, PartitionState], Check | None], ...] = (
+    _same_topic,
+    _no_operation,
+    _ranges,
+    _not_compacted,
+    _replication,
+    _min_insync,
+    _clean_election,
+    _in_sync,
+    _sources_exist,
+    _subtopic_name,
+    _log_whole,
+    _no_transaction,
+    _retention,
+    _partitioner,
+    _useful,
+)

@@ -1,0 +1,184 @@
+"""Runs plans: wires the driver with the real ports, and reports how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from kpsplit.errors import ConflictError, KpsplitError
+from kpsplit.kafka.clock import SystemClock, monotonic
+from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.control_log import OperationLog
+from kpsplit.kafka.facts import closing_segments, under_way
+from kpsplit.kafka.partition_topics import PartitionTopics
+from kpsplit.kafka.plans import Plan, new_attempt_id, wall_ms
+from kpsplit.kafka.producers_log import ProducersLog
+from kpsplit.kafka.status import Report
+from kpsplit.kafka.subtopics import SubTopicTakenError
+from kpsplit.splitter.driver import Driver, Observer, Ports
+from kpsplit.splitter.events import Event, Freeze, Thaw
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import Attempt, EndedBy, Outcome, PartitionState
+from kpsplit.splitter.ports import Deadline
+from kpsplit.splitter.records.keys import subtopic_name
+from kpsplit.splitter.records.producers import PauseReport
+from kpsplit.splitter.records.stamp import instance_name
+from kpsplit.splitter.states import Phase
+
+PAUSE_REPORT_SECONDS = 1.0
+"""How long producers' reports of their pauses are waited for."""
+
+
+class Runner:
+    """Runs operations on one logical partition. Not thread safe; a context manager."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        admin: ClusterAdmin,
+        writers: ProducersLog,
+        parent: PhysicalPartition,
+        operator: str,
+        observer: Observer,
+    ) -> None:
+        self._parent = parent
+        self._operator = operator
+        self._writers = writers
+        self._log = OperationLog(connection, parent)
+        self._topics = PartitionTopics(connection, admin, observer)
+        self._observer = observer
+
+    def __enter__(self) -> Runner:
+        """Return self."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go of the claim and end the clients."""
+        self._topics.close()
+        self._log.close()
+
+    def peek(self, deadline: Deadline) -> PartitionState:
+        """Return the partition's state without claiming it."""
+        return self._log.peek(deadline)
+
+    def run(self, plan: Plan, state: PartitionState, max_pause_ms: int, deadline: Deadline) -> Report:
+        """Run a plan for the state that was just read."""
+        started = monotonic()
+        attempt = numbered(plan.attempt(self._operator, max_pause_ms), state)
+        self._topics.prepare_markers({s.source for s in closing_segments(state, attempt)})
+        with _foreign_name_is_a_conflict():
+            outcome = self._driver().run(attempt, plan.epoch, deadline)
+        return self._report(outcome, started, deadline)
+
+    def resume(self, max_pause_ms: int | None, deadline: Deadline) -> Report | None:
+        """Finish what a dead operator left."""
+        started = monotonic()
+
+        def renew(state: PartitionState, last: Attempt) -> Attempt:
+            attempt = replace(
+                numbered(last, state),
+                id=new_attempt_id(),
+                operator=self._operator,
+                started_ms=wall_ms(),
+                max_pause_ms=max_pause_ms or last.max_pause_ms,
+            )
+            self._topics.prepare_markers({s.source for s in closing_segments(state, attempt)})
+            return attempt
+
+        with _foreign_name_is_a_conflict():
+            outcome = self._driver().resume(renew, deadline)
+        return None if outcome is None else self._report(outcome, started, deadline)
+
+    def abort(self, reason: str, deadline: Deadline) -> Outcome | None:
+        """Roll back the attempt under way."""
+        return self._driver().abort(EndedBy.REQUEST, reason, deadline)
+
+    def thaw(self, deadline: Deadline) -> PartitionState:
+        """End a freeze: seal what the interrupted operation emptied, then record the thaw."""
+        state = self._log.claim(deadline)
+        if state.phase is not Phase.FROZEN:
+            return state
+        self._topics.seal(state.to_seal(), deadline)
+        return self._log.record(state, Thaw(), deadline)
+
+    def freeze(self, reason: str, deadline: Deadline) -> None:
+        """Record that the partition needs a human, unless an operation is in progress or it is frozen."""
+        state = self._log.claim(deadline)
+        if state.phase is Phase.STEADY:
+            self._log.record(state, Freeze(reason), deadline)
+
+    def record(self, state: PartitionState, event: Event, deadline: Deadline) -> PartitionState:
+        """Record an event under the claim."""
+        return self._log.record(state, event, deadline)
+
+    def claim(self, deadline: Deadline) -> PartitionState:
+        """Claim the partition's operation."""
+        return self._log.claim(deadline)
+
+    def _driver(self) -> Driver:
+        return Driver(Ports(self._log, self._writers, self._topics, SystemClock()), self._observer)
+
+    def _report(self, outcome: Outcome, started: float, deadline: Deadline) -> Report:
+        seconds = monotonic() - started
+        pauses = self._pauses(outcome.attempt.id)
+        return Report(outcome, self._log.peek(deadline), pauses, seconds)
+
+    def _pauses(self, attempt_id: str) -> dict[str, PauseReport]:
+        """Return the reports of the producers that acknowledged the fence, as far as they come in time."""
+        partition = str(self._parent)
+        limit = SystemClock().deadline(PAUSE_REPORT_SECONDS)
+        told: dict[str, PauseReport] = {}
+        try:
+            while True:
+                held = [
+                    r for r in self._writers.read(limit).all() if r.acknowledged.get(partition) == attempt_id
+                ]
+                told = {
+                    instance_name(r.instance): pause
+                    for r in held
+                    if (pause := r.pauses.get(partition)) and pause.attempt == attempt_id
+                }
+                if len(told) == len(held) or limit.left() <= 0:
+                    return told
+                self._writers.await_change(limit.left())
+        except KpsplitError:
+            return told
+
+
+def refuse_moved_on(plan: Plan, state: PartitionState) -> None:
+    """Do nothing if the plan still fits the state.
+
+    Raises:
+        ConflictError: an operation is in progress, or the partition is not the one that was planned for.
+    """
+    busy = under_way(state)
+    if busy is not None:
+        parent = state.parent
+        raise ConflictError(
+            busy,
+            hint=f"wait; if its operator is dead run: kpsplit resume {parent}, or kpsplit abort {parent}",
+        )
+    if state.epoch != plan.epoch:
+        raise ConflictError(
+            f"{state.parent} is at epoch {state.epoch}; the plan was made for epoch {plan.epoch}",
+            hint="plan again",
+        )
+    if state.topic_id != plan.topic_id:
+        raise ConflictError(f"topic {state.parent.topic} is not the one of the plan", hint="plan again")
+
+
+def numbered(attempt: Attempt, state: PartitionState) -> Attempt:
+    """Return the attempt with the next free number for its sub-topic."""
+    if attempt.subtopic is None:
+        return attempt
+    return replace(attempt, subtopic=subtopic_name(state.parent, state.next_split))
+
+
+@contextmanager
+def _foreign_name_is_a_conflict() -> Iterator[None]:
+    try:
+        yield
+    except SubTopicTakenError as error:
+        raise ConflictError(error.message, hint=error.hint, changed=error.changed) from error

@@ -1,0 +1,176 @@
+"""Sub-topics: created beside the parent, sealed when they are emptied, deleted when nobody needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kpsplit.errors import (
+    EXIT_CONFLICT,
+    CheckFailedError,
+    DeadlineExceededError,
+    KpsplitError,
+    UnknownOutcomeError,
+    UsageError,
+)
+from kpsplit.kafka.clock import Deadline as RealDeadline
+from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.served import await_served
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import Attempt
+from kpsplit.splitter.ports import Deadline
+
+SEALED_CONFIG = ("max.message.bytes", "0")
+"""With this setting the broker itself rejects every write to a topic."""
+
+_CLEANUP_SECONDS = 10.0
+_NOT_COPIED = ("leader.replication.", "follower.replication.", "confluent.placement.")
+"""Settings that name brokers or replicas of the parent and make no sense for another topic."""
+
+
+class SubTopicTakenError(KpsplitError):
+    """The name of the sub-topic belongs to a topic that is not ours.
+
+    Not a ConflictError: the driver leaves an attempt alone on those, and this attempt is to be rolled back.
+    """
+
+    exit_code = EXIT_CONFLICT
+
+
+def phantom_assignment(replicas: Sequence[int], partitions: int) -> list[list[int]]:
+    """Return the replica lists of phantoms: the parent's set, rotated so that leaders are spread over it."""
+    around = [[*replicas[i:], *replicas[:i]] for i in range(len(replicas))]
+    return [around[j % len(around)] for j in range(partitions)]
+
+
+def copied_config(explicit: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings that a sub-topic takes from its parent: all that were set there."""
+    return {name: value for name, value in explicit.items() if not name.startswith(_NOT_COPIED)}
+
+
+class SubTopics:
+    """Creates, seals and deletes sub-topics. Not thread safe.
+
+    ``foreign`` are names that were found taken by topics of somebody else: never deleted by us.
+    """
+
+    def __init__(self, connection: Connection, admin: ClusterAdmin) -> None:
+        self._connection = connection
+        self._admin = admin
+        self._foreign: set[str] = set()
+
+    def create(self, attempt: Attempt, parent: PhysicalPartition, deadline: Deadline) -> str:
+        """Create an attempt's sub-topic and return its topic id once every broker serves it, empty.
+
+        Raises:
+            SubTopicTakenError: the name belongs to another topic, which is left alone.
+            KpsplitError: it could not be created, or not in time; what was created is deleted again.
+        """
+        name = attempt.subtopic
+        if name is None:
+            raise UsageError("this attempt has no sub-topic")
+        if self._admin.layout(name) is not None:
+            raise self._taken(name)
+        beside = self._admin.describe(parent.topic)
+        assignment = phantom_assignment(beside.partitions[parent.partition].replicas, len(attempt.ranges))
+        config = copied_config(beside.explicit)
+        try:
+            self._order(name, config, assignment, deadline)
+            return self._await(name, assignment, deadline)
+        except SubTopicTakenError:
+            raise
+        except (KpsplitError, KeyboardInterrupt):
+            self._delete_quietly(name)
+            raise
+
+    def seal(self, name: str, deadline: Deadline) -> bool:
+        """Make the brokers reject every write to a sub-topic; return False if it does not exist any more.
+
+        Raises:
+            CheckFailedError: it still is not sealed when read back.
+        """
+        setting, value = SEALED_CONFIG
+        if not self._admin.set_config(name, setting, value, _answer_within(deadline)):
+            return False
+        if not is_sealed(self._admin.config(name)):
+            raise CheckFailedError(f"topic {name} does not keep {setting}={value}", hint="retry")
+        return True
+
+    def delete_empty(self, name: str, deadline: Deadline) -> bool:
+        """Delete the sub-topic of an attempt that was rolled back; return False if there is none.
+
+        No producer writes to a sub-topic before its commit. A topic of that name that holds records
+        is not of our making, or not any more, and stays.
+
+        Raises:
+            CheckFailedError: it holds records, or is known to be somebody else's.
+        """
+        found = self._admin.layout(name)
+        if found is None:
+            return False
+        if name in self._foreign or not self._is_empty(found):
+            raise CheckFailedError(
+                f"topic {name} is not deleted: it is not kpsplit's, or holds records",
+                hint="look at it, and delete it yourself if nobody needs it",
+            )
+        return self._admin.delete(name, _answer_within(deadline))
+
+    def _order(
+        self, name: str, config: Mapping[str, str], assignment: list[list[int]], deadline: Deadline
+    ) -> None:
+        """Create the topic; where the acknowledgement is lost, look whether it was created all the same."""
+        try:
+            created = self._ordered(name, config, assignment, deadline)
+        except UnknownOutcomeError:
+            deadline.check(f"the acknowledgement of topic {name}")
+            created = self._admin.layout(name) is None and self._ordered(name, config, assignment, deadline)
+        if not created:
+            self._taken_unless_ours(name, assignment)
+
+    def _ordered(
+        self, name: str, config: Mapping[str, str], assignment: list[list[int]], deadline: Deadline
+    ) -> bool:
+        return self._admin.create(name, config, assignment=assignment, seconds=_answer_within(deadline))
+
+    def _taken_unless_ours(self, name: str, assignment: list[list[int]]) -> None:
+        """Tell a topic that a repeated request of this very call made from one of somebody else."""
+        found = self._admin.layout(name)
+        replicas = [list(p.replicas) for p in found.partitions] if found else None
+        if found is None or replicas != assignment or not self._is_empty(found):
+            raise self._taken(name)
+
+    def _await(self, name: str, assignment: list[list[int]], deadline: Deadline) -> str:
+        await_served(self._connection, self._admin.brokers(), {name: len(assignment)}, deadline)
+        found = self._admin.layout(name)
+        if found is None:
+            raise DeadlineExceededError(f"topic {name} vanished while it was created")
+        if not self._is_empty(found):
+            raise self._taken(name)
+        return found.topic_id
+
+    def _is_empty(self, topic: TopicFacts) -> bool:
+        places = [PhysicalPartition(topic.name, i) for i in range(len(topic.partitions))]
+        ends = self._admin.end_offsets(places)
+        return len(ends) == len(places) and all(end.offset == 0 for end in ends.values())
+
+    def _taken(self, name: str) -> SubTopicTakenError:
+        self._foreign.add(name)
+        return SubTopicTakenError(
+            f"a topic named {name} exists already and is not a sub-topic of this operation",
+            hint=f"delete or rename {name} if nobody needs it, then retry",
+        )
+
+    def _delete_quietly(self, name: str) -> None:
+        try:
+            self.delete_empty(name, RealDeadline(_CLEANUP_SECONDS))
+        except KpsplitError:
+            return  # the attempt is rolled back, which tries again and reports what is left over
+
+
+def is_sealed(config: Mapping[str, str]) -> bool:
+    """Tell whether a topic with these settings rejects every write."""
+    return config.get(SEALED_CONFIG[0]) == SEALED_CONFIG[1]
+
+
+def _answer_within(deadline: Deadline) -> float:
+    return max(0.1, min(ANSWER_SECONDS, deadline.left()))

@@ -1,0 +1,356 @@
+"""The history checker: from what was sent and what was read back, everything that went wrong in between.
+
+Pure: it sees values only. Producers record every send with its outcome: ok, failed, or *unknown* (a time-out,
+a crash). A fresh reader records every delivery, along the lineage: predecessors before their successors, each
+segment in the order of its offsets. Each record has an id of its own. Then:
+
+    checker = HistoryChecker([lineage])
+    for send in sends: checker.sent(send)
+    for delivery in deliveries: checker.delivered(delivery)
+    report = checker.report()
+    assert report.clean, report
+
+``Anomaly`` lists what must not be. Counted, but no anomaly: a record whose delivery failed and that was written
+after all (after every Kafka error it may have been), wherever it then stands among the others of its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from kpsplit.errors import UsageError
+from kpsplit.splitter.key_range import key_hash
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition, SegmentKind
+from kpsplit.testing.segments_read import SegmentRead
+
+Key = bytes | int | None
+"""A key, or its key hash where the key itself is not recorded; None: no key, and so no order to keep."""
+
+DEFAULT_EXAMPLES = 10
+
+
+class SendOutcome(StrEnum):
+    """What the producer told the application. A time-out is unknown unless the client says that it failed."""
+
+    OK = "ok"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+class Send(NamedTuple):
+    """One record as it was sent.
+
+    ``sequence`` rises with every record of the producer (gaps are fine). ``logical_offset`` is what the
+    delivery report said; ``place`` the physical partition and offset where a producer reports those instead.
+    """
+
+    producer: str
+    partition: PhysicalPartition
+    key: Key
+    id: Hashable
+    sequence: int
+    outcome: SendOutcome
+    logical_offset: int | None = None
+    place: tuple[PhysicalPartition, int] | None = None
+
+
+class Delivery(NamedTuple):
+    """One record as it was read back: its logical place, and the physical one, ``source`` and ``offset``."""
+
+    partition: PhysicalPartition
+    logical_offset: int
+    segment: int
+    key: Key
+    id: Hashable
+    source: PhysicalPartition
+    offset: int
+
+
+class Anomaly(StrEnum):
+    """What must not be."""
+
+    LOST = "lost"
+    """Reported as delivered, and not there."""
+    UNSEEN = "unseen"
+    """Reported as delivered behind the place where the reading of an open segment ended."""
+    DUPLICATE = "duplicate"
+    """Delivered more than once."""
+    OUT_OF_ORDER = "out of order"
+    """Delivered after a later record of the same producer and key."""
+    NEVER_SENT = "never sent"
+    """Delivered, and nobody sent it."""
+    WRONG_PLACE = "wrong place"
+    """Not where its report says, or not where its logical offset says, or in another logical partition."""
+    WRONG_SEGMENT = "wrong segment"
+    """In a segment that does not take its key, or that its producer must not write to."""
+    WRONG_KEY = "wrong key"
+    """Read back with another key than it was sent with."""
+    OFFSET_REUSED = "logical offset used twice"
+    """Two records of a logical partition have one logical offset."""
+    OFFSET_NOT_RISING = "logical offset not rising"
+    """Not above every logical offset before it in its segment and in the segments that this one follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """How often an anomaly was found, and the first examples in words."""
+
+    anomaly: Anomaly
+    count: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryReport:
+    """What a history amounts to.
+
+    ``sent`` = ``ok`` + ``failed`` + ``unknown``. ``delivered``: how many of the records sent were read back,
+    each counted once; ``read``: how many deliveries there were. ``failed_but_written``,
+    ``unknown_but_written``: read back although their outcome was not ok; ``failed_out_of_order``: of the
+    former, those behind later ones of their key.
+    """
+
+    sent: int
+    ok: int
+    failed: int
+    unknown: int
+    read: int
+    delivered: int
+    failed_but_written: int
+    unknown_but_written: int
+    failed_out_of_order: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def clean(self) -> bool:
+        """Tell whether nothing was found."""
+        return not self.findings
+
+    @property
+    def lost(self) -> int:
+        """Records that were reported as delivered and were not read back."""
+        return self.count(Anomaly.LOST) + self.count(Anomaly.UNSEEN)
+
+    @property
+    def duplicated(self) -> int:
+        """Deliveries beyond the first of a record."""
+        return self.count(Anomaly.DUPLICATE)
+
+    @property
+    def out_of_order(self) -> int:
+        """Records behind later ones of the same producer and key."""
+        return self.count(Anomaly.OUT_OF_ORDER)
+
+    def count(self, anomaly: Anomaly) -> int:
+        """Return how often an anomaly was found."""
+        return next((f.count for f in self.findings if f.anomaly is anomaly), 0)
+
+    def __str__(self) -> str:
+        """Return the findings for people, one line each with its first examples."""
+        if self.clean:
+            return f"clean: {self.delivered} of {self.sent} records delivered, each once and in order"
+        return "\n".join(f"{f.anomaly}: {f.count}, e.g. {'; '.join(f.examples)}" for f in self.findings)
+
+
+class HistoryChecker:
+    """Takes all sends, then all deliveries, then reports. Not thread safe.
+
+    Args:
+        lineages: of every logical partition that was written to, as they were when reading ended.
+        foreign: the producers that do not use kpsplit: they write to parents and overflows only, the others
+            to everything but overflows.
+        examples: how many examples of each anomaly are kept.
+    """
+
+    def __init__(
+        self,
+        lineages: Iterable[Lineage],
+        foreign: Collection[str] = (),
+        examples: int = DEFAULT_EXAMPLES,
+    ) -> None:
+        self._foreign = frozenset(foreign)
+        self._lineages = {lineage.parent: lineage for lineage in lineages}
+        self._segments = {
+            (parent, segment_id): segment
+            for parent, lineage in self._lineages.items()
+            for segment_id, segment in SegmentRead.all_of(lineage).items()
+        }
+        self._sends: dict[Hashable, Send] = {}
+        self._delivered_at: dict[Hashable, int] = {}
+        self._last_sequence: dict[tuple[str, PhysicalPartition, Key], int] = {}
+        self._used_offsets: dict[PhysicalPartition, set[int]] = {parent: set() for parent in self._lineages}
+        self._found = _Findings(examples)
+        self._counts = dict.fromkeys(SendOutcome, 0)
+        self._written = dict.fromkeys(SendOutcome, 0)
+        self._failed_out_of_order = 0
+        self._read = 0
+
+    def sent(self, send: Send) -> None:
+        """Take the next send, in any order.
+
+        Raises:
+            UsageError: another send has the same id, so nothing could be told apart.
+        """
+        if self._sends.setdefault(send.id, send) is not send:
+            raise UsageError(f"two sends have the id {send.id!r}", hint="give every record an id of its own")
+        self._counts[send.outcome] += 1
+
+    def delivered(self, delivery: Delivery) -> None:
+        """Take the next delivery, in the order of reading."""
+        self._read += 1
+        segment = self._segments.get((delivery.partition, delivery.segment))
+        if segment is None:
+            self._note(Anomaly.WRONG_PLACE, delivery, "the lineage has no such segment")
+            return
+        self._check_place(segment, delivery)
+        send = self._sends.get(delivery.id)
+        if send is None:
+            self._note(Anomaly.NEVER_SENT, delivery, "nobody sent it")
+        elif delivery.id in self._delivered_at:
+            first = self._delivered_at[delivery.id]
+            self._note(Anomaly.DUPLICATE, delivery, f"delivered at logical offset {first} before")
+        else:
+            self._delivered_at[delivery.id] = delivery.logical_offset
+            self._written[send.outcome] += 1
+            self._check_against(send, segment, delivery)
+
+    def report(self) -> HistoryReport:
+        """Look for what was not delivered, and return everything that was found."""
+        missing = _Findings(self._found.examples)
+        for send in self._sends.values():
+            if send.outcome is SendOutcome.OK and send.id not in self._delivered_at:
+                anomaly = Anomaly.UNSEEN if self._beyond_reading(send) else Anomaly.LOST
+                missing.note(anomaly, _describe(send))
+        return HistoryReport(
+            sent=len(self._sends),
+            ok=self._counts[SendOutcome.OK],
+            failed=self._counts[SendOutcome.FAILED],
+            unknown=self._counts[SendOutcome.UNKNOWN],
+            read=self._read,
+            delivered=len(self._delivered_at),
+            failed_but_written=self._written[SendOutcome.FAILED],
+            unknown_but_written=self._written[SendOutcome.UNKNOWN],
+            failed_out_of_order=self._failed_out_of_order,
+            findings=(*missing.all(), *self._found.all()),
+        )
+
+    def _check_place(self, segment: SegmentRead, delivery: Delivery) -> None:
+        """Check what can be told from the record's place and key alone."""
+        logical = delivery.logical_offset
+        if segment.logical(delivery.source, delivery.offset) != logical:
+            self._note(Anomaly.WRONG_PLACE, delivery, "the lineage puts another number there")
+        used = self._used_offsets[delivery.partition]
+        if logical in used:
+            self._note(Anomaly.OFFSET_REUSED, delivery, "another record has the same logical offset")
+        used.add(logical)
+        floor = segment.floor()
+        if logical <= floor:
+            self._note(Anomaly.OFFSET_NOT_RISING, delivery, f"logical offset {floor} came before")
+        segment.last = logical
+        if delivery.key is not None and not segment.takes(_hash(delivery.key)):
+            self._note(Anomaly.WRONG_SEGMENT, delivery, f"key hash {_hash(delivery.key):08x} is outside it")
+
+    def _check_against(self, send: Send, segment: SegmentRead, delivery: Delivery) -> None:
+        """Check a record's first delivery against how it was sent."""
+        if send.partition != delivery.partition:
+            self._note(Anomaly.WRONG_PLACE, delivery, f"it was sent to {send.partition}")
+        if send.key != delivery.key and not _same_key(send.key, delivery.key):
+            self._note(Anomaly.WRONG_KEY, delivery, f"it was sent with key {send.key!r}")
+        if send.logical_offset is not None and send.logical_offset != delivery.logical_offset:
+            self._note(Anomaly.WRONG_PLACE, delivery, f"its report says logical offset {send.logical_offset}")
+        if send.place is not None and send.place != (delivery.source, delivery.offset):
+            self._note(Anomaly.WRONG_PLACE, delivery, f"its report says {send.place[0]}@{send.place[1]}")
+        forbidden = SegmentKind.PHANTOM if send.producer in self._foreign else SegmentKind.OVERFLOW
+        if segment.kind is forbidden:
+            self._note(Anomaly.WRONG_SEGMENT, delivery, f"{send.producer} must not write to {segment.kind}s")
+        if send.key is not None:
+            self._check_order(send, delivery)
+
+    def _check_order(self, send: Send, delivery: Delivery) -> None:
+        path = (send.producer, send.partition, send.key)
+        last = self._last_sequence.get(path, -1)
+        if send.sequence > last:
+            self._last_sequence[path] = send.sequence
+        elif send.outcome is SendOutcome.FAILED:
+            self._failed_out_of_order += 1
+        else:
+            self._note(
+                Anomaly.OUT_OF_ORDER, delivery, f"number {send.sequence} of {send.producer} after {last}"
+            )
+
+    def _beyond_reading(self, send: Send) -> bool:
+        """Tell whether a missing record's place lies behind what was read of a segment that is still open."""
+        lineage = self._lineages.get(send.partition)
+        if lineage is None:
+            return True
+        if send.place is not None:
+            segment = lineage.at(*send.place)
+            logical = segment.logical(send.place[1]) if segment else None
+        else:
+            logical = send.logical_offset
+            found = None if logical is None else lineage.find(logical)
+            segment = found[0] if found else None
+        if segment is None or logical is None or not segment.is_open:
+            return False
+        return logical > self._segments[send.partition, segment.id].last
+
+    def _note(self, anomaly: Anomaly, delivery: Delivery, why: str) -> None:
+        self._found.note(
+            anomaly,
+            f"{delivery.id!r} at logical offset {delivery.logical_offset} of {delivery.partition}"
+            f" (segment {delivery.segment}, {delivery.source}@{delivery.offset}): {why}",
+        )
+
+
+def check_history(
+    sends: Iterable[Send],
+    deliveries: Iterable[Delivery],
+    lineages: Iterable[Lineage],
+    foreign: Collection[str] = (),
+) -> HistoryReport:
+    """Check a whole history at once; see ``HistoryChecker``."""
+    checker = HistoryChecker(lineages, foreign)
+    for send in sends:
+        checker.sent(send)
+    for delivery in deliveries:
+        checker.delivered(delivery)
+    return checker.report()
+
+
+@dataclass(slots=True)
+class _Findings:
+    """Counts per anomaly, with the first examples."""
+
+    examples: int
+    _counts: dict[Anomaly, int] = field(default_factory=dict)
+    _texts: dict[Anomaly, list[str]] = field(default_factory=dict)
+
+    def note(self, anomaly: Anomaly, text: str) -> None:
+        self._counts[anomaly] = self._counts.get(anomaly, 0) + 1
+        texts = self._texts.setdefault(anomaly, [])
+        if len(texts) < self.examples:
+            texts.append(text)
+
+    def all(self) -> list[Finding]:
+        return [Finding(a, self._counts[a], tuple(self._texts[a])) for a in Anomaly if a in self._counts]
+
+
+def _hash(key: bytes | int) -> int:
+    return key if isinstance(key, int) else key_hash(key)
+
+
+def _same_key(one: Key, other: Key) -> bool:
+    """Tell whether a key and a recorded key hash belong together."""
+    if one is None or other is None or type(one) is type(other):
+        return False
+    return _hash(one) == _hash(other)
+
+
+def _describe(send: Send) -> str:
+    where = f" at logical offset {send.logical_offset}" if send.logical_offset is not None else ""
+    if send.place is not None:
+        where = f" at {send.place[0]}@{send.place[1]}"
+    return f"{send.id!r}, number {send.sequence} of {send.producer}, reported in {send.partition}{where}"
