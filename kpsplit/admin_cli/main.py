@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
@@ -75,6 +76,7 @@ def run(command: click.Command, args: list[str], extra: MutableMapping[str, Any]
     instruction = os.environ.get(COMPLETE_VARIABLE)
     if instruction:
         return shell_complete(command, {}, PROGRAM, COMPLETE_VARIABLE, instruction)
+    _never_fail_on_a_character()
     settings = {"auto_envvar_prefix": ENVIRONMENT, "obj": Given(), **(extra or {})}
     given = settings["obj"]
     with Interrupts() as interrupts:
@@ -130,6 +132,12 @@ def _interrupted(error: Interrupted, interrupts: Interrupts) -> int:
     outcome = f"; {error.outcome}" if error.outcome else ""
     click.echo(f"kpsplit: interrupted{outcome}", err=True)
     return EXIT_TERMINATED if interrupts.terminated else EXIT_INTERRUPTED
+
+
+def _never_fail_on_a_character() -> None:
+    """A terminal that cannot show a character gets its escaped form."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _drop_stdout() -> None:

@@ -9,8 +9,9 @@ import click
 
 from kpsplit.admin_cli.call import Call
 from kpsplit.admin_cli.failures import Interrupted
+from kpsplit.admin_cli.lookup import not_enrolled
 from kpsplit.admin_cli.param_types import DURATION
-from kpsplit.errors import CheckFailedError, KpsplitError, RecordError, UsageError
+from kpsplit.errors import KpsplitError, RecordError, UsageError
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import OperationKind, PartitionState, Result
 from kpsplit.splitter.states import Phase
@@ -77,7 +78,7 @@ def carry_out(
     """Show a plan, and unless it is a dry run, run it and report.
 
     Raises:
-        CheckFailedError: a check of the plan forbids to run it.
+        KpsplitError: a check of the plan forbids to run it.
         Declined: the user answered no.
     """
     from kpsplit.admin_cli.render.console import stderr
@@ -98,16 +99,34 @@ def check_runnable(plan: Plan, force: bool) -> None:
     """Do nothing if the plan may be run.
 
     Raises:
-        CheckFailedError: it may not; the first failed check says why.
+        KpsplitError: it may not; the error of the first failed check, with its exit code.
     """
+    from kpsplit.kafka.preconditions import refusal
+
     problems = plan.problems(force)
     if not problems:
         return
-    first = problems[0]
-    more = f" (and {len(problems) - 1} more failed)" if len(problems) > 1 else ""
-    remedy = first.remedy or "see the plan's checks"
-    hint = f"{remedy}, or give --force" if first.forceable and "--force" not in remedy else remedy
-    raise CheckFailedError(f"check {first.name}: {first.message}{more}", hint=hint)
+    error = refusal(problems[0])
+    if len(problems) > 1:
+        error.message += f" (and {len(problems) - 1} more failed)"
+    if problems[0].forceable and "--force" not in (error.hint or ""):
+        error.hint = f"{error.hint}, or give --force" if error.hint else "give --force"
+    raise error
+
+
+def check_current(operations: Operations, plan: Plan) -> Plan:
+    """Return a saved plan if the partition still is as it was when the plan was made.
+
+    Raises:
+        ConflictError: it is not.
+    """
+    from kpsplit.kafka.runner import refuse_moved_on
+
+    state = operations.view().state(plan.parent)
+    if state is None:
+        raise not_enrolled(plan.parent.topic)
+    refuse_moved_on(plan, state)
+    return plan
 
 
 def report_on(call: Call, report: Report) -> None:

@@ -16,6 +16,7 @@ from kpsplit.splitter.partition_state import MAX_RANGES
 from kpsplit.splitter.records.keys import is_topic_name, parse_partition
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
+_SHOWN_RANGE = re.compile(r"\[([0-9a-fA-F]+),([0-9a-fA-F]+)\)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LONGEST = 24 * 3600.0
 MIN_RANGES = 2
@@ -85,8 +86,8 @@ class KeyRangeType(_Type):
     name = "lo:hi"
 
     def read(self, text: str) -> KeyRange:
-        """Read ``LO:HI`` in hexadecimal."""
-        return KeyRange.parse(text)
+        """Read ``LO:HI`` in hexadecimal, or a range as it is shown: ``[LO,HI)``."""
+        return KeyRange.parse(_SHOWN_RANGE.sub(r"\1:\2", text))
 
 
 class KeyRangesType(_Type):
@@ -96,7 +97,7 @@ class KeyRangesType(_Type):
 
     def read(self, text: str) -> tuple[KeyRange, ...]:
         """Read the ranges."""
-        return tuple(KeyRange.parse(part) for part in text.split(","))
+        return tuple(KeyRange.parse(part) for part in _SHOWN_RANGE.sub(r"\1:\2", text).split(","))
 
 
 class DurationType(_Type):

@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kpsplit.admin_cli.given import Given
@@ -31,11 +32,19 @@ def properties_of(given: Given) -> dict[str, str]:
     """
     properties: dict[str, str] = {}
     if given.command_config is not None:
-        properties.update(read_properties(given.command_config))
+        properties.update(_read_config(given.command_config))
     properties.update(given.properties)
     if given.bootstrap_server is not None:
         properties["bootstrap.servers"] = given.bootstrap_server
     return properties
+
+
+def _read_config(path: Path) -> dict[str, str]:
+    try:
+        return read_properties(path)
+    except ConfigurationError as error:
+        error.hint = error.hint or "give --command-config a file of key=value lines"
+        raise
 
 
 def redactor_for(given: Given, args: Sequence[str] = ()) -> Redactor:
@@ -107,6 +116,11 @@ def refused_setting(text: str) -> ConfigurationError:
     )
 
 
+def _reason(text: str) -> str:
+    """Return what a connection failed of, without the client library's own bookkeeping."""
+    return re.sub(r"^\S+/bootstrap: |\s*\(after \d+ms in state [^)]*\)", "", text)
+
+
 def _is_credentials(error: KafkaError) -> bool:
     from confluent_kafka import KafkaError
 
@@ -120,7 +134,7 @@ def _unreachable(connection: Connection, seen: list[KafkaError], seconds: float)
             f"the brokers refused the credentials: {refused.str()}",
             hint="check the sasl.* and ssl.* settings",
         )
-    reason = f" ({seen[0].str()})" if seen else ""
+    reason = f" ({_reason(seen[0].str())})" if seen else ""
     return UnreachableError(
         f"no broker of {connection.bootstrap} answered within {seconds:.0f} s{reason}",
         hint="check -b/--bootstrap-server, the network and the security settings",

@@ -27,8 +27,10 @@ from confluent_kafka.admin import (
 )
 
 from kpsplit.errors import AuthorizationError, ConfigurationError, UnreachableError, UsageError
+from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.kafka.retries import while_leaders_move
 from kpsplit.splitter.lineage import PhysicalPartition
 
 ANSWER_SECONDS = 8.0
@@ -248,19 +250,52 @@ class ClusterAdmin:
         isolation: IsolationLevel,
         seconds: float,
     ) -> dict[PhysicalPartition, Any]:
+        end = monotonic() + max(seconds, 0.05)
         wanted = {TopicPartition(p.topic, p.partition): spec for p in places}
         if not wanted:
             return {}
-        seconds = max(seconds, 0.05)
-        futures = self._client.list_offsets(wanted, isolation_level=isolation, request_timeout=seconds)
+        futures = self._ask_offsets(wanted, isolation, end)
         found: dict[PhysicalPartition, Any] = {}
-        for asked, future in futures.items():
+        for asked in wanted:
             place = PhysicalPartition(asked.topic, asked.partition)
-            try:
-                found[place] = self._answer(future, f"read the end of {place}", seconds)
-            except _MissingError:
-                continue
+            answer = self._one_offset(asked, spec, isolation, futures, end)
+            if answer is not None:
+                found[place] = answer
         return found
+
+    def _one_offset(
+        self,
+        asked: TopicPartition,
+        spec: OffsetSpec,
+        isolation: IsolationLevel,
+        futures: dict[TopicPartition, Future[Any]],
+        end: float,
+    ) -> Any:
+        """Return one partition's answer, None if it does not exist; ask again while its leader moves."""
+        answers = [futures[asked]]
+
+        def ask(left: float) -> Any:
+            future = answers.pop() if answers else None
+            future = future or self._ask_offsets({asked: spec}, isolation, end)[asked]
+            return future.result(left + _GRACE)
+
+        what = f"read the end of {asked.topic}/{asked.partition}"
+        try:
+            return while_leaders_move(self._client, asked.topic, ask, end - monotonic())
+        except TimeoutError:
+            raise UnreachableError(f"could not {what}: no answer in time") from None
+        except KafkaException as exception:
+            error = error_of(exception)
+            if error is not None and error.code() in _MISSING:
+                return None
+            raise self._explained(error, what) from exception
+
+    def _ask_offsets(
+        self, wanted: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel, end: float
+    ) -> dict[TopicPartition, Future[Any]]:
+        return self._client.list_offsets(
+            wanted, isolation_level=isolation, request_timeout=max(end - monotonic(), 0.05)
+        )
 
     def _config_entries(self, topic: str) -> dict[str, ConfigEntry]:
         resource = ConfigResource(ResourceType.TOPIC, topic)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -78,7 +78,7 @@ class FactsGatherer:
         if topic is None or state is None or attempt is None or parent.partition >= len(topic.partitions):
             return facts
         closing = closing_segments(state, attempt)
-        logs = self.logs(state, deadline)
+        logs = self.logs(state, {s.source for s in state.lineage if s.is_open}, deadline)
         return replace(
             facts,
             closing=closing,
@@ -93,8 +93,13 @@ class FactsGatherer:
             useful=found[1],
         )
 
-    def logs(self, state: PartitionState, deadline: Deadline) -> dict[PhysicalPartition, LogFacts]:
-        """Return the facts about every log of a lineage whose topic has not been retired."""
+    def logs(
+        self, state: PartitionState, looked_into: Collection[PhysicalPartition], deadline: Deadline
+    ) -> dict[PhysicalPartition, LogFacts]:
+        """Return the facts about every log of a lineage whose topic has not been retired.
+
+        In those that are ``looked_into`` the newest marker is read as well.
+        """
         dropped = {
             t.name for t in state.subtopics if t.state in (SubTopicState.RETIRED, SubTopicState.ABANDONED)
         }
@@ -104,7 +109,7 @@ class FactsGatherer:
         for place in places:
             end, start = ends.get(place), starts.get(place)
             missing = None
-            if end is not None and start is not None:
+            if end is not None and start is not None and place in looked_into:
                 missing = self._marker_missing(state, place, start, end.offset, deadline)
             found[place] = LogFacts(start, None if end is None else end.offset, missing)
         return found

@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from kpsplit.errors import UnreachableError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate, translated
+from kpsplit.kafka.retries import while_leaders_move
 from kpsplit.splitter.ports import Deadline
 
 FETCH_WAIT_MS = 100
@@ -35,14 +36,18 @@ def stable_end(admin: AdminClient, topic: str, partition: int, seconds: float) -
         KpsplitError: the broker could not be asked.
     """
     place = TopicPartition(topic, partition)
-    futures: dict[TopicPartition, Future[Any]] = admin.list_offsets(
-        {place: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
-        isolation_level=IsolationLevel.READ_COMMITTED,
-        request_timeout=max(seconds, 0.1),
-    )
+
+    def ask(left: float) -> int:
+        futures: dict[TopicPartition, Future[Any]] = admin.list_offsets(
+            {place: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=max(left, 0.1),
+        )
+        return int(futures[place].result(max(left, 0.1) + 1.0).offset)
+
     with translated(f"read the end of {topic}/{partition}"):
         try:
-            return int(futures[place].result(max(seconds, 0.1) + 1.0).offset)
+            return while_leaders_move(admin, topic, ask, seconds)
         except TimeoutError:
             raise UnreachableError(f"could not read the end of {topic}/{partition} in time") from None
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from kpsplit.splitter.records.marker import HEADER, Marker
 from kpsplit.splitter.steps import PlannedMarker
 
 _POLL = 0.05
+_STATISTICS_MS = 20
+_CONNECT_SECONDS = 3.0
 _MESSAGE_TIMEOUT_MS = 30_000
 
 
@@ -48,6 +51,7 @@ class Markers:
         self._connection = connection
         self._admin = admin
         self._producer: Producer | None = None
+        self._connections = _Connections()
         self._known: dict[PhysicalPartition, LogEnd] = {}
         self._newest: dict[PhysicalPartition, int] = {}
         self._unknown: set[str] = set()
@@ -61,6 +65,7 @@ class Markers:
                 producer.list_topics(topic, timeout=ANSWER_SECONDS)
             except KafkaException as exception:
                 raise translate(error_of(exception), f"find the leaders of {topic}") from exception
+        self._connections.await_up(producer)
         self._known |= self._admin.end_offsets(wanted)
         self._newest |= self._admin.newest_timestamps(wanted)
 
@@ -99,6 +104,8 @@ class Markers:
                     retry_backoff_max_ms=200,
                     # Connect to every broker now: connecting inside the fence would be pause.
                     enable_sparse_connections=False,
+                    stats_cb=self._connections.note,
+                    statistics_interval_ms=_STATISTICS_MS,
                 )
             )
         return self._producer
@@ -163,6 +170,30 @@ class Markers:
             for p, end in now.items()
             if p in self._known and self._known[p].leader_epoch == end.leader_epoch
         }
+
+
+class _Connections:
+    """What the producer's statistics say about its connections, when it is polled."""
+
+    def __init__(self) -> None:
+        self._ready = False
+
+    def note(self, statistics: str) -> None:
+        """Take the next statistics."""
+        self._ready = is_connected(json.loads(statistics))
+
+    def await_up(self, producer: Producer) -> None:
+        """Wait a while until the producer can write at once; without that it only takes longer."""
+        limit = RealDeadline(_CONNECT_SECONDS)
+        while not self._ready and limit.left() > 0:
+            producer.poll(_POLL)
+
+
+def is_connected(statistics: Mapping[str, Any]) -> bool:
+    """Tell whether a producer has its idempotent id and a connection to every broker."""
+    brokers = [b for b in statistics.get("brokers", {}).values() if b.get("nodeid", -1) >= 0]
+    assigned = statistics.get("eos", {}).get("idemp_state") == "Assigned"
+    return assigned and bool(brokers) and all(b.get("state") == "UP" for b in brokers)
 
 
 def marker_of(message: Message) -> Marker | None:

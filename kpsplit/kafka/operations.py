@@ -13,8 +13,9 @@ from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
-from kpsplit.kafka.doctor import Doctor
+from kpsplit.kafka.doctor import diagnose
 from kpsplit.kafka.enrolment import Enroller, check_records, existing_enrolment, refuse_unfit
+from kpsplit.kafka.examination import examine
 from kpsplit.kafka.initialise import create_own_topics, settings_to_write, write_settings
 from kpsplit.kafka.planning import Planner
 from kpsplit.kafka.plans import Check, HotKey, Plan
@@ -258,8 +259,7 @@ class Operations:
     def doctor(self) -> list[Check]:
         """Look at everything that kpsplit owns and return the checks, failed ones with a remedy."""
         deadline = self._begin()
-        self._admin.brokers()
-        return Doctor(self._connection, self._admin, deadline).checks()
+        return diagnose(examine(self._connection, self._admin, deadline))
 
     def _begin(self) -> Deadline:
         """Begin a call: brokers that cannot be reached are an error at once, not at its deadline."""

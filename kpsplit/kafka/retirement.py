@@ -1,10 +1,154 @@
-"""Stub."""
+"""Deletes sub-topics that nobody needs any more; a missing commit means *not drained* (design, section 8)."""
 
 from __future__ import annotations
-from typing import Any
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kpsplit.errors import CheckFailedError, ConflictError
+from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.facts import under_way
+from kpsplit.kafka.groups import Positions, committed_positions, groups_in_offset_log, groups_of
+from kpsplit.kafka.runner import Runner
+from kpsplit.kafka.subtopics import SubTopics
+from kpsplit.splitter.driver import Observer, StepDone
+from kpsplit.splitter.events import Retire
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState, SubTopic, SubTopicState
+from kpsplit.splitter.ports import Deadline
+from kpsplit.splitter.states import Phase
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Undrained:
+    """A group that still has something to read, and where it stands (None: it never committed there)."""
+
+    group: str
+    place: PhysicalPartition
+    position: int | None
+    end: int
+
+    def __str__(self) -> str:
+        """Say what is missing."""
+        at = "has no commit" if self.position is None else f"stands at {self.position}"
+        return f"group {self.group} {at} in {self.place}, which ends at {self.end}"
+
+
+def ends_to_reach(state: PartitionState, subtopic: str) -> dict[PhysicalPartition, int]:
+    """Return the end of each partition of a sub-topic that ever held records of a segment."""
+    ends: dict[PhysicalPartition, int] = {}
+    for segment in state.lineage:
+        if segment.source.topic == subtopic and segment.end is not None and segment.length():
+            ends[segment.source] = max(ends.get(segment.source, 0), segment.end)
+    return ends
+
+
+def undrained(
+    ends: Mapping[PhysicalPartition, int],
+    log_starts: Mapping[PhysicalPartition, int],
+    groups: Mapping[str, Positions],
+) -> list[Undrained]:
+    """Return who still has to read what; a partition whose data have expired holds nobody up."""
+    left = []
+    for group, positions in sorted(groups.items()):
+        for place, end in sorted(ends.items()):
+            position = positions.get(place)
+            if log_starts.get(place, 0) < end and (position is None or position < end):
+                left.append(Undrained(group, place, position, end))
+    return left
 
 
 class Retirement:
-    def __init__(self, *a: Any) -> None: ...
-    def run(self, *a: Any) -> list[str]:
-        raise NotImplementedError
+    """Retires the sub-topics of one logical partition. Not thread safe."""
+
+    def __init__(
+        self, connection: Connection, admin: ClusterAdmin, runner: Runner, observer: Observer
+    ) -> None:
+        self._connection = connection
+        self._admin = admin
+        self._runner = runner
+        self._observe = observer
+        self._subtopics = SubTopics(connection, admin)
+
+    def run(self, parent: PhysicalPartition, force: bool, deadline: Deadline) -> list[str]:
+        """Delete what can be deleted; as ``Operations.retire``."""
+        state = self._resting(self._runner.peek(deadline))
+        candidates = [
+            t for t in state.subtopics if t.state in (SubTopicState.SEALED, SubTopicState.ABANDONED)
+        ]
+        if not candidates:
+            return []
+        kept = {t.name: reason for t in candidates if (reason := self._reason(state, t, force, deadline))}
+        for name, reason in kept.items():
+            self._observe(StepDone("Keep", 0.0, f"{name}: {reason}"))
+        going = [t for t in candidates if t.name not in kept]
+        if not going:
+            name, reason = next(iter(kept.items()))
+            raise CheckFailedError(
+                f"nothing was retired: {name}: {reason}",
+                hint="let the group read on, delete the group, or go on with --force",
+            )
+        return self._delete(going, state, deadline)
+
+    def _resting(self, state: PartitionState) -> PartitionState:
+        busy = under_way(state)
+        if busy is not None:
+            raise ConflictError(
+                busy, hint=f"run: kpsplit resume {state.parent}, or kpsplit abort {state.parent}"
+            )
+        if state.phase is not Phase.STEADY:
+            raise ConflictError(
+                f"{state.parent} is {state.phase}: {state.frozen_reason}", hint="thaw it first"
+            )
+        return state
+
+    def _reason(
+        self, state: PartitionState, subtopic: SubTopic, force: bool, deadline: Deadline
+    ) -> str | None:
+        """Return why a sub-topic has to stay, None if it can go."""
+        found = self._admin.layout(subtopic.name)
+        if found is None:
+            return None
+        if subtopic.topic_id is not None and found.topic_id != subtopic.topic_id:
+            return "this is another topic of the same name; kpsplit does not touch it"
+        if subtopic.state is SubTopicState.ABANDONED:
+            alike = len(found.partitions) == subtopic.partitions
+            return None if alike else "this is no sub-topic of kpsplit's: its partitions differ"
+        left = self._undrained(state, subtopic, deadline)
+        if left and force:
+            for item in left[:_SHOWN]:
+                self._observe(StepDone("Forced", 0.0, f"{subtopic.name}: {item}"))
+            return None
+        more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
+        return f"{left[0]}{more}" if left else None
+
+    def _undrained(self, state: PartitionState, subtopic: SubTopic, deadline: Deadline) -> list[Undrained]:
+        ends = ends_to_reach(state, subtopic.name)
+        if not ends:
+            return []
+        positions = committed_positions(self._admin, deadline)
+        topics = {state.parent.topic, *(t.name for t in state.subtopics)}
+        known = groups_of(positions, topics)
+        known |= groups_in_offset_log(self._connection, self._admin, state.parent, deadline)
+        return undrained(ends, self._admin.start_offsets(ends), {g: positions.get(g, {}) for g in known})
+
+    def _delete(self, going: list[SubTopic], before: PartitionState, deadline: Deadline) -> list[str]:
+        state = self._resting(self._runner.claim(deadline))
+        if state.revision != before.revision:
+            raise ConflictError(f"{state.parent} has changed meanwhile", hint="retry")
+        deleted = []
+        for subtopic in going:
+            try:
+                if subtopic.state is SubTopicState.ABANDONED:
+                    self._subtopics.delete_empty(subtopic.name, deadline)
+                else:
+                    self._admin.delete(subtopic.name, min(ANSWER_SECONDS, max(0.1, deadline.left())))
+            except CheckFailedError as error:
+                self._observe(StepDone("Keep", 0.0, error.message))
+                continue
+            state = self._runner.record(state, Retire(subtopic.name), deadline)
+            deleted.append(subtopic.name)
+        return deleted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 from kpsplit.errors import (
@@ -24,6 +25,7 @@ SEALED_CONFIG = ("max.message.bytes", "0")
 """With this setting the broker itself rejects every write to a topic."""
 
 _CLEANUP_SECONDS = 10.0
+_PAUSE = 0.02
 _NOT_COPIED = ("leader.replication.", "follower.replication.", "confluent.placement.")
 """Settings that name brokers or replicas of the parent and make no sense for another topic."""
 
@@ -92,8 +94,10 @@ class SubTopics:
         setting, value = SEALED_CONFIG
         if not self._admin.set_config(name, setting, value, _answer_within(deadline)):
             return False
-        if not is_sealed(self._admin.config(name)):
-            raise CheckFailedError(f"topic {name} does not keep {setting}={value}", hint="retry")
+        while not is_sealed(self._admin.config(name)):
+            if deadline.left() <= 0:
+                raise CheckFailedError(f"topic {name} does not keep {setting}={value}", hint="retry")
+            time.sleep(_PAUSE)
         return True
 
     def delete_empty(self, name: str, deadline: Deadline) -> bool:

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ from kpsplit.producer.messages import (
     logical_message,
     timestamp_of,
 )
-from kpsplit.producer.routes import Fence, RouteWriter, TopicRoute, complete_stamp, stamp_header
+from kpsplit.producer.routes import Fence, Reports, RouteWriter, TopicRoute, complete_stamp, stamp_header
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
 
@@ -229,54 +230,44 @@ class Dispatcher:
 
     # -- reports -----------------------------------------------------------------------------------
 
-    def make_report(
-        self, fence: Fence, writer: RouteWriter, callback: Callback | None
-    ) -> Callable[[int], Any]:
-        """Return the binder of the report function for one callback: bound to a sequence number per record."""
+    def make_report(self, fence: Fence, writer: RouteWriter, callback: Callback | None) -> Reports:
+        """Return the report functions of one callback, remembered by the writer."""
         clock = monotonic
         slow = self._slow_report
         quiet = callback is None or self.settings.only_errors
         parent = fence.state.parent
         segment = writer.segment
 
-        def report_plainly(sequence: int, error: Any, message: Any) -> None:
+        def report_as_is(sequence: int, error: Any, message: Any) -> None:
             writer.done += 1
             if error is None and clock() < writer.good_until:
                 callback(None, message)  # type: ignore[misc]
             else:
                 slow(fence, writer, callback, None, sequence, error, message)
 
-        def report(sequence: int, error: Any, message: Any) -> None:
+        def report(headers: Headers, sequence: int, error: Any, message: Any) -> None:
             writer.done += 1
             if error is not None or clock() >= writer.good_until:
-                slow(fence, writer, callback, None, sequence, error, message)
+                slow(fence, writer, callback, headers, sequence, error, message)
             elif not quiet:
                 callback(None, logical_message(message, segment, parent))  # type: ignore[misc]
 
-        chosen = report_plainly if writer.identity and not quiet else report
-        binder: Callable[[int], Any] = chosen.__get__
+        plain = (
+            report_as_is.__get__ if writer.identity and not quiet else partial(partial, partial(report, None))
+        )
+        reports = Reports(plain, partial(partial, report))
         if len(writer.reports) >= MAX_CACHED_REPORTS:
             writer.reports.clear()
+        with suppress(TypeError):  # a callback that is not hashable is wrapped per record
+            writer.reports[callback] = reports
+        return reports
+
+    def reports_for(self, fence: Fence, writer: RouteWriter, callback: Callback | None) -> Reports:
+        """Return the report functions of one callback."""
         try:
-            writer.reports[callback] = binder
-        except TypeError:
-            return binder
-        return binder
-
-    def report_with_headers(
-        self, fence: Fence, writer: RouteWriter, callback: Callback | None, headers: Headers, sequence: int
-    ) -> Callable[[Any, Any], None]:
-        """Return the report function of one record that carries headers of the application's own."""
-        quiet = callback is None or self.settings.only_errors
-
-        def report(error: Any, message: Any) -> None:
-            writer.done += 1
-            if error is not None or monotonic() >= writer.good_until:
-                self._slow_report(fence, writer, callback, headers, sequence, error, message)
-            elif not quiet:
-                callback(None, logical_message(message, writer.segment, fence.state.parent))  # type: ignore[misc]
-
-        return report
+            return writer.reports[callback]
+        except (KeyError, TypeError):
+            return self.make_report(fence, writer, callback)
 
     def _slow_report(
         self,
@@ -431,12 +422,6 @@ class Dispatcher:
                 self.refresh(fence)
         return len(gone)
 
-    def _binder(self, fence: Fence, writer: RouteWriter, callback: Callback | None) -> Callable[[int], Any]:
-        try:
-            return writer.reports[callback]
-        except (KeyError, TypeError):  # new, or not hashable
-            return self.make_report(fence, writer, callback)
-
     def send_now(self, fence: Fence, writer: RouteWriter, sequence: int, content: Content) -> None:
         """Give one stamped record to librdkafka (``lock`` held).
 
@@ -444,11 +429,9 @@ class Dispatcher:
             BufferError: its queue is full. KafkaException: it refused the record.
         """
         stamp = complete_stamp(writer.stamp_prefix, sequence)
-        callback = content.callback
-        if content.headers:
-            report = self.report_with_headers(fence, writer, callback, content.headers, sequence)
-        else:
-            report = self._binder(fence, writer, callback)(sequence)
+        reports = self.reports_for(fence, writer, content.callback)
+        headers = content.headers
+        report = reports.with_headers(headers, sequence) if headers else reports.plain(sequence)
         self.send(
             writer.topic, content.value, content.key, writer.partition, report, None,
             content.timestamp, with_stamp(content.headers, stamp),

@@ -30,7 +30,7 @@ def make_produce(
     """
     fast_routes = dispatcher.fast_routes
     acquire, release = dispatcher.lock.acquire, dispatcher.lock.release
-    make_report, report_with_headers = dispatcher.make_report, dispatcher.report_with_headers
+    make_report = dispatcher.make_report
     stamped: dict[str, Any] = {}
     header, pack, crc, bisect = stamp_header, complete_stamp, crc32, bisect_right
     multiplier = MULTIPLIER
@@ -53,7 +53,7 @@ def make_produce(
             general(topic, value, key, partition, callback, timestamp, headers)
             return
         if key.__class__ is str:
-            key = key.encode()  # type: ignore[union-attr]
+            key = key.encode()
         hashed = crc(key)  # type: ignore[arg-type]
         acquire()
         try:
@@ -64,15 +64,16 @@ def make_produce(
             if writer.open:
                 sequence = fence.next_sequence
                 stamped[header] = stamp = pack(writer.stamp_prefix, sequence)
+                try:
+                    reports = writer.reports[callback]
+                except (KeyError, TypeError):
+                    reports = make_report(fence, writer, callback)
                 if headers:
-                    report = report_with_headers(fence, writer, callback, headers, sequence)
+                    report = reports.with_headers(headers, sequence)
                     every = with_stamp(headers, stamp)
                     send(writer.topic, value, key, writer.partition, report, None, timestamp, every)
                 else:
-                    try:
-                        report = writer.reports[callback](sequence)
-                    except (KeyError, TypeError):
-                        report = make_report(fence, writer, callback)(sequence)
+                    report = reports.plain(sequence)
                     send(writer.topic, value, key, writer.partition, report, None, timestamp, stamped)
                 fence.next_sequence = sequence + 1
                 writer.sent += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from struct import Struct
 from typing import Any
 from zlib import crc32
@@ -13,7 +14,7 @@ from confluent_kafka import murmur2
 from kpsplit.errors import ConfigurationError, UsageError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.producer.fence import PartitionFence, SegmentWriter
-from kpsplit.producer.messages import Callback, Content, is_identity
+from kpsplit.producer.messages import Callback, Content, Headers, is_identity
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.stamp import HEADER, prefix
@@ -26,12 +27,23 @@ stamp_header = HEADER
 complete_stamp = _PREFIX_AND_NUMBER
 
 
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """Makes the functions that librdkafka calls for single records, for one callback of the application.
+
+    ``plain(sequence)`` and ``with_headers(headers, sequence)`` each return one for a record.
+    """
+
+    plain: Callable[[int], Callable[[Any, Any], None]]
+    with_headers: Callable[[Headers, int], Callable[[Any, Any], None]]
+
+
 class RouteWriter(SegmentWriter[Content]):
     """A segment's writer with what the hot path needs at hand.
 
     ``good_until`` (monotonic seconds): acknowledgements taken in hand before it are final at once; set by the
-    library's thread, 0 while the segment is fenced or closed. ``reports`` maps the application's callback to
-    the binder of the function that librdkafka calls.
+    library's thread, 0 while the segment is fenced or closed. ``reports`` maps the application's
+    callbacks to what librdkafka calls for them.
     """
 
     __slots__ = ("good_until", "identity", "partition", "reports", "stamp_prefix", "topic")
@@ -43,7 +55,7 @@ class RouteWriter(SegmentWriter[Content]):
         self.identity = is_identity(segment, parent)
         self.stamp_prefix = b""
         self.good_until = 0.0
-        self.reports: dict[Callback | None, Callable[[int], Any]] = {}
+        self.reports: dict[Callback | None, Reports] = {}
 
     def use_epoch(self, epoch: int, instance: int) -> None:
         """Stamp later records with this epoch."""

@@ -10,8 +10,8 @@ segment in the order of its offsets. Each record has an id of its own. Then:
     report = checker.report()
     assert report.clean, report
 
-``Anomaly`` lists what must not be. Counted, but no anomaly: a record whose delivery failed and that was written
-after all (after every Kafka error it may have been), wherever it then stands among the others of its key.
+``Anomaly`` lists what must not be. Counted, but no anomaly: a record whose delivery failed and that was
+written after all (after every Kafka error it may have been), wherever it stands among the others of its key.
 """
 
 from __future__ import annotations

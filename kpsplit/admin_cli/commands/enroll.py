@@ -18,7 +18,8 @@ from kpsplit.splitter.records.control import Partitioner
     metavar="NAME",
     default=Partitioner.CONSISTENT_RANDOM.value,
     show_default=True,
-    help="How the topic's applications choose a partition: consistent_random (librdkafka's default), murmur2_random (Java's) or explicit (by themselves).",
+    help="How the topic's applications choose a partition: consistent_random (librdkafka's default), "
+    "murmur2_random (Java's) or explicit (by themselves).",
 )
 @global_options
 @pass_call

@@ -10,6 +10,7 @@ from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
 from kpsplit.admin_cli.operating import (
     carry_out,
+    check_current,
     dry_run_option,
     force_option,
     load_plan,
@@ -59,7 +60,7 @@ def command(
     wanted = _union(tuple(r for group in ranges for r in group))
     saved = None if plan_file is None else load_plan(plan_file, partition, OperationKind.MERGE)
     with call.operations() as operations:
-        plan = saved or operations.plan_merge(partition, wanted)
+        plan = check_current(operations, saved) if saved else operations.plan_merge(partition, wanted)
         carry_out(call, operations, plan, max_pause=max_pause, force=force, dry_run=dry_run, yes=yes)
 
 

@@ -10,6 +10,7 @@ from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
 from kpsplit.admin_cli.operating import (
     carry_out,
+    check_current,
     dry_run_option,
     force_option,
     load_plan,
@@ -58,5 +59,9 @@ def command(
         raise click.UsageError("--of and --even belong to --ranges; the plan has its own")
     saved = None if plan_file is None else load_plan(plan_file, partition, OperationKind.SPLIT)
     with call.operations() as operations:
-        plan = saved or operations.plan_split(partition, ranges or 0, of=of, even=even)
+        plan = (
+            check_current(operations, saved)
+            if saved
+            else operations.plan_split(partition, ranges or 0, of=of, even=even)
+        )
         carry_out(call, operations, plan, max_pause=max_pause, force=force, dry_run=dry_run, yes=yes)

@@ -46,5 +46,8 @@ def plain_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     """Return a table in the style of all tables: a rule below the head and no other lines."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        whole = column == "range"
+        table.add_column(
+            column, justify="right" if column in right else "left", overflow="fold", no_wrap=whole
+        )
     return table

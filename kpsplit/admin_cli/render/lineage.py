@@ -35,8 +35,8 @@ def lineage_json(state: PartitionState) -> dict[str, Any]:
 def show_lineage(state: PartitionState, console: Console) -> None:
     """Print the picture and the table of a lineage."""
     console.print(Text(f"{state.parent}: epoch {state.epoch}, {state.phase}", style="bold"))
-    console.print(Padding(_picture(state, console.width), (0, 0, 1, 2)))
-    console.print(Padding(_segments(state.lineage, console.width >= _WIDE), (0, 0, 0, 2)))
+    console.print(Padding(_picture(state, console.width), (0, 0, 1, 2), expand=False))
+    console.print(Padding(_segments(state.lineage, console.width >= _WIDE), (0, 0, 0, 2), expand=False))
 
 
 def _picture(state: PartitionState, width: int) -> Table:

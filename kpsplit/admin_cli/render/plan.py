@@ -25,14 +25,14 @@ def show_plan(plan: Plan, console: Console) -> None:
     """Print a plan."""
     console.print(Text(headline(plan), style="bold"))
     console.print(_indented(_ranges(plan, _BAR if console.width >= _WIDE else _SHORT_BAR)))
-    if plan.shares is not None:
+    if plan.shares:
         console.print(Text(f"predicted from {many(plan.sampled, 'record')} of the log's tail", style="dim"))
     if plan.heaviest:
         console.print(Text("\nTop keys", style="bold"))
         console.print(_indented(_top_keys(plan.heaviest[:TOP_KEYS])))
     console.print(Text("\nChecks", style="bold"))
     show_checks(plan.checks, console)
-    if plan.note:
+    if plan.note and plan.note not in (check.message for check in plan.checks):
         console.print(Text(f"\n! {one_line(plan.note)}", style="yellow"))
 
 
@@ -73,12 +73,13 @@ def _mark(check: Check) -> Text:
 
 
 def _ranges(plan: Plan, width: int) -> Table:
-    table = plain_table("range", "load", right=("load",))
-    table.add_column("", overflow="crop", no_wrap=True)
+    table = plain_table("range", *(("load", "") if plan.shares else ()), right=("load",))
     for i, range_ in enumerate(plan.ranges):
-        share = None if plan.shares is None else plan.shares[i]
-        load = "?" if share is None else percent(share)
-        table.add_row(str(range_), load, Text(bar(share or 0.0, width), style="cyan"))
+        if plan.shares:
+            share = plan.shares[i]
+            table.add_row(str(range_), percent(share), Text(bar(share, width), style="cyan"))
+        else:
+            table.add_row(str(range_))
     return table
 
 
@@ -91,4 +92,4 @@ def _top_keys(keys: Iterable[HotKey]) -> Table:
 
 
 def _indented(table: Table) -> Padding:
-    return Padding(table, (0, 0, 0, 2))
+    return Padding(table, (0, 0, 0, 2), expand=False)

@@ -69,10 +69,10 @@ def show_report(
     """Print an operation's report."""
     show_outcome(outcome, state, console, duration(seconds))
     if outcome.result is Result.COMMITTED:
-        console.print(Padding(open_ranges(state), (0, 0, 0, 2)))
+        console.print(Padding(open_ranges(state), (0, 0, 0, 2), expand=False))
     if pauses:
         console.print(Text(_pause_line(pauses)))
-        console.print(Padding(_pause_table(pauses), (0, 0, 0, 2)))
+        console.print(Padding(_pause_table(pauses), (0, 0, 0, 2), expand=False))
 
 
 def show_outcome(outcome: Outcome, state: PartitionState, console: Console, took: str = "") -> None:

@@ -73,7 +73,7 @@ def _details(status: PartitionStatus) -> RenderableType:
     operation = _operation(status)
     if operation:
         lines.append(Text(f"  {operation}", style="dim" if state.phase is Phase.STEADY else "yellow"))
-    lines.append(Padding(_ranges(status), (0, 0, 0, 2)))
+    lines.append(Padding(_ranges(status), (0, 0, 0, 2), expand=False))
     lines.append(Text(f"  {_writers(status)}"))
     leftovers = _subtopics(status)
     if leftovers:

@@ -1,0 +1,219 @@
+"""How plans, states, lineages, reports and records look, as JSON and at narrow and wide terminals."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from kpsplit.admin_cli.render.lineage import lineage_json, show_lineage
+from kpsplit.admin_cli.render.plan import show_plan
+from kpsplit.admin_cli.render.records import record_json, record_line, tally_lines
+from kpsplit.admin_cli.render.report import report_json, show_report
+from kpsplit.admin_cli.render.status import show_statuses, statuses_json
+from kpsplit.admin_cli.render.steps import StepProgress
+from kpsplit.consumer.lineage_reader import Gap, GapReason, Tally
+from kpsplit.consumer.logical_record import LogicalRecord
+from kpsplit.kafka.plans import Check, HotKey, Plan
+from kpsplit.kafka.status import PartitionStatus
+from kpsplit.splitter.driver import StepDone
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.partition_state import OperationKind, Target
+from kpsplit.splitter.reading import SkipReason
+from kpsplit.splitter.records.control import Enrolment, Partitioner
+from kpsplit.splitter.records.producers import PauseReport, ProducerRecord
+from kpsplit.splitter.records.stamp import Stamp
+from tests.unit.samples import PARENT, UNSPLIT, fenced, life, split_attempt
+
+EVIL = "evil\x1b[2J\nname"
+WIDTHS = (60, 80, 120)
+
+
+def drawn(draw: Callable[[Console], None], width: int) -> str:
+    """What is printed on a terminal of that width."""
+    file = io.StringIO()
+    draw(Console(file=file, width=width, force_terminal=False, markup=False, highlight=False, emoji=False))
+    text = file.getvalue()
+    assert "\x1b" not in text
+    assert max(len(line) for line in text.splitlines()) <= width
+    return text
+
+
+def a_plan() -> Plan:
+    return Plan(
+        parent=PARENT,
+        kind=OperationKind.SPLIT,
+        epoch=4,
+        topic_id="id",
+        sources=(0,),
+        ranges=WHOLE.split_evenly(4),
+        target=Target.PHANTOMS,
+        subtopic="orders.split-3-1",
+        shares=(0.61, 0.2, 0.15, 0.04),
+        heaviest=(HotKey(0x12345678, 0.61, EVIL),),
+        sampled=20_000,
+        useful=False,
+        note="cannot be split usefully: key hash 12345678 has 61 %",
+        checks=(
+            Check("enrolled", True, "orders is enrolled"),
+            Check("useful", False, "one key has 61 %", "choose another key", forceable=True),
+            Check("min-isr", False, "min.insync.replicas is 1", "set it to 2"),
+        ),
+        made_ms=1_700_000_000_000,
+    )
+
+
+def a_status() -> PartitionStatus:
+    nested = life().nested
+    state = fenced(nested, split_attempt(nested, nested.lineage.open_segments()[0].id, _halves(nested), "n"))
+    attempt = replace(state.attempt, operator=f"{EVIL}@host") if state.attempt else None
+    return PartitionStatus(
+        state=replace(state, attempt=attempt),
+        enrolment=Enrolment("orders", "id", Partitioner.CONSISTENT_RANDOM, True),
+        ends={s.id: 1234 for s in state.lineage if s.is_open},
+        live=(ProducerRecord(7, 1, EVIL, topics=("orders",)),),
+        expired=(),
+        attempt_age_seconds=75.0,
+    )
+
+
+def _halves(state):
+    return state.lineage.open_segments()[0].range.split_evenly(2)
+
+
+def a_record(**changed: object) -> LogicalRecord:
+    record = LogicalRecord(
+        1038, 4, 1, b"key", b"value", (), "orders.split-3-1", 2, 7, 1_700_000_000_000, Stamp(1, 255, 9)
+    )
+    return replace(record, **changed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_plan_shows_load_top_keys_checks_and_notes(width) -> None:
+    text = drawn(lambda console: show_plan(a_plan(), console), width)
+    joined = " ".join(text.split())
+    assert "61 %" in joined
+    assert "12345678" in joined
+    assert "cannot be split usefully" in joined
+    assert "→ set it to 2" in joined
+    assert "█" in joined
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_status_names_phase_epoch_ranges_operator_and_writers(width) -> None:
+    text = " ".join(drawn(lambda console: show_statuses([a_status()], True, console), width).split())
+    for wanted in ("fenced", "epoch 2", "1,234", "since 1 min 15 s", "1 writer"):
+        assert wanted in text
+    overview = drawn(lambda console: show_statuses([a_status()], False, console), width)
+    assert "fenced" in overview
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_lineage_shows_every_segment_and_every_epoch(width) -> None:
+    merged = life().merged
+    text = drawn(lambda console: show_lineage(merged, console), width)
+    for epoch in range(merged.epoch + 1):
+        assert f"epoch {epoch}" in text
+    assert "overflow" in text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_report_shows_the_pause_of_each_producer(width) -> None:
+    split = life().split
+    assert split.last is not None
+    outcome = split.last
+    pauses = {"00000000000000ff": PauseReport("s", 42, 1000, 3)}
+    text = " ".join(drawn(lambda console: show_report(outcome, split, pauses, 1.5, console), width).split())
+    assert "took effect after 1.5 s" in text
+    assert "42 ms" in text
+    data = report_json(outcome, split, pauses, 1.5)
+    assert data["pause_ms"] == {"p50": 42, "p99": 42, "max": 42}
+    assert data["producers"]["00000000000000ff"] == {"pause_ms": 42, "held": 1000, "strays": 3}
+    assert len(data["ranges"]) == 4
+
+
+def test_the_json_of_a_lineage_has_the_published_form() -> None:
+    data = json.loads(json.dumps(lineage_json(life().split)))
+    assert (data["topic"], data["partition"], data["epoch"]) == ("orders", 3, 1)
+    second = data["segments"][2]
+    assert second == {
+        "id": 2,
+        "kind": "phantom",
+        "range": [0, 1 << 30],
+        "source_topic": "orders.split-3-1",
+        "source_partition": 0,
+        "start": 0,
+        "end": None,
+        "base": 1001,
+        "stride": 5,
+        "predecessors": [0],
+        "opened_epoch": 1,
+        "closed_epoch": None,
+        "end_leader_epoch": None,
+    }
+
+
+def test_the_json_of_a_record_has_the_published_form() -> None:
+    assert record_json(a_record()) == {
+        "logical_offset": 1038,
+        "segment": 4,
+        "epoch": 1,
+        "key": "key",
+        "value": "value",
+        "source_topic": "orders.split-3-1",
+        "source_partition": 2,
+        "source_offset": 7,
+        "timestamp": 1_700_000_000_000,
+        "stamp": {"epoch": 1, "instance": "00000000000000ff", "sequence": 9},
+    }
+
+
+def test_bytes_that_are_not_text_are_base64_in_json() -> None:
+    data = record_json(a_record(key=b"\xff", value=None, stamp=None))
+    assert data["key_b64"] == "/w=="
+    assert "key" not in data
+    assert data["value"] is None
+    assert data["stamp"] is None
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_record_is_one_line_that_fits(width) -> None:
+    line = record_line(a_record(key=EVIL.encode(), value=b"v" * 500), max(width, 60))
+    assert "\x1b" not in line
+    assert "\n" not in line
+    assert len(line) <= max(width, 60)
+
+
+def test_gaps_and_skipped_records_are_told() -> None:
+    tally = Tally(delivered=3, gaps=[Gap(0, PARENT, 5, 9, GapReason.EXPIRED)])
+    tally.skipped[SkipReason.STRAY] = 2
+    text = "\n".join(tally_lines(tally))
+    assert "offsets 5 to 8 of orders/3 cannot be read (expired)" in text
+    assert "3 records; skipped: 2 strays" in text
+
+
+def test_the_json_of_a_status_has_places_and_ends() -> None:
+    (data,) = json.loads(json.dumps(statuses_json([a_status()])))["partitions"]
+    assert data["phase"] == "fenced"
+    assert data["attempt"]["id"] == "n"
+    assert data["ranges"][0]["log_end"] == 1234
+    assert data["writers"]["live"][0]["instance"] == "0000000000000007"
+
+
+def test_a_partition_that_was_never_split_is_drawn_too() -> None:
+    assert "parent" in drawn(lambda console: show_lineage(UNSPLIT, console), 80)
+
+
+def test_each_step_is_a_line_with_its_time() -> None:
+    file = io.StringIO()
+    with StepProgress(Console(file=file, width=100)) as progress:
+        progress(StepDone("Commit", 0.0123))
+        progress(StepDone("AppendMarkers", 2.0, EVIL))
+    lines = file.getvalue().splitlines()
+    assert "committed: new layout in force" in lines[0]
+    assert "12 ms" in lines[0]
+    assert "\x1b" not in lines[1]
