@@ -9,7 +9,15 @@ import click
 
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.admin_cli.verbs import BY_NAME
-from kpsplit.errors import EXIT_FAILED, EXIT_USAGE, KpsplitError
+from kpsplit.errors import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    DeadlineExceededError,
+    FencedError,
+    KpsplitError,
+    UnknownOutcomeError,
+    UnreachableError,
+)
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -56,7 +64,7 @@ def traceback_of(error: BaseException) -> str:
 def _parts(error: BaseException, verb: str | None) -> list[str]:
     match error:
         case KpsplitError():
-            return [error.message, _whether_changed(error, verb), error.hint or ""]
+            return [error.message, _whether_changed(error, verb), error.hint or _usual_hint(error)]
         case click.UsageError():
             return [_usage_message(error), f"see: {_help_command(error)}"]
         case click.ClickException():
@@ -73,6 +81,18 @@ def _parts(error: BaseException, verb: str | None) -> list[str]:
 def _whether_changed(error: KpsplitError, verb: str | None) -> str:
     known = BY_NAME.get(verb or "")
     return _CHANGED[error.changed] if known is not None and known.changes else ""
+
+
+def _usual_hint(error: KpsplitError) -> str:
+    match error:
+        case DeadlineExceededError():
+            return "give a longer --timeout, or where writers pause a longer --max-pause"
+        case UnknownOutcomeError() | FencedError():
+            return "look at: kpsplit status"
+        case UnreachableError():
+            return "check the brokers, then retry"
+        case _:
+            return ""
 
 
 def _usage_message(error: click.UsageError) -> str:

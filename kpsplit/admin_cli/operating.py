@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kpsplit.admin_cli.call import Call
-from kpsplit.admin_cli.failures import Interrupted
+from kpsplit.admin_cli.failures import UNCHANGED, Interrupted
 from kpsplit.admin_cli.lookup import not_enrolled
 from kpsplit.admin_cli.param_types import DURATION
 from kpsplit.errors import KpsplitError, RecordError, UsageError
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import OperationKind, PartitionState, Result
+from kpsplit.splitter.partition_state import OperationKind, PartitionState
 from kpsplit.splitter.states import Phase
 
 if TYPE_CHECKING:
@@ -141,32 +143,45 @@ def _run(call: Call, operations: Operations, plan: Plan, max_pause: float, force
     from kpsplit.admin_cli.render.console import stderr
     from kpsplit.admin_cli.render.steps import StepProgress
 
+    max_pause_ms = round(max_pause * 1000)
+    with explained_interrupt(call, operations, plan.parent), StepProgress(stderr()) as progress:
+        return operations.run(plan, max_pause_ms=max_pause_ms, observer=progress, force=force)
+
+
+@contextmanager
+def explained_interrupt(call: Call, operations: Operations, parent: PhysicalPartition) -> Iterator[None]:
+    """Say what became of the operation if it is interrupted inside.
+
+    Raises:
+        Interrupted: it was; the driver has rolled back what it could.
+    """
+    before = operations.view().state(parent)
     try:
-        with StepProgress(stderr()) as progress:
-            return operations.run(plan, max_pause_ms=round(max_pause * 1000), observer=progress, force=force)
+        yield
     except KeyboardInterrupt:
-        raise Interrupted(what_became_of(call, plan.parent, plan.epoch)) from None
+        raise Interrupted(_what_became_of(call, parent, before)) from None
 
 
-def what_became_of(call: Call, parent: PhysicalPartition, epoch: int | None = None) -> str:
-    """Say how a partition stands after an interruption; never raises."""
-    call.say("interrupted: looking at what became of the operation …")
+def _what_became_of(call: Call, parent: PhysicalPartition, before: PartitionState | None) -> str:
+    """Read back how a partition stands; never raises."""
     try:
         with call.operations() as operations:
             state = operations.view().state(parent)
     except (KpsplitError, KeyboardInterrupt):
         state = None
-    if state is None:
+    if state is None or before is None:
         return f"what became of the operation is not known; look at: kpsplit status {parent}"
-    return _standing(state, epoch)
+    return standing(before, state)
 
 
-def _standing(state: PartitionState, epoch: int | None) -> str:
+def standing(before: PartitionState, state: PartitionState) -> str:
+    """Say what happened between two states of a partition."""
+    parent = state.parent
     if state.attempt is not None and state.phase is not Phase.COMMITTED:
-        return f"{state.parent} is still {state.phase}; roll it back with: kpsplit abort {state.parent}"
-    if epoch is not None and state.epoch > epoch:
-        follow = f"; finish with: kpsplit resume {state.parent}" if state.attempt else ""
-        return f"the operation took effect: {state.parent} is at epoch {state.epoch}{follow}"
-    rolled_back = state.last is not None and state.last.result is Result.ROLLED_BACK
-    what = "the operation was rolled back" if rolled_back else "nothing was changed"
-    return f"{what}: {state.parent} is {state.phase} at epoch {state.epoch}"
+        return f"{parent} is still {state.phase}; roll it back with: kpsplit abort {parent}"
+    if state.epoch > before.epoch:
+        follow = f"; finish with: kpsplit resume {parent}" if state.attempt else ""
+        return f"the operation took effect, {parent} is at epoch {state.epoch}{follow}"
+    rolled_back = state.revision > before.revision
+    what = "the operation was rolled back" if rolled_back else UNCHANGED
+    return f"{what}, {parent} is {state.phase} at epoch {state.epoch}"

@@ -18,7 +18,7 @@ from kpsplit.errors import (
 from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
-from kpsplit.kafka.log_tail import LogTail
+from kpsplit.kafka.log_tail import EndRequest, LogTail
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.events import Commit, Event
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -64,6 +64,14 @@ class ControlTail:
     def end(self, seconds: float) -> int:
         """Return the last stable offset of the control topic now."""
         return self._tail.end(seconds)
+
+    def ask_end(self) -> EndRequest:
+        """Ask for the last stable offset without waiting for the answer."""
+        return self._tail.ask_end()
+
+    def learn_leader(self) -> None:
+        """Look for the control topic's leader anew; called when a question failed."""
+        self._tail.learn_leader()
 
     def read_to(self, end: int, deadline: Deadline) -> None:
         """Follow the topic to an offset."""

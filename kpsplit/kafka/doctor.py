@@ -96,7 +96,7 @@ def _settings(found: Findings) -> Iterator[Trouble]:
     elif not SHORTEST_LEASE_MS <= lease <= LONGEST_LEASE_MS:
         yield (
             f"the lease of {lease} ms is outside {SHORTEST_LEASE_MS} to {LONGEST_LEASE_MS} ms",
-            "a short one expires producers that are only slow, a long one makes operations wait for dead ones",
+            "a short one expires slow producers, a long one makes operations wait for dead ones",
         )
 
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kpsplit.errors import UnreachableError
+from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate, translated
-from kpsplit.kafka.retries import while_leaders_move
+from kpsplit.kafka.retries import learn_leaders, while_leaders_move
 from kpsplit.splitter.ports import Deadline
 
 FETCH_WAIT_MS = 100
 """Bounds how late the end is noticed; a record that arrives is handed over at once in any case."""
 
 OFFSET_REQUEST_SECONDS = 5.0
+MIN_REQUEST_SECONDS = 0.1
 _IGNORED = {
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
@@ -29,27 +32,65 @@ _IGNORED = {
 }
 
 
+class EndRequest:
+    """A question for a log's last stable offset: every transaction before it is decided.
+
+    ``asked`` is the monotonic time at which the question was asked: what the answer says held then or later.
+    """
+
+    def __init__(self, admin: AdminClient, topic: str, partition: int, seconds: float) -> None:
+        self.asked = monotonic()
+        self._what = f"read the end of {topic}/{partition}"
+        self._seconds = max(seconds, MIN_REQUEST_SECONDS)
+        place = TopicPartition(topic, partition)
+        futures: dict[TopicPartition, Future[Any]] = admin.list_offsets(
+            {place: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=self._seconds,
+        )
+        self._future = futures[place]
+
+    def done(self) -> bool:
+        """Tell whether the answer is there."""
+        return self._future.done()
+
+    def answer(self) -> int:
+        """Return the offset, waiting for it if need be.
+
+        Raises:
+            KafkaException: the broker refused. TimeoutError: no answer in time.
+        """
+        return int(self._future.result(self._seconds + 1.0).offset)
+
+    def result(self) -> int:
+        """Return the offset like ``answer``, with kpsplit's errors.
+
+        Raises:
+            KpsplitError: the broker could not be asked.
+        """
+        with _answered(self._what):
+            return self.answer()
+
+
 def stable_end(admin: AdminClient, topic: str, partition: int, seconds: float) -> int:
-    """Return the last stable offset: every transaction before it is decided.
+    """Return the last stable offset, asking again while leaders move.
 
     Raises:
         KpsplitError: the broker could not be asked.
     """
-    place = TopicPartition(topic, partition)
-
-    def ask(left: float) -> int:
-        futures: dict[TopicPartition, Future[Any]] = admin.list_offsets(
-            {place: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=max(left, 0.1),
+    with _answered(f"read the end of {topic}/{partition}"):
+        return while_leaders_move(
+            admin, topic, lambda left: EndRequest(admin, topic, partition, left).answer(), seconds
         )
-        return int(futures[place].result(max(left, 0.1) + 1.0).offset)
 
-    with translated(f"read the end of {topic}/{partition}"):
+
+@contextmanager
+def _answered(what: str) -> Iterator[None]:
+    with translated(what):
         try:
-            return while_leaders_move(admin, topic, ask, seconds)
+            yield
         except TimeoutError:
-            raise UnreachableError(f"could not read the end of {topic}/{partition} in time") from None
+            raise UnreachableError(f"could not {what} in time") from None
 
 
 class LogTail:
@@ -100,6 +141,14 @@ class LogTail:
     def end(self, seconds: float = OFFSET_REQUEST_SECONDS) -> int:
         """Return the log's last stable offset now."""
         return stable_end(self._admin, self._topic, self._partition, seconds)
+
+    def ask_end(self, seconds: float = OFFSET_REQUEST_SECONDS) -> EndRequest:
+        """Ask for the log's last stable offset without waiting for the answer."""
+        return EndRequest(self._admin, self._topic, self._partition, seconds)
+
+    def learn_leader(self) -> None:
+        """Look for the leader anew; called when a question failed."""
+        learn_leaders(self._admin, self._topic, OFFSET_REQUEST_SECONDS)
 
     def read_to(self, end: int, deadline: Deadline) -> None:
         """Hand over everything before an offset.

@@ -21,7 +21,8 @@ from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.marker import HEADER, Marker
 from kpsplit.splitter.steps import PlannedMarker
 
-_POLL = 0.05
+_POLL = 0.001
+MOST_PRODUCERS = 8
 _STATISTICS_MS = 20
 _CONNECT_SECONDS = 3.0
 _MESSAGE_TIMEOUT_MS = 30_000
@@ -50,8 +51,7 @@ class Markers:
     def __init__(self, connection: Connection, admin: ClusterAdmin) -> None:
         self._connection = connection
         self._admin = admin
-        self._producer: Producer | None = None
-        self._connections = _Connections()
+        self._producers: list[_WarmProducer] = []
         self._known: dict[PhysicalPartition, LogEnd] = {}
         self._newest: dict[PhysicalPartition, int] = {}
         self._unknown: set[str] = set()
@@ -59,13 +59,12 @@ class Markers:
     def prepare(self, places: Iterable[PhysicalPartition]) -> None:
         """Connect to the brokers and learn where these logs end; to be repeated when leaders have moved."""
         wanted = set(places) | set(self._known)
-        producer = self._connected()
-        for topic in {p.topic for p in wanted}:
-            try:
-                producer.list_topics(topic, timeout=ANSWER_SECONDS)
-            except KafkaException as exception:
-                raise translate(error_of(exception), f"find the leaders of {topic}") from exception
-        self._connections.await_up(producer)
+        while len(self._producers) < producers_for(len(wanted)):
+            self._producers.append(_WarmProducer(self._connection))
+        limit = RealDeadline(_CONNECT_SECONDS)
+        leaders = self._leaders(wanted)
+        for producer in self._producers:
+            producer.warm_up(leaders, limit)
         self._known |= self._admin.end_offsets(wanted)
         self._newest |= self._admin.newest_timestamps(wanted)
 
@@ -86,51 +85,33 @@ class Markers:
         return tuple(Cut(m.segment, there[m.source], epochs.get(m.source)) for m in wanted)
 
     def close(self) -> None:
-        """Drop the producer; nothing of it may be sent any more."""
-        if self._producer is not None:
-            self._producer.purge()
-            self._producer = None
+        """Drop the producers; nothing of theirs may be sent any more."""
+        for producer in self._producers:
+            producer.drop()
+        self._producers = []
 
-    def _connected(self) -> Producer:
-        if self._producer is None:
-            self._producer = Producer(
-                self._connection.client(
-                    "markers",
-                    enable_idempotence=True,
-                    acks="all",
-                    linger_ms=0,
-                    message_timeout_ms=_MESSAGE_TIMEOUT_MS,
-                    retry_backoff_ms=20,
-                    retry_backoff_max_ms=200,
-                    # Connect to every broker now: connecting inside the fence would be pause.
-                    enable_sparse_connections=False,
-                    stats_cb=self._connections.note,
-                    statistics_interval_ms=_STATISTICS_MS,
-                )
-            )
-        return self._producer
+    def _leaders(self, places: Iterable[PhysicalPartition]) -> dict[str, dict[int, int | None]]:
+        """Return the leaders of the partitions of each topic."""
+        layouts = {topic: self._admin.layout(topic) for topic in {p.topic for p in places}}
+        return {
+            topic: {number: p.leader for number, p in enumerate(layout.partitions)}
+            for topic, layout in layouts.items()
+            if layout is not None
+        }
 
     def _send(self, appends: list[_Append], deadline: Deadline) -> None:
-        if not appends:
-            return
-        producer = self._connected()
         attempts = {a.planned.marker.attempt_id for a in appends}
+        self._producers = self._producers or [_WarmProducer(self._connection)]
         try:
-            for append in appends:
-                place, value = append.planned.source, append.planned.marker.encode()
-                producer.produce(
-                    place.topic,
-                    value,
-                    partition=place.partition,
-                    on_delivery=append.report,
-                    # The time of the record before it: brokers refuse a clock that is an hour ahead.
-                    timestamp=self._newest.get(place, 0),
-                    headers=[(HEADER, value)],
-                )
+            for number, append in enumerate(appends):
+                producer = self._producers[number % len(self._producers)]
+                producer.send(append, self._newest.get(append.planned.source, 0))
             while not all(a.done for a in appends) and deadline.left() > 0:
-                producer.poll(min(_POLL, deadline.left()))
+                for producer in self._producers:
+                    producer.poll(_POLL)
         except KafkaException as exception:
             self._unknown |= attempts
+            self.close()
             raise translate(error_of(exception), "append the markers", writing=True) from exception
         failed = next((a for a in appends if not a.done or a.error is not None), None)
         if failed is not None:
@@ -172,21 +153,74 @@ class Markers:
         }
 
 
-class _Connections:
-    """What the producer's statistics say about its connections, when it is polled."""
+class _WarmProducer:
+    """A producer that is connected to every broker before it is needed: connecting would be pause."""
 
-    def __init__(self) -> None:
-        self._ready = False
+    def __init__(self, connection: Connection) -> None:
+        self._connected = False
+        self._producer = Producer(
+            connection.client(
+                "markers",
+                enable_idempotence=True,
+                acks="all",
+                linger_ms=0,
+                message_timeout_ms=_MESSAGE_TIMEOUT_MS,
+                retry_backoff_ms=20,
+                retry_backoff_max_ms=200,
+                topic_metadata_refresh_fast_interval_ms=20,
+                enable_sparse_connections=False,
+                stats_cb=self._note,
+                statistics_interval_ms=_STATISTICS_MS,
+            )
+        )
 
-    def note(self, statistics: str) -> None:
-        """Take the next statistics."""
-        self._ready = is_connected(json.loads(statistics))
+    def warm_up(self, leaders: Mapping[str, Mapping[int, int | None]], limit: Deadline) -> None:
+        """Connect and learn the leaders; where that takes too long, appending will only take longer."""
+        while not self._connected and limit.left() > 0:
+            self._producer.poll(_STATISTICS_MS / 1000)
+        for topic, wanted in leaders.items():
+            while self._leaders(topic) != wanted and limit.left() > 0:
+                self._producer.poll(_STATISTICS_MS / 1000)
 
-    def await_up(self, producer: Producer) -> None:
-        """Wait a while until the producer can write at once; without that it only takes longer."""
-        limit = RealDeadline(_CONNECT_SECONDS)
-        while not self._ready and limit.left() > 0:
-            producer.poll(_POLL)
+    def send(self, append: _Append, timestamp: int) -> None:
+        """Produce one marker."""
+        place, value = append.planned.source, append.planned.marker.encode()
+        self._producer.produce(
+            place.topic,
+            value,
+            partition=place.partition,
+            on_delivery=append.report,
+            # The time of the newest record there: brokers refuse that of a clock that is an hour ahead.
+            timestamp=timestamp,
+            headers=[(HEADER, value)],
+        )
+
+    def poll(self, seconds: float) -> None:
+        """Take acknowledgements in hand."""
+        self._producer.poll(seconds)
+
+    def drop(self) -> None:
+        """Give up what is not sent yet."""
+        self._producer.purge()
+
+    def _leaders(self, topic: str) -> dict[int, int | None]:
+        try:
+            found = self._producer.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
+        except KafkaException as exception:
+            raise translate(error_of(exception), f"find the leaders of {topic}") from exception
+        return {n: p.leader if p.leader >= 0 else None for n, p in found.partitions.items()}
+
+    def _note(self, statistics: str) -> None:
+        self._connected = is_connected(json.loads(statistics))
+
+
+def producers_for(places: int) -> int:
+    """Return how many producers append to so many partitions.
+
+    A broker answers the requests of one connection one after the other, and librdkafka sends one request per
+    partition: with one producer a merge of 64 phantoms would wait 64 times for all replicas.
+    """
+    return max(1, min(MOST_PRODUCERS, (places + 1) // 2))
 
 
 def is_connected(statistics: Mapping[str, Any]) -> bool:

@@ -43,10 +43,10 @@ def while_leaders_move(admin: AdminClient, topic: str, ask: Callable[[float], T]
             if error is None or error.code() not in _MOVING or monotonic() >= end:
                 raise
         time.sleep(_PAUSE)
-        _learn_leaders(admin, topic, end - monotonic())
+        learn_leaders(admin, topic, end - monotonic())
 
 
-def _learn_leaders(admin: AdminClient, topic: str, seconds: float) -> None:
+def learn_leaders(admin: AdminClient, topic: str, seconds: float) -> None:
     """Make the client forget leaders that it remembers."""
     try:
         admin.list_topics(topic, timeout=max(min(seconds, 1.0), 0.05))

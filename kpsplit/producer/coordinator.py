@@ -1,7 +1,7 @@
 """The library's own thread in a Producer: follows the control topic, keeps the lease, answers operators.
 
-It is the only writer of the registration and the only one that applies control states to fences. It never runs
-a callback of the application, and never waits for the application.
+It is the only writer of the registration and the only one that applies control states to fences. It never
+runs a callback of the application, and never waits for the application.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.kafka.log_tail import EndRequest
 from kpsplit.producer.config import ProducerSettings
 from kpsplit.producer.dispatcher import PASS_THROUGH, Dispatcher
 from kpsplit.producer.lookup import find_own_records
@@ -55,7 +56,7 @@ class _Transition:
 
 
 class Coordinator(threading.Thread):
-    """See the module. ``poll`` and ``queued`` are librdkafka's poll() and len() of the application's producer."""
+    """See the module. ``poll`` and ``queued`` are poll() and len() of the application's plain producer."""
 
     def __init__(
         self,
@@ -80,6 +81,8 @@ class Coordinator(threading.Thread):
         self._takeovers: dict[PhysicalPartition, Takeover] = {}
         self._pauses = PauseClock()
         self._registered_anew = False
+        self._request: EndRequest | None = None
+        self._answered_at = 0.0
         self._renew_at = 0.0
         self._expire_at = 0.0
         self._metadata_at = 0.0
@@ -130,8 +133,7 @@ class Coordinator(threading.Thread):
             with dispatcher.lock:
                 dispatcher.lapse()
         self._answer(tail.view)
-        if now >= self._renew_at or not dispatcher.lease_valid():
-            self._renew(tail)
+        self._renew(tail)
         self._route_new_topics(tail)
         self._settle_fences()
         if now >= self._metadata_at:
@@ -194,23 +196,36 @@ class Coordinator(threading.Thread):
             self._dispatcher.wake.clear()
 
     def _renew(self, tail: ControlTail) -> None:
-        """Renew the lease: the view is good for a lease from the moment when the end was asked for."""
-        lease = tail.view.settings.lease_ms / 1000
-        deadline = Deadline(max(lease, 1.0))
-        if not self._dispatcher.lease_valid() and not self._registered_anew:
-            self._registration.renew(deadline)
-            self._registered_anew = True
-        asked = monotonic()
-        tail.read_to(tail.end(deadline.left()), deadline)
-        self._adopt(tail.view)
-        if not may_renew(self._states(), self._registration.record):
-            self._answer(tail.view)
-            self._renew_at = monotonic() + IDLE_SECONDS
+        """Renew the lease, without waiting: the view is good for a lease from when the end was asked for.
+
+        An answer to a PREPARE counts only if it was acknowledged before that.
+        """
+        if self._request is None:
+            if monotonic() < self._renew_at and self._dispatcher.lease_valid():
+                return
+            if not self._dispatcher.lease_valid() and not self._registered_anew:
+                self._registration.renew(Deadline(tail.view.settings.lease_ms / 1000))
+                self._registered_anew = True
+            self._request = tail.ask_end()
+        request = self._request
+        if not request.done():
             return
+        try:
+            end = request.result()
+        except KpsplitError:
+            self._request = None
+            tail.learn_leader()
+            raise
+        if tail.position < end:
+            return
+        self._request = None
+        if request.asked < self._answered_at or not may_renew(self._states(), self._registration.record):
+            return
+        lease = tail.view.settings.lease_ms / 1000
         with self._dispatcher.lock:
-            self._dispatcher.renew(asked + tail.view.settings.lease_ms / 1000)
+            self._dispatcher.renew(request.asked + lease)
         self._registered_anew = False
-        self._renew_at = asked + tail.view.settings.lease_ms / 4000
+        self._renew_at = request.asked + lease / 4
 
     def _adopt(self, view: ControlView) -> None:
         """Apply what the control topic says to every fence that it concerns."""
@@ -239,6 +254,7 @@ class Coordinator(threading.Thread):
                 continue
             deadline = Deadline(view.settings.lease_ms / 1000)
             self._registration.answer_ready(str(state.parent), state.attempt.id, deadline)
+            self._answered_at = monotonic()
 
     # -- topics ------------------------------------------------------------------------------------
 
@@ -270,7 +286,8 @@ class Coordinator(threading.Thread):
         fences = [self._new_fence(enrolment, p, tail.view) for p in range(count)]
         with self._dispatcher.lock:
             self._dispatcher.add_route(topic, TopicRoute(enrolment, fences))
-        self._renew(tail)
+        self._request = None  # only an end asked for after the registration opens the topic
+        self._renew_at = 0.0
 
     def _new_fence(self, enrolment: Enrolment, partition: int, view: ControlView) -> Fence:
         parent = PhysicalPartition(enrolment.topic, partition)
@@ -340,7 +357,8 @@ class Coordinator(threading.Thread):
 
     def _busy(self) -> bool:
         dispatcher = self._dispatcher
-        return bool(dispatcher.unrouted) or any(f.busy() for f in dispatcher.fences())
+        waiting = bool(dispatcher.unrouted) or not dispatcher.lease_valid()
+        return waiting or any(f.busy() for f in dispatcher.fences())
 
     def _take_reports(self) -> None:
         if any(f.busy() for f in self._dispatcher.fences()):

@@ -1,8 +1,8 @@
 """What a Producer knows about its topics and records, behind one lock.
 
-Lock order: ``poll_lock`` before ``lock``. ``lock`` guards routes, fences and what is held; ``poll_lock`` makes
-one thread at a time take librdkafka's reports, so that a segment's ``done`` has a single writer. Callbacks of
-the application run with ``lock`` released, and only in the application's own poll() and flush().
+Lock order: ``poll_lock`` before ``lock``. ``lock`` guards routes, fences and what is held; ``poll_lock``
+makes one thread at a time take librdkafka's reports, so that a segment's ``done`` has a single writer.
+Callbacks of the application run with ``lock`` released, and only in the application's poll() and flush().
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
@@ -55,7 +55,7 @@ PASS_THROUGH = PassThrough()
 
 @dataclass(slots=True)
 class Unrouted:
-    """A record of a topic that was not looked up yet (or whose lookup is stale): the arguments of produce()."""
+    """A record of a topic that was not looked up yet, or whose lookup is stale: produce()'s arguments."""
 
     content: Content
     partition: int

@@ -7,9 +7,9 @@ record is reported to the application only when it is *final*:
     not fenced: no operator can have cut before that moment, so the record lies below any cut; or
 (b) the view shows where the segment ended, and the record's offset lies before that end.
 
-Anything else waits (``pending``). A record whose offset lies at or behind its segment's end went astray: it is
-sent again to the right segment with its old sequence number, before anything newer of those keys. A segment
-that opens stays blocked until every record of the closed segments that it overlaps is resolved.
+Anything else waits (``pending``). A record whose offset lies at or behind its segment's end went astray: it
+is sent again to the right segment with its old sequence number, before anything newer of those keys. A
+segment that opens stays blocked until every record of the closed segments that it overlaps is resolved.
 
 A record that a closed segment's broker rejected (the hard seal) may still be in the log from an earlier try
 whose acknowledgement was lost: it waits until the log was looked at (``unclear``), and is never guessed over.

@@ -1,4 +1,4 @@
-"""A child after fork() has no librdkafka threads: its sends would silently go nowhere. Make them fail instead."""
+"""A child after fork() has no librdkafka threads: its sends would silently go nowhere. They fail instead."""
 
 from __future__ import annotations
 

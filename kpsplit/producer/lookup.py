@@ -1,4 +1,4 @@
-"""Finds a producer's own records in the log: where an acknowledgement was lost, the log says what happened."""
+"""Finds a producer's own records in the log, which decides where an acknowledgement was lost."""
 
 from __future__ import annotations
 

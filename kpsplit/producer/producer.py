@@ -34,10 +34,10 @@ CLOSE_SECONDS = 60.0
 class Producer(confluent_kafka.Producer):
     """Drop-in for ``confluent_kafka.Producer``; changing the import is the whole migration.
 
-    Records of topics that were enrolled with kpsplit follow every split and merge of their partition: they are
-    held for the short time of a fence, delivered once, in order per key. Other topics pass through unchanged.
-    Idempotence and ``acks=all`` are enforced. Settings of its own: ``kpsplit.takeover.enable`` (default true):
-    whether this producer rolls back an operation whose operator died.
+    Records of topics that were enrolled with kpsplit follow every split and merge of their partition: they
+    are held for the short time of a fence, delivered once, in order per key. Other topics pass through
+    unchanged. Idempotence and ``acks=all`` are enforced. Settings of its own: ``kpsplit.takeover.enable``
+    (default true): whether this producer rolls back an operation whose operator died.
 
     Topic, partition and offset in delivery reports are the logical ones. Thread safe, like librdkafka's.
 
@@ -97,7 +97,7 @@ class Producer(confluent_kafka.Producer):
         timestamp: int,
         headers: Headers,
     ) -> None:
-        """Do what the hot path leaves: other partitioners, no key, the application's headers, held records."""
+        """Do what the hot path leaves: other partitioners, records without a key, held records."""
         if isinstance(key, str):
             key = key.encode()
         dispatcher = self._dispatcher

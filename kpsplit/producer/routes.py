@@ -20,7 +20,7 @@ from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.stamp import HEADER, prefix
 
 STICKY_SECONDS = 0.01
-"""Records without a key stay on one partition for so long, so that they share batches (librdkafka's linger)."""
+"""Records without a key stay on one partition for so long, so that they share batches."""
 
 _PREFIX_AND_NUMBER = Struct(">13sQ").pack
 stamp_header = HEADER

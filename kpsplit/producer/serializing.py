@@ -10,7 +10,7 @@ from kpsplit.producer.producer import Producer
 
 
 class SerializingProducer(confluent_kafka.SerializingProducer, Producer):  # type: ignore[misc]
-    """Drop-in for ``confluent_kafka.SerializingProducer``: ``key.serializer`` and ``value.serializer`` as there."""
+    """Drop-in for ``confluent_kafka.SerializingProducer``, with the same ``key.serializer`` and the like."""
 
     def produce(  # type: ignore[override]
         self,

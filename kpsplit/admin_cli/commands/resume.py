@@ -5,9 +5,8 @@ from __future__ import annotations
 import click
 
 from kpsplit.admin_cli.call import Call, pass_call
-from kpsplit.admin_cli.failures import Interrupted
 from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.operating import report_on, what_became_of, yes_option
+from kpsplit.admin_cli.operating import explained_interrupt, report_on, yes_option
 from kpsplit.admin_cli.param_types import DURATION, PARTITION
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -29,14 +28,15 @@ def command(call: Call, partition: PhysicalPartition, thaw: bool, max_pause: flo
 
     call.confirm(f"{'Thaw and resume' if thaw else 'Resume'} the operation on {partition} now?", yes)
     max_pause_ms = None if max_pause is None else round(max_pause * 1000)
-    with call.operations() as operations:
-        try:
-            with StepProgress(stderr()) as progress:
-                report = operations.resume(partition, max_pause_ms=max_pause_ms, observer=progress, thaw=thaw)
-        except KeyboardInterrupt:
-            raise Interrupted(what_became_of(call, partition)) from None
+    with (
+        call.operations() as operations,
+        explained_interrupt(call, operations, partition),
+        StepProgress(stderr()) as progress,
+    ):
+        report = operations.resume(partition, max_pause_ms=max_pause_ms, observer=progress, thaw=thaw)
     if report is None:
         nothing = {"topic": partition.topic, "partition": partition.partition, "result": None}
-        call.show(nothing, lambda console: console.print(f"{partition}: there is nothing to resume"))
+        text = "it is not frozen any more" if thaw else "there is nothing to resume"
+        call.show(nothing, lambda console: console.print(f"{partition}: {text}"))
     else:
         report_on(call, report)

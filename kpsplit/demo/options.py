@@ -1,0 +1,79 @@
+"""What the user asked the demo for, and what follows from it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from kpsplit.demo.orders import Kind, Orders
+from kpsplit.demo.traffic import Line, owner_of
+from kpsplit.kafka.connection import Connection
+
+PARTITIONS = 6
+SPLIT_INTO = 4
+SPLIT_AGAIN_INTO = 2
+KPSPLIT_WRITERS = ("writer-1", "writer-2", "writer-3", "writer-4")
+PLAIN_WRITER = "plain"
+WRITERS = (*KPSPLIT_WRITERS, PLAIN_WRITER)
+SUSPENDED = KPSPLIT_WRITERS[-1]
+STRETCHES = 4
+"""The duration is divided among: before the split, after it, after the nested split, after the merge."""
+
+OPERATIONS_SECONDS = 12.0
+"""About how long the operations take that the duration does not count; for dividing a file's lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The demo's options. ``duration``: seconds of steady writing between operations, in all."""
+
+    duration: float
+    rate: float
+    seed: int
+    html: Path
+    input: Path | None = None
+    expression: str | None = None
+
+    @property
+    def stretch(self) -> float:
+        """Seconds between two operations."""
+        return self.duration / STRETCHES
+
+    def topic(self) -> str:
+        """Return a name that no topic has."""
+        return f"kpsplit-demo-{random.SystemRandom().getrandbits(32):08x}"
+
+
+def orders_for(
+    options: Options, lines: list[Line] | None, connection: Connection, topic: str, journals: Path
+) -> list[Orders]:
+    """Return what each writer is to do."""
+    rates = rates_of(options, lines)
+    return [
+        Orders(
+            name=name,
+            kind=Kind.PLAIN if name == PLAIN_WRITER else Kind.KPSPLIT,
+            properties=connection.properties,
+            topic=topic,
+            partitions=PARTITIONS,
+            rate=rates[name],
+            seed=options.seed,
+            journal=str(journals / f"{name}.journal"),
+            writers=WRITERS,
+            input=str(options.input.resolve()) if options.input is not None else None,
+            expression=options.expression,
+        )
+        for name in WRITERS
+    ]
+
+
+def rates_of(options: Options, lines: list[Line] | None) -> dict[str, float]:
+    """Return each writer's rate: equal ones, or such that all come to the end of their lines together."""
+    if lines is None:
+        return dict.fromkeys(WRITERS, options.rate / len(WRITERS))
+    total = min(options.rate, len(lines) / (options.duration + OPERATIONS_SECONDS))
+    owned = dict.fromkeys(WRITERS, 0)
+    for line in lines:
+        owned[owner_of(line, WRITERS)] += 1
+    return {name: max(0.1, total * number / len(lines)) for name, number in owned.items()}

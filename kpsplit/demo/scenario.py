@@ -1,0 +1,228 @@
+"""The demo's play: write, split the hottest partition, split its hottest range, merge all, stop.
+
+The operations are the ones of the command line, run in this process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from kpsplit.demo.children import Child, Children
+from kpsplit.demo.chronicle import FENCE_OFF, Chronicle, OperationLog, Span
+from kpsplit.demo.narrator import Board, Narrator, Place, WriterLine, tell_step
+from kpsplit.demo.options import PARTITIONS, SPLIT_AGAIN_INTO, SPLIT_INTO, SUSPENDED, Options
+from kpsplit.demo.orders import Stage
+from kpsplit.demo.watch import Watch
+from kpsplit.errors import CheckFailedError, KpsplitError
+from kpsplit.kafka.clock import Deadline, monotonic
+from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.operations import Operations
+from kpsplit.kafka.plans import Plan
+from kpsplit.kafka.served import await_served
+from kpsplit.splitter.driver import StepDone
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment, SegmentKind
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.control import Partitioner
+
+MAX_PAUSE_MS = 10_000
+START_SECONDS = 60.0
+FINISH_SECONDS = 120.0
+SERVED_SECONDS = 30.0
+REPLICATION = 3
+RATE_SECONDS = 2.0
+"""Rates on the board are those of the latest seconds."""
+_WAIT = 0.1
+
+
+def make_topic(connection: Connection, topic: str) -> None:
+    """Create the demo's topic and wait until every broker serves it."""
+    admin = ClusterAdmin(connection)
+    brokers = admin.brokers()
+    replication = min(REPLICATION, len(brokers))
+    config = {"unclean.leader.election.enable": "false"}
+    if replication >= REPLICATION:
+        config["min.insync.replicas"] = "2"
+    admin.create(topic, config, partitions=PARTITIONS, replication=replication)
+    await_served(connection, brokers, {topic: PARTITIONS}, Deadline(SERVED_SECONDS))
+
+
+def enrol(operations: Operations, topic: str, say: Callable[[str], None]) -> None:
+    """Make kpsplit's topics if they are missing, and enrol the demo's."""
+    created = operations.initialise()
+    if created:
+        say(f"created {', '.join(created)}")
+    say(f"enrolling {topic}: waits for one lease …")
+    operations.enrol(topic, Partitioner.CONSISTENT_RANDOM)
+
+
+class Play:
+    """The play itself. ``phase`` and ``state`` are read by the thread that draws the board."""
+
+    def __init__(
+        self,
+        options: Options,
+        operations: Operations,
+        children: Children,
+        chronicle: Chronicle,
+        narrator: Narrator,
+    ) -> None:
+        self._options = options
+        self._operations = operations
+        self._children = children
+        self._chronicle = chronicle
+        self._narrator = narrator
+        self.phase = "starting writers"
+        self.state: PartitionState | None = None
+        self.parents = tuple(PhysicalPartition(chronicle.topic, p) for p in range(PARTITIONS))
+        self.watch: Watch | None = None
+
+    def run(self, connection: Connection) -> None:
+        """Play it.
+
+        Raises:
+            KpsplitError: an operation failed, or a writer is not well.
+        """
+        with Watch(connection, self.parents, self.show) as self.watch:
+            self._children.wait("get their first delivery report", lambda c: c.news.ok > 0, START_SECONDS)
+            self._stretch("writing")
+            hot = self._hottest(self.parents)[0]
+            self._chronicle.hot = hot
+            self._split(hot)
+            self._stretch(f"{hot} is split into {SPLIT_INTO}")
+            self._split_again(hot)
+            self._stretch("one range is split again")
+            self._run(f"merge of {hot}", self._operations.plan_merge(hot))
+            self._stretch("merged")
+            self.phase = "writers finish"
+            self._say("the writers finish: rest of the input, last delivery reports")
+            self._children.finish(FINISH_SECONDS)
+
+    def show(self) -> None:
+        """Draw the board."""
+        if self.watch is None:
+            return
+        places = tuple(self._place(self.watch, place) for place in self.watch.places)
+        writers = tuple(_writer_line(child) for child in self._children.all)
+        self._narrator.show(Board(self.phase, places, writers))
+
+    def _split(self, hot: PhysicalPartition) -> None:
+        """Split the hottest partition while one writer is suspended from before PREPARE until after COMMIT."""
+        child = next(c for c in self._children.all if c.name == SUSPENDED)
+        plan = self._operations.plan_split(hot, SPLIT_INTO)
+        child.suspend()
+        began = monotonic()
+        self._say(f"{child.name} is suspended (SIGSTOP) in the middle of a burst; its lease will run out")
+
+        def wake(step: StepDone) -> None:
+            if step.name == FENCE_OFF:
+                child.resume()
+                self._chronicle.suspension = Span(f"{child.name} suspended", began, monotonic())
+                self._say(f"{child.name} is resumed (SIGCONT): what it had queued lands behind the cut")
+
+        try:
+            self._run(f"split of {hot}", plan, wake)
+        finally:
+            child.resume()
+
+    def _split_again(self, hot: PhysicalPartition) -> None:
+        """Split the hottest phantom; if it is one single hot key, the next one."""
+        phantoms = [s for s in self._lineage(hot).open_segments() if s.kind is SegmentKind.PHANTOM]
+        ranked = self._hottest([s.source for s in phantoms])
+        ranges = [next(s.range for s in phantoms if s.source == place) for place in ranked]
+        plans = [self._operations.plan_split(hot, SPLIT_AGAIN_INTO, of=ranges[0])]
+        for range_ in ranges[1:]:
+            if not plans[-1].problems():
+                break
+            self._say(f"    {plans[-1].problems()[0].message}; trying the next hottest range")
+            plans.append(self._operations.plan_split(hot, SPLIT_AGAIN_INTO, of=range_))
+        plan = plans[-1] if not plans[-1].problems() else plans[0]
+        self._run(f"split of {hot} {plan.ranges[0].lo:08x}:{plan.ranges[-1].hi:08x}", plan)
+
+    def _run(self, label: str, plan: Plan, also: Callable[[StepDone], None] = lambda _: None) -> None:
+        shares = "" if plan.shares is None else ", predicted shares " + _percentages(plan.shares)
+        self.phase = label
+        self._say(f"{label} into {len(plan.ranges)}{shares}")
+        log = OperationLog(label)
+        self._chronicle.operations.append(log)
+
+        def observe(step: StepDone) -> None:
+            log.steps.append((monotonic(), step))
+            tell_step(self._narrator, step)
+            also(step)
+
+        problems = plan.problems(force=True)
+        if problems:
+            raise CheckFailedError(
+                f"check {problems[0].name}: {problems[0].message}", hint=problems[0].remedy
+            )
+        log.report = self._operations.run(plan, max_pause_ms=MAX_PAUSE_MS, observer=observe, force=True)
+        self._follow(log.report.state)
+        pauses = sorted(p.pause_ms for p in log.report.pauses.values())
+        self._say(f"    done in {log.report.seconds:.1f} s; writers paused for {pauses} ms")
+
+    def _follow(self, state: PartitionState) -> None:
+        """Watch the places that the new layout has, and all older ones."""
+        self.state = state
+        if self.watch is not None:
+            self.watch.places = tuple(dict.fromkeys((*self.parents, *state.lineage.sources())))
+
+    def _stretch(self, phase: str) -> None:
+        """Let the writers write."""
+        self.phase = phase
+        self._say(f"{phase}: {self._options.stretch:.0f} s of steady traffic")
+        end = Deadline(self._options.stretch)
+        while end.left() > 0:
+            self._children.check()
+            time.sleep(min(_WAIT, end.left()))
+        self._children.check()
+
+    def _hottest(self, places: Iterable[PhysicalPartition]) -> list[PhysicalPartition]:
+        """Return places by their growth during the latest stretch, the hottest first."""
+        if self.watch is None:
+            raise KpsplitError("nothing is watched")
+        samples, since = self.watch.samples, monotonic() - self._options.stretch
+        found = samples.hottest(places, since)
+        grown = [samples.grown(place, since) for place in found]
+        total = sum(grown) or 1
+        self._say(f"measured: {found[0]} is the hottest, {grown[0]:,} of {total:,} records "
+                  f"({grown[0] / total:.0%})")  # fmt: skip
+        return found
+
+    def _lineage(self, parent: PhysicalPartition) -> Lineage:
+        state = self._operations.view().state(parent)
+        if state is None:
+            raise KpsplitError(f"{parent} is not enrolled any more")
+        return state.lineage
+
+    def _place(self, watch: Watch, place: PhysicalPartition) -> Place:
+        rate = watch.samples.rate(place, RATE_SECONDS)
+        return Place(
+            str(place), self._role(place), watch.samples.end(place), rate, place == self._chronicle.hot
+        )
+
+    def _role(self, place: PhysicalPartition) -> str:
+        if self.state is None or place not in self.state.lineage.sources():
+            return "unsplit"
+        found = [s for s in self.state.lineage if s.is_open and s.source == place]
+        return _role_of(found[0]) if found else "sealed"
+
+    def _say(self, text: str) -> None:
+        self._narrator.say(text)
+
+
+def _role_of(segment: Segment) -> str:
+    return segment.kind.value if segment.kind is SegmentKind.OVERFLOW else f"{segment.kind} {segment.range}"
+
+
+def _writer_line(child: Child) -> WriterLine:
+    news = child.news
+    stage = "suspended" if child.suspended else news.stage.value
+    if news.stage is Stage.STOPPING and not child.suspended:
+        stage = Stage.WRITING.value
+    return WriterLine(child.name, stage, news.sent, news.ok + news.failed, news.waiting, news.strays)
+
+
+def _percentages(shares: Iterable[float]) -> str:
+    return ", ".join(f"{share:.0%}" for share in shares)

@@ -1,0 +1,143 @@
+"""What the demo's writers write: records with skewed keys, or the lines of a file. Pure but for the file."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import accumulate, count
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+from kpsplit.errors import UsageError
+
+KEYS = 2000
+POPULAR = 60
+"""So many of the most popular keys; two of three share the hot partition, as it happens in real life."""
+FLATTENING = 8
+"""Zipf's law with its head cut off: no single key is too hot to be worth a split."""
+VALUE_BYTES = 120
+_DRAWN_AT_ONCE = 256
+
+LINE_HEADER = "line"
+"""The header that carries the number of a line; the value is the line itself, untouched."""
+
+
+class Item(NamedTuple):
+    """One record to be sent. ``partition`` is the logical one, whoever chooses it."""
+
+    sequence: int
+    key: bytes | None
+    value: bytes
+    partition: int
+    headers: list[tuple[str, bytes]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Keys and their cumulated weights, most popular first."""
+
+    names: tuple[bytes, ...]
+    weights: tuple[float, ...]
+
+    @classmethod
+    def skewed(cls, seed: int, partitions: int, number: int = KEYS) -> Keys:
+        """Return keys by a law like Zipf's, of which one partition gets far more than its share."""
+        hot = random.Random(seed).randrange(partitions)
+        ordinary = (b"customer-%05d" % i for i in count(1))
+        names = [next(_where(ordinary, hot, partitions, rank)) for rank in range(min(POPULAR, number))]
+        names += [next(ordinary) for _ in range(number - len(names))]
+        weights = accumulate(1 / (rank + FLATTENING) for rank in range(number))
+        return cls(tuple(names), tuple(weights))
+
+
+def _where(names: Iterator[bytes], hot: int, partitions: int, rank: int) -> Iterator[bytes]:
+    """Filter names for one rank: two of three popular ones belong to the hot partition."""
+    wanted = rank % 3 != 2
+    return (n for n in names if (partition_of(n, partitions) == hot) is wanted)
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """Return the logical partition of a key, as librdkafka's default partitioner chooses it."""
+    return crc32(key) % partitions
+
+
+def skewed_items(writer: str, keys: Keys, partitions: int, seed: int) -> Iterator[Item]:
+    """Yield records without end; each value says who sent it and as which of its records."""
+    chance = random.Random(f"{seed}/{writer}")
+    places = {name: partition_of(name, partitions) for name in keys.names}
+    numbers = count()
+    while True:
+        for key in chance.choices(keys.names, cum_weights=keys.weights, k=_DRAWN_AT_ONCE):
+            number = next(numbers)
+            yield Item(number, key, value_of(writer, number), places[key], None)
+
+
+def value_of(writer: str, sequence: int) -> bytes:
+    """Return the value of a writer's record: its id, padded."""
+    return b"%s:%010d:" % (writer.encode(), sequence) + b"." * (VALUE_BYTES - len(writer) - 12)
+
+
+def sequence_in(value: bytes) -> int:
+    """Return the sequence number in a value of ``value_of``."""
+    return int(value[value.index(b":") + 1 :][:10])
+
+
+def writer_in(value: bytes) -> str:
+    """Return the writer in a value of ``value_of``."""
+    return value[: value.index(b":")].decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the input, without its end; ``key`` is the first group of the expression."""
+
+    number: int
+    text: bytes
+    key: bytes | None
+
+
+def read_lines(path: Path, expression: str) -> list[Line]:
+    """Read the whole input.
+
+    Raises:
+        UsageError: the file or the expression is no good.
+    """
+    try:
+        pattern = re.compile(expression.encode())
+    except re.error as error:
+        raise UsageError(f"--key-regex is no regular expression: {error}") from None
+    if pattern.groups < 1:
+        raise UsageError("--key-regex has no group", hint="put the key into brackets, e.g. '^(\\S+)'")
+    try:
+        texts = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    if not texts:
+        raise UsageError(f"{path} is empty")
+    return [Line(number, text, _key_of(pattern, text)) for number, text in enumerate(texts)]
+
+
+def _key_of(pattern: re.Pattern[bytes], text: bytes) -> bytes | None:
+    match = pattern.search(text)
+    return match[1] or None if match else None
+
+
+def owner_of(line: Line, writers: Sequence[str]) -> str:
+    """Return the one writer that sends a line: all lines of a key have the same one, so the file's order."""
+    if line.key is None:
+        return writers[line.number % len(writers)]
+    digest = blake2b(line.key, digest_size=8).digest()
+    return writers[int.from_bytes(digest, "big") % len(writers)]
+
+
+def line_items(writer: str, writers: Sequence[str], lines: Sequence[Line], partitions: int) -> Iterator[Item]:
+    """Yield the lines that a writer owns, in the file's order; the sequence number is the line's."""
+    for line in lines:
+        if owner_of(line, writers) != writer:
+            continue
+        place = line.number % partitions if line.key is None else partition_of(line.key, partitions)
+        yield Item(line.number, line.key, line.text, place, [(LINE_HEADER, b"%d" % line.number)])

@@ -1,0 +1,59 @@
+"""When a reading of the control topic renews a producer's lease, pure (design, section 6).
+
+A lease says: until then no operator cuts a segment of ours unless we answered its PREPARE and acknowledged its
+fence. That rests on the registration: an operator expires a registration that stayed silent for a whole lease,
+and from then on neither asks it nor waits for it. A producer is not told. Two rules keep it from trusting a
+registration that was expired behind its back:
+
+1. Nothing is *owed* when the lease is renewed: every PREPARE in the view is answered and every fence that we
+   answered is acknowledged. So while an operator waits for us in vain our lease runs out, and it is over
+   before the registration can be expired.
+2. Once the lease has run out, the producer registers again, with the next generation and everything answered
+   (so only with nothing owed), and only then reads the control topic to its end. If the states of its
+   partitions changed between those two, an attempt that is over by now may have expired the new registration
+   as well (its PREPARE was older, so its patience was at an end): the producer registers once more.
+
+The old lease counts as run out if it had when the topic's *end was asked for*: the process may have been
+suspended just before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kpsplit.splitter.fence_answers import may_renew, to_acknowledge
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.producers import ProducerRecord
+
+Seen = frozenset[tuple[str, int]]
+
+
+def owes(states: Iterable[PartitionState], own: ProducerRecord) -> bool:
+    """Tell whether an operator waits for us: a PREPARE to be answered or a fence to be acknowledged."""
+    known = list(states)
+    return not may_renew(known, own) or bool(to_acknowledge(known, own))
+
+
+def seen(states: Iterable[PartitionState]) -> Seen:
+    """Return which state of each partition is in the view."""
+    return frozenset((str(s.parent), s.revision) for s in states)
+
+
+class Renewal:
+    """The rules above. ``registered_in`` is the view in which the latest registration was made, once used: None."""
+
+    def __init__(self, registered_in: Seen | None = None) -> None:
+        self.registered_in = registered_in
+
+    def must_register(self, *, lease_valid: bool, owing: bool) -> bool:
+        """Tell whether to register again before the end of the control topic is asked for."""
+        return not lease_valid and not owing
+
+    def registering(self, view: Seen) -> None:
+        """Note that the registration is written again, in this view and with nothing owed."""
+        self.registered_in = view
+
+    def renews(self, view: Seen, *, valid_when_asked: bool, owing: bool) -> bool:
+        """Tell whether a view that was read to the end renews the lease, from when the end was asked for."""
+        registered_in, self.registered_in = self.registered_in, None
+        return not owing and (valid_when_asked or registered_in == view)

@@ -1,0 +1,97 @@
+"""Runs the command line as users do: as a process, with its own stdout and stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+LEASE_MS = "1000"
+CONFLICT = 5
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a process ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """What it printed, as one JSON value."""
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> str:
+        """The one line of its error."""
+        lines = [line for line in self.err.splitlines() if line.startswith("kpsplit: ")]
+        assert len(lines) == 1, self.err
+        assert "Traceback" not in self.err
+        return lines[0]
+
+
+class Kpsplit:
+    """Runs ``python -m kpsplit.admin_cli``; the brokers are given by the environment."""
+
+    def __init__(self, bootstrap: str | None = None) -> None:
+        self.command = [sys.executable, "-m", "kpsplit.admin_cli"]
+        ours = {k: v for k, v in os.environ.items() if not k.startswith("KPSPLIT_")}
+        ours |= {"PYTHONUTF8": "1", "NO_COLOR": "1"}
+        self.env = ours if bootstrap is None else {**ours, "KPSPLIT_BOOTSTRAP_SERVER": bootstrap}
+
+    def __call__(self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 60) -> Ran:
+        done = subprocess.run(
+            [*self.command, *arguments],
+            env={**self.env, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    def ok(self, *arguments: str) -> Ran:
+        """Run a command that must succeed."""
+        ran = self(*arguments)
+        assert ran.code == 0, ran.err
+        return ran
+
+
+@pytest.fixture(scope="session")
+def offline() -> Kpsplit:
+    """The command line without any broker."""
+    return Kpsplit()
+
+
+@pytest.fixture(scope="session")
+def kpsplit(bootstrap: str) -> Kpsplit:
+    """The command line on the cluster, where kpsplit is initialised."""
+    command = Kpsplit(bootstrap)
+    done = command("init", "--lease-ms", LEASE_MS)
+    if done.code == CONFLICT:  # other tests have enrolled topics already: their lease stays
+        done = command("init")
+    assert done.code == 0, done.err
+    return command
+
+
+@pytest.fixture
+def produce(bootstrap: str) -> Callable[[str, Mapping[str, int]], None]:
+    """Writes so many records per key to partition 0 of a topic, as a program that does not know kpsplit."""
+
+    def write(topic: str, keys: Mapping[str, int]) -> None:
+        producer = Producer({"bootstrap.servers": bootstrap, "acks": "all"})
+        for key, count in keys.items():
+            for i in range(count):
+                producer.produce(topic, f"{key} {i}", key, 0)
+        assert producer.flush(30) == 0
+
+    return write

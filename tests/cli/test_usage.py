@@ -1,0 +1,246 @@
+"""Usage without any broker: options anywhere, exit codes, one line per error, fast and lazy help."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from kpsplit import __version__
+from kpsplit.admin_cli import call as calls
+from kpsplit.admin_cli.call import Call
+from kpsplit.admin_cli.lazy_group import load
+from kpsplit.admin_cli.main import cli
+from kpsplit.admin_cli.operating import standing
+from kpsplit.admin_cli.verbs import BY_NAME, VERBS
+from kpsplit.errors import (
+    CheckFailedError,
+    ConflictError,
+    DeadlineExceededError,
+    KpsplitError,
+    UnknownOutcomeError,
+)
+from kpsplit.splitter.events import Abort
+from kpsplit.splitter.machine import apply
+from kpsplit.splitter.partition_state import EndedBy
+from tests.unit.samples import UNSPLIT, committed, fenced, life, split_attempt
+
+PRESENT = [verb for verb in VERBS if verb.name != "demo"]
+
+
+def invoke(*arguments: str, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(cli, list(arguments), env={"KPSPLIT_BOOTSTRAP_SERVER": None, **(env or {})})
+
+
+def error_line(result: Result) -> str:
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("kpsplit: error: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["spilt"], "Did you mean 'split'?"),
+        (["split", "orders/3"], "give either --ranges N or --plan FILE"),
+        (["split", "orders", "--ranges", "4"], "write TOPIC/P, e.g. orders/3"),
+        (["split", "orders/3", "--ranges", "1"], "1 is not in the range"),
+        (["split", "orders/3", "--ranges", "65"], "65 is not in the range"),
+        (["split", "orders/3", "--ranges", "4", "--of", "5:5"], "not a range of the key space"),
+        (["split", "orders/3", "--ranges", "4", "--max-pause", "soon"], "not a duration"),
+        (["split", "orders/3", "--plan", "x", "--even"], "--of and --even belong to --ranges"),
+        (["merge", "orders/3", "--ranges", "0:10,20:30"], "do not follow each other"),
+        (["plan", "orders/3"], "give either --ranges N or --merge"),
+        (["plan", "orders/3", "--ranges", "4", "--merge"], "give either --ranges N or --merge"),
+        (["route", "orders"], "give one of --key"),
+        (["route", "orders", "--key", "a", "--key-hex", "00"], "give one of --key"),
+        (["route", "orders", "--key-base64", "?"], "not base64"),
+        (["enroll", "or ders"], "not the name of a topic"),
+        (["read", "orders/3", "--limit", "0"], "'--limit'"),
+        (["completion", "tcsh"], "'tcsh' is not one of"),
+        (["status", "--nope"], "No such option"),
+        (["status"], "give -b HOST:PORT or set KPSPLIT_BOOTSTRAP_SERVER"),
+        (["-X", "hunter2", "status"], "not a key=value pair"),
+        (["--command-config", "/nonexistent/file", "status"], "No such file"),
+        (["-b", "x", "status", "--command-config", "/"], "Is a directory"),
+        (
+            ["-b", "x", "-X", "no.such.property=1", "status"],
+            "'no.such.property' is no property of librdkafka",
+        ),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(arguments, wanted) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.stderr
+    assert wanted in error_line(result)
+    assert "hunter2" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_line_of_the_configuration_file_that_is_no_property_is_not_shown(tmp_path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("# comment\nsecurity.protocol=SSL\nhunter2\n")
+    result = invoke("-b", "x", "--command-config", str(file), "status")
+    assert result.exit_code == 2
+    assert "line 3: not a key=value line" in error_line(result)
+    assert "hunter2" not in result.stderr
+
+
+def test_a_plan_file_that_is_none_is_refused(tmp_path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text('{"v": 1}')
+    result = invoke("-b", "x", "split", "orders/3", "--plan", str(file))
+    assert result.exit_code == 2
+    assert "is no plan" in error_line(result)
+
+
+@pytest.mark.parametrize("verb", PRESENT, ids=lambda verb: verb.name)
+def test_the_line_in_the_help_is_the_first_line_of_the_verbs_own_help(verb) -> None:
+    command = load(verb)
+    assert (command.help or "").splitlines()[0].strip() == verb.help
+    assert invoke(verb.name, "--help").exit_code == 0
+
+
+def test_the_help_names_every_verb() -> None:
+    result = invoke("--help")
+    assert result.exit_code == 0
+    for verb in VERBS:
+        assert f"  {verb.name} " in result.stdout
+
+
+def test_without_a_verb_the_help_is_shown_and_it_is_wrong_usage() -> None:
+    result = invoke()
+    assert result.exit_code == 2
+    assert "Usage:" in result.stderr
+
+
+def test_the_version_is_the_packages() -> None:
+    assert invoke("--version").stdout == f"kpsplit {__version__}\n"
+
+
+def test_help_loads_neither_rich_nor_a_client_library(offline) -> None:
+    """A start of the process costs what Python and click cost."""
+    code = (
+        "import sys\n"
+        "from kpsplit.admin_cli.main import cli, run\n"
+        "assert run(cli, ['--help']) == 0\n"
+        "heavy = {'rich', 'confluent_kafka', 'kafka', 'pyspark', 'kpsplit.demo'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    import subprocess
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=offline.env)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_ask_kpsplit(shell) -> None:
+    result = invoke("completion", shell)
+    assert result.exit_code == 0
+    assert "_KPSPLIT_COMPLETE" in result.stdout
+
+
+def test_verbs_are_completed(offline) -> None:
+    done = offline(env={"_KPSPLIT_COMPLETE": "bash_complete", "COMP_WORDS": "kpsplit sp", "COMP_CWORD": "1"})
+    assert done.out.strip() == "plain,split"
+
+
+@pytest.fixture
+def seen(monkeypatch) -> list[Call]:
+    """The calls that `status` makes; it goes no further."""
+    found: list[Call] = []
+
+    def operations(self: Call) -> None:
+        found.append(self)
+        raise click.exceptions.Exit(0)
+
+    monkeypatch.setattr(calls.Call, "operations", operations)
+    return found
+
+
+def test_global_options_stand_before_or_after_the_verb(seen) -> None:
+    for arguments in (
+        ["-b", "a:1", "-o", "json", "--timeout", "5s", "-X", "x=1", "status", "-X", "y=2"],
+        ["status", "-b", "a:1", "-o", "json", "--timeout", "5s", "-X", "x=1", "-X", "y=2"],
+        ["-b", "wrong:1", "status", "-b", "a:1", "-o", "json", "--timeout", "5s", "-X", "x=1", "-X", "y=2"],
+    ):
+        assert invoke(*arguments).exit_code == 0
+        given = seen.pop().given
+        assert (given.bootstrap_server, given.output, given.timeout) == ("a:1", "json", 5.0)
+        assert given.properties == {"x": "1", "y": "2"}
+
+
+def test_the_environment_gives_what_no_option_gives(seen) -> None:
+    env = {
+        "KPSPLIT_BOOTSTRAP_SERVER": "env:1",
+        "KPSPLIT_OUTPUT": "json",
+        "KPSPLIT_PROPERTIES": "sasl.password=a b\nclient.rack=r",
+    }
+    assert invoke("status", "-o", "table", env=env).exit_code == 0
+    given = seen.pop().given
+    assert (given.bootstrap_server, given.output) == ("env:1", "table")
+    assert given.properties == {"sasl.password": "a b", "client.rack": "r"}
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "wanted"),
+    [
+        (KpsplitError("it broke", hint="mend it"), 1, "it broke; nothing was changed; mend it"),
+        (CheckFailedError("no"), 3, "no; nothing was changed"),
+        (DeadlineExceededError("late", changed=True), 4, "late; something was changed"),
+        (ConflictError("held by me"), 5, "held by me; nothing was changed"),
+        (UnknownOutcomeError("sent"), 1, "sent; it is not known whether it took effect"),
+        (ValueError("odd\nvalue"), 1, "this is a defect of kpsplit (ValueError: odd value)"),
+        (OSError(28, "No space left on device", "file"), 1, "No space left on device: file"),
+    ],
+)
+def test_every_error_has_its_exit_code_and_says_whether_anything_changed(
+    error, code, wanted, monkeypatch
+) -> None:
+    def fail(_: Call) -> None:
+        raise error
+
+    monkeypatch.setattr(calls.Call, "operations", fail)
+    result = invoke("-b", "x", "retire", "orders/3")
+    assert result.exit_code == code
+    assert wanted in error_line(result)
+
+
+def test_a_traceback_is_shown_only_with_vv(monkeypatch) -> None:
+    def fail(_: Call) -> None:
+        raise ValueError("odd: hunter2")
+
+    monkeypatch.setattr(calls.Call, "operations", fail)
+    arguments = ["-b", "x", "-X", "sasl.password=hunter2", "status"]
+    assert "Traceback" not in invoke(*arguments, "-v").stderr
+    shown = invoke(*arguments, "-vv").stderr
+    assert "Traceback" in shown
+    assert "hunter2" not in shown
+
+
+def test_an_interruption_says_what_became_of_the_operation() -> None:
+    split = split_attempt(UNSPLIT, 0, life().split.lineage.segments[0].range.split_evenly(2))
+    cut = fenced(UNSPLIT, split)
+    back = apply(cut, Abort(split.id, EndedBy.OPERATOR, "interrupted"))
+    forward = committed(UNSPLIT, split, {0: 10})
+    assert standing(UNSPLIT, UNSPLIT).startswith("nothing was changed")
+    assert standing(UNSPLIT, back).startswith("the operation was rolled back")
+    assert "roll it back with: kpsplit abort orders/3" in standing(UNSPLIT, cut)
+    assert standing(UNSPLIT, forward).startswith("the operation took effect, orders/3 is at epoch 1")
+    assert "kpsplit resume orders/3" in standing(UNSPLIT, forward)
+
+
+def test_json_data_is_ascii(monkeypatch) -> None:
+    """A terminal shows JSON as it is, so nothing in it may control the terminal."""
+    data = json.dumps({"key": "\x1b]0;title\x07\u202e\x9b"})
+    assert data.isascii()
+    assert "\x1b" not in data
+
+
+def test_every_verb_that_changes_something_is_known_as_such() -> None:
+    looking = {"doctor", "completion", "plan", "status", "lineage", "route", "read", "cluster", "demo"}
+    assert {name for name, verb in BY_NAME.items() if not verb.changes} == looking
