@@ -1,4 +1,4 @@
-"""The writers' processes, as the demo sees them: start, suspend, resume, finish, and never leave one behind."""
+"""The writers' processes as the demo sees them: start, suspend, resume, finish, never leave one behind."""
 
 from __future__ import annotations
 

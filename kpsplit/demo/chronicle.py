@@ -47,10 +47,11 @@ class OperationLog:
 
 @dataclass(slots=True)
 class Chronicle:
-    """All that the demo noted while it ran."""
+    """All that the demo noted while it ran. ``began`` and ``ended``: of the writers."""
 
     began: float
-    topic: str = ""
+    topic: str
+    ended: float = 0.0
     hot: PhysicalPartition | None = None
     operations: list[OperationLog] = field(default_factory=list)
     suspension: Span | None = None

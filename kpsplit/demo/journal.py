@@ -6,8 +6,8 @@ Entries, little-endian, each begins with a byte that says what it is:
     S  sequence (8), key (4), logical partition (2), time (8)     a record is about to be given to produce()
     O  sequence (8), outcome (1), partition (2), offset (8), time (8)     its delivery report arrived
 
-Times are seconds of the monotonic clock that all processes of a machine share. A record that has an S and no O
-has an unknown outcome. A torn entry at the end (the writer was killed) is left out.
+Times are seconds of the monotonic clock that all processes of a machine share. A record that has an S and no
+O has an unknown outcome. A torn entry at the end (the writer was killed) is left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from kpsplit.errors import RecordError
 from kpsplit.testing import SendOutcome
@@ -116,7 +116,7 @@ def read_journal(path: Path) -> list[Entry]:
     return list(entries.values())
 
 
-def _parts(data: bytes) -> Iterator[tuple[object, ...]]:
+def _parts(data: bytes) -> Iterator[tuple[Any, ...]]:
     """Yield the entries as tuples."""
     forms = {b"K": _KEY, b"S": _SENT, b"O": _OUTCOME}
     at = 0

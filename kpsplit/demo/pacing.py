@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 LONGEST_DELAY = 0.25
-"""Seconds. Whoever was held up longer does not catch up: a burst would be another load than the one wanted."""
+"""Seconds. Whoever was held up longer does not catch up: a burst is another load than the one wanted."""
 
 
 class Pacer:

@@ -1,4 +1,4 @@
-"""An ordinary consumer group of the demo's topic: as long as it has not read them, sub-topics are not retired."""
+"""An ordinary consumer group of the demo's topic: while it has not read them, sub-topics are not retired."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from kpsplit.demo.children import Child, Children
 from kpsplit.demo.chronicle import FENCE_OFF, Chronicle, OperationLog, Span
 from kpsplit.demo.narrator import Board, Narrator, Place, WriterLine, tell_step
 from kpsplit.demo.options import PARTITIONS, SPLIT_AGAIN_INTO, SPLIT_INTO, SUSPENDED, Options
-from kpsplit.demo.orders import Stage
+from kpsplit.demo.orders import News, Stage
 from kpsplit.demo.watch import Watch
 from kpsplit.errors import CheckFailedError, KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
@@ -57,6 +57,17 @@ def enrol(operations: Operations, topic: str, say: Callable[[str], None]) -> Non
     operations.enrol(topic, Partitioner.CONSISTENT_RANDOM)
 
 
+def hot_of(chronicle: Chronicle) -> PhysicalPartition:
+    """Return the partition that was found to be the hottest.
+
+    Raises:
+        KpsplitError: the play did not come so far.
+    """
+    if chronicle.hot is None:
+        raise KpsplitError("no partition was split")
+    return chronicle.hot
+
+
 class Play:
     """The play itself. ``phase`` and ``state`` are read by the thread that draws the board."""
 
@@ -77,6 +88,7 @@ class Play:
         self.state: PartitionState | None = None
         self.parents = tuple(PhysicalPartition(chronicle.topic, p) for p in range(PARTITIONS))
         self.watch: Watch | None = None
+        self.news_before: dict[str, News] = {}
 
     def run(self, connection: Connection) -> None:
         """Play it.
@@ -89,6 +101,7 @@ class Play:
             self._stretch("writing")
             hot = self._hottest(self.parents)[0]
             self._chronicle.hot = hot
+            self.news_before = self.news()
             self._split(hot)
             self._stretch(f"{hot} is split into {SPLIT_INTO}")
             self._split_again(hot)
@@ -99,6 +112,10 @@ class Play:
             self._say("the writers finish: rest of the input, last delivery reports")
             self._children.finish(FINISH_SECONDS)
 
+    def news(self) -> dict[str, News]:
+        """Return the writers' latest news."""
+        return {child.name: child.news for child in self._children.all}
+
     def show(self) -> None:
         """Draw the board."""
         if self.watch is None:
@@ -108,7 +125,7 @@ class Play:
         self._narrator.show(Board(self.phase, places, writers))
 
     def _split(self, hot: PhysicalPartition) -> None:
-        """Split the hottest partition while one writer is suspended from before PREPARE until after COMMIT."""
+        """Split the hottest partition; one writer is suspended from before PREPARE until after COMMIT."""
         child = next(c for c in self._children.all if c.name == SUSPENDED)
         plan = self._operations.plan_split(hot, SPLIT_INTO)
         child.suspend()

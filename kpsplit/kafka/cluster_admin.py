@@ -108,14 +108,14 @@ class ClusterAdmin:
         """The client itself, for calls that have no method here."""
         return self._client
 
-    def brokers(self) -> dict[int, str]:
+    def brokers(self, seconds: float = ANSWER_SECONDS) -> dict[int, str]:
         """Return the address of every broker by its id."""
-        metadata = self._listed(None)
+        metadata = self._listed(seconds)
         return {b.id: f"{b.host}:{b.port}" for b in metadata.brokers.values()}
 
     def topics(self) -> dict[str, int]:
         """Return the partition count of every topic by its name."""
-        return {name: len(topic.partitions) for name, topic in self._listed(None).topics.items()}
+        return {name: len(topic.partitions) for name, topic in self._listed().topics.items()}
 
     def find(self, topic: str) -> TopicFacts | None:
         """Return a topic with its settings, None if there is none of that name."""
@@ -297,22 +297,26 @@ class ClusterAdmin:
             wanted, isolation_level=isolation, request_timeout=max(end - monotonic(), 0.05)
         )
 
+    def broker_config(self, broker: int) -> dict[str, str]:
+        """Return the settings of a broker that are in force."""
+        resource = ConfigResource(ResourceType.BROKER, str(broker))
+        return _values(self._described(resource, f"read the settings of broker {broker}"))
+
     def _config_entries(self, topic: str) -> dict[str, ConfigEntry]:
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        futures = self._client.describe_configs([resource], request_timeout=ANSWER_SECONDS)
         try:
-            entries: dict[str, ConfigEntry] = self._answer(
-                futures[resource], f"read the settings of topic {topic}"
-            )
+            return self._described(resource, f"read the settings of topic {topic}")
         except _MissingError:
             raise UsageError(f"there is no topic {topic}") from None
+
+    def _described(self, resource: ConfigResource, what: str) -> dict[str, ConfigEntry]:
+        futures = self._client.describe_configs([resource], request_timeout=ANSWER_SECONDS)
+        entries: dict[str, ConfigEntry] = self._answer(futures[resource], what)
         return entries
 
-    def _listed(self, topic: str | None) -> Any:
+    def _listed(self, seconds: float = ANSWER_SECONDS) -> Any:
         try:
-            if topic is None:
-                return self._client.list_topics(timeout=ANSWER_SECONDS)
-            return self._client.list_topics(topic, timeout=ANSWER_SECONDS)
+            return self._client.list_topics(timeout=seconds)
         except KafkaException as exception:
             raise self._explained(error_of(exception), "read the cluster's topics") from exception
 

@@ -25,6 +25,8 @@ LONGEST = 15.0
 """Seconds after which the merge goes on with the leaders where they are."""
 
 _PAUSE = 0.05
+_LONGEST_PAUSE = 3.0
+_MARGIN = 0.2
 _SETTING_UP = 5.0
 
 Tell = Callable[[str], None]
@@ -74,6 +76,8 @@ class Leaders:
         self._elect(lists, limit)
         left = self._await(lists, limit, lambda facts, _wanted: facts.leader == target)
         moved = len(lists) - len(left)
+        if moved:
+            time.sleep(self._followers_pause(target))
         tell(f"{moved} of {len(lists)} leaders moved to broker {target}")
 
     def _elect(self, places: Iterable[PhysicalPartition], limit: Deadline) -> None:
@@ -84,6 +88,17 @@ class Leaders:
             future.result(max(0.1, limit.left()))
         except TimeoutError:
             raise KpsplitError("the election was not answered in time") from None
+
+    def _followers_pause(self, target: int) -> float:
+        """Return how long followers may pause when they ask a new leader that does not lead yet.
+
+        A write with acks=all waits for them; waiting here costs nobody anything, inside the fence it would.
+        """
+        try:
+            backoff = self._admin.broker_config(target).get("replica.fetch.backoff.ms", "1000")
+        except KpsplitError:
+            backoff = "1000"
+        return min(int(backoff) / 1000, _LONGEST_PAUSE) + _MARGIN
 
     def _await(
         self,

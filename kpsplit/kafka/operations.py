@@ -46,6 +46,7 @@ __all__ = [
 ]
 
 
+FIRST_CONTACT_SECONDS = 6.0
 LONGEST_PAUSE_MS = 600_000
 MOST_OFFSETS_PARTITIONS = 10_000
 
@@ -179,9 +180,9 @@ class Operations:
             state = runner.peek(deadline)
             view = self._read(deadline)
             refuse_moved_on(plan, state)
-            Enroller(self._tail(), self._acknowledged, observer).settle(
-                view.enrolments[plan.parent.topic], deadline
-            )
+            enrolment = view.enrolments.get(plan.parent.topic)
+            if enrolment is not None:
+                Enroller(self._tail(), self._acknowledged, observer).settle(enrolment, deadline)
             failed = self._planner.failed_now(plan, view, force, deadline)
             if failed is not None and failed.name == LOG_WHOLE:
                 runner.freeze(failed.message, deadline)
@@ -263,7 +264,7 @@ class Operations:
 
     def _begin(self) -> Deadline:
         """Begin a call: brokers that cannot be reached are an error at once, not at its deadline."""
-        self._admin.brokers()
+        self._admin.brokers(FIRST_CONTACT_SECONDS)
         return Deadline(self._timeout)
 
     def _tail(self) -> ControlTail:

@@ -9,7 +9,7 @@ from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.facts import FactsGatherer
 from kpsplit.kafka.plans import LONGEST_LABEL, Check, HotKey, Plan, new_attempt_id, shortened, wall_ms
-from kpsplit.kafka.preconditions import checks, refusal
+from kpsplit.kafka.preconditions import LOG_WHOLE, checks, refusal
 from kpsplit.kafka.sampling import Sample, partitioner_check, sample_partition
 from kpsplit.splitter import sizing
 from kpsplit.splitter.control_view import ControlView
@@ -73,13 +73,14 @@ class Planner:
         return self._plan(view, attempt, state, deadline, None, None)
 
     def failed_now(self, plan: Plan, view: ControlView, force: bool, deadline: Deadline) -> Check | None:
-        """Check a plan again, all but its sample; return the first check that forbids running it."""
+        """Check a plan again, all but its sample; return the gravest check that forbids running it."""
         state = self._state(plan.parent, view, plan.kind, deadline)
         old = {c.name: c for c in plan.checks}
         found = (old.get("partitioner"), old.get("useful"))
         attempt = _draft(state, plan.kind, plan.sources, plan.ranges, plan.target)
         facts = self._facts.gather(plan.parent, view, attempt, plan.kind, deadline, found)
-        return next((c for c in checks(facts) if not c.ok and not (force and c.forceable)), None)
+        failed = [c for c in checks(facts) if not c.ok and not (force and c.forceable)]
+        return next((c for c in failed if c.name == LOG_WHOLE), failed[0] if failed else None)
 
     def _state(
         self, parent: PhysicalPartition, view: ControlView, kind: OperationKind, deadline: Deadline

@@ -264,6 +264,17 @@ def truncation(state: PartitionState, logs: dict[PhysicalPartition, LogFacts]) -
     return None
 
 
+def _same_subtopics(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    known = {t.name: t.topic_id for t in state.subtopics}
+    other = [t.name for t in facts.sources if known.get(t.name) not in (None, t.topic_id)]
+    return Check(
+        "same sub-topics",
+        not other,
+        f"sub-topic {other[0]} was deleted and made again" if other else "the sub-topics are kpsplit's own",
+        "its records are lost: restore the topic from a copy" if other else "",
+    )
+
+
 def _sources_exist(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
     missing = [str(s.source) for s in facts.closing if facts.logs.get(s.source, _GONE).end is None]
     return Check(
@@ -334,6 +345,7 @@ _MAKERS: tuple[Callable[[Facts, TopicFacts, PartitionState], Check | None], ...]
     _clean_election,
     _in_sync,
     _sources_exist,
+    _same_subtopics,
     _subtopic_name,
     _log_whole,
     _no_transaction,

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
 from kpsplit.splitter.layout import Layout
@@ -119,9 +120,11 @@ class PartitionFence(Generic[P, W]):
         self.suspended = False
         self.statistics = FenceStatistics()
         self._make_writer = make_writer
-        self._held: deque[Outgoing[P]] = deque()
+        self._held: dict[int, deque[Outgoing[P]]] = {}
         self._strays: list[Outgoing[P]] = []
-        self._closing: list[W] = []
+        self._transaction_began = 0
+        self._abandoned: list[range] = []
+        self.closing: list[W] = []
         self.writers: list[W] = []
         self.layout = Layout.of(state.lineage)
         self._adopt(state)
@@ -136,44 +139,62 @@ class PartitionFence(Generic[P, W]):
 
     def hold(self, key_hash: int | None, payload: P) -> None:
         """Keep a new record until its segment opens; its sequence number is given now."""
-        self._held.append(Outgoing(key_hash, self.next_sequence, payload))
+        writer = self.writer_for(key_hash, self.next_sequence)
+        self._held.setdefault(writer.segment.id, deque()).append(
+            Outgoing(key_hash, self.next_sequence, payload)
+        )
         self.next_sequence += 1
         self.statistics.held += 1
 
     def waiting(self) -> int:
         """Return how many records wait to be sent."""
-        return len(self._held) + len(self._strays)
+        return sum(map(len, self._held.values())) + len(self._strays)
 
     def pending(self) -> int:
         """Return how many acknowledged records are not final yet."""
         return sum(len(w.pending) for w in self.all_writers())
 
-    def sendable(self) -> list[tuple[W, Outgoing[P]]]:
-        """Return what may be sent now, in order: strays first, then what was held.
+    def sendable(self, limit: int | None = None) -> list[tuple[W, Outgoing[P]]]:
+        """Return what may be sent now (at most ``limit`` records), for each segment strays first, then what was held.
 
         The caller sends them in this order and says so with ``sent``; what it cannot send stays here.
         """
-        found = []
-        for record in (*self._strays, *self._held):
-            writer = self.writer_for(record.key_hash, record.sequence)
+        if not self._held and not self._strays:
+            return []
+        found: list[tuple[W, Outgoing[P]]] = []
+        astray = self._strays_by_segment()
+        for writer in self.writers:
             if not self._blocked(writer):
-                found.append((writer, record))
+                segment = writer.segment.id
+                waiting = chain(astray.get(segment, ()), self._held.get(segment, ()))
+                left = None if limit is None else limit - len(found)
+                found += ((writer, record) for record in islice(waiting, left))
         return found
 
     def sent(self, records: list[Outgoing[P]]) -> None:
-        """Note that waiting records were given to librdkafka; opens what they kept closed."""
+        """Note that waiting records were given to librdkafka (or failed at once); opens what they kept closed."""
         gone = {r.sequence for r in records}
         self._strays = [r for r in self._strays if r.sequence not in gone]
-        self._held = deque(r for r in self._held if r.sequence not in gone)
+        for held in self._held.values():
+            while held and held[0].sequence in gone:
+                held.popleft()
         self._reopen()
 
     def drop_waiting(self, keep: Callable[[Outgoing[P]], bool] = lambda _: False) -> list[Outgoing[P]]:
-        """Give up records that wait (purge, time-out): they fail. Strays are kept: they were promised."""
-        dropped = [r for r in self._held if not keep(r)]
-        self._held = deque(r for r in self._held if keep(r))
+        """Give up records that wait (purge, time-out): they fail, strays as well, for nobody was told of them."""
+        waiting = (*self._strays, *(r for held in self._held.values() for r in held))
+        dropped = [r for r in waiting if not keep(r)]
+        if not dropped:
+            return []
+        self._strays = [r for r in self._strays if keep(r)]
+        self._held = {i: deque(r for r in held if keep(r)) for i, held in self._held.items()}
         self.statistics.failed.extend(r.sequence for r in dropped)
         self._reopen()
         return dropped
+
+    def refuse(self, record: Outgoing[P]) -> None:
+        """Note that librdkafka refused a waiting record: it fails, and those behind it may go on."""
+        self.statistics.failed.append(record.sequence)
 
     # -- what happens ------------------------------------------------------------------------------
 
@@ -220,26 +241,35 @@ class PartitionFence(Generic[P, W]):
         self.suspended = suspended
         self._reopen()
 
-    def transaction(self, active: bool) -> None:
-        """Note the begin or end of an application's transaction: inside one, a fence waits for its end."""
+    def transaction(self, active: bool, *, aborted: bool = False) -> None:
+        """Note the begin or end of an application's transaction: inside one, a fence waits for its end.
+
+        Records of an aborted transaction are never sent again: those that go astray fail.
+        """
         self.in_transaction = active
-        if not active:
+        if active:
+            self._transaction_began = self.next_sequence
+            if not any(w.unresolved for w in self.all_writers()):
+                self._abandoned.clear()
+        else:
             self._deferred = False
+            if aborted:
+                self._abandoned.append(range(self._transaction_began, self.next_sequence))
         self._reopen()
 
     def quiescent(self) -> bool:
         """Tell whether the fence may be acknowledged: nothing of the fenced segments is in flight."""
         fenced = [w for w in self.writers if w.fenced]
-        return not self._deferred and all(w.in_flight == 0 for w in (*fenced, *self._closing))
+        return not self._deferred and all(w.in_flight == 0 for w in (*fenced, *self.closing))
 
     def busy(self) -> bool:
         """Tell whether acknowledgements must be taken in hand now, whether the application polls or not."""
         fenced = any(w.fenced and w.unresolved for w in self.writers)
-        return fenced or bool(self._closing) or self.pending() > 0 or self.waiting() > 0
+        return fenced or bool(self.closing) or self.pending() > 0 or self.waiting() > 0
 
     def all_writers(self) -> list[W]:
         """Return the writers of open segments and of closed ones that have unresolved records."""
-        return [*self.writers, *self._closing]
+        return [*self.writers, *self.closing]
 
     def delivered(self) -> dict[int, int]:
         """Return how many records per segment id were reported to the application as delivered."""
@@ -250,21 +280,28 @@ class PartitionFence(Generic[P, W]):
     def unclear(self) -> list[tuple[W, list[int]]]:
         """Return closed segments with rejected records, whose log must be looked at for their numbers."""
         found = []
-        for writer in self._closing:
+        for writer in self.closing:
             numbers = [a.record.sequence for a in writer.pending if a.offset is None]
             if numbers and writer.in_flight == 0 and self._end(writer) is not None:
                 found.append((writer, numbers))
         return found
 
-    def looked_up(self, writer: W, found: Mapping[int, int]) -> list[Final[P]]:
-        """Say where rejected records were found after all (number to offset); the others are not written."""
+    def looked_up(self, writer: W, found: Mapping[int, int] | None) -> list[Final[P]]:
+        """Say where rejected records were found after all (number to offset); the others are not written.
+
+        None: the log is gone, nobody can tell any more; they fail, for sending them again might double them.
+        """
         end = self._end(writer)
         if end is None:
             return []
+        lost = [a for a in writer.pending if a.offset is None] if found is None else []
+        finals = [self._give_up(writer, a.record) for a in lost]
+        if lost:
+            writer.pending[:] = [a for a in writer.pending if a.offset is not None]
         for item in writer.pending:
-            if item.offset is None:
+            if item.offset is None and found is not None:
                 item.offset = found.get(item.record.sequence, end)
-        return self._resolve(writer, lease_valid=False)
+        return finals + self._resolve(writer, lease_valid=False)
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -272,7 +309,7 @@ class PartitionFence(Generic[P, W]):
         layout = Layout.of(state.lineage)
         known = {w.segment.id: w for w in self.writers}
         writers = [known.pop(s.id) if s.id in known else self._make_writer(s) for s in layout.segments]
-        self._closing += [w for w in known.values() if w.unresolved]
+        self.closing += [w for w in known.values() if w.unresolved]
         for gone in known.values():
             gone.open = gone.fenced = False
             self._remember(gone)
@@ -283,6 +320,7 @@ class PartitionFence(Generic[P, W]):
             writer.fenced = writer.segment.id in fenced
         self.state, self.layout, self.writers = state, layout, writers
         self.bounds = layout.bounds
+        self._assign_held()
         self._reopen()
 
     def _resolve(self, writer: W, *, lease_valid: bool) -> list[Final[P]]:
@@ -315,14 +353,38 @@ class PartitionFence(Generic[P, W]):
                 unclear.append(item)
             elif item.offset < end:
                 finals.append(Final(item.record, writer.segment, item.offset))
+            elif any(item.record.sequence in aborted for aborted in self._abandoned):
+                finals.append(Final(item.record, writer.segment, None))
             else:
                 self._strays.append(item.record)
                 self.statistics.strays += 1
         writer.pending[:] = unclear
-        self._strays.sort(key=lambda r: r.sequence)
         for final in finals:
             self._count(writer, final)
         return finals
+
+    def _strays_by_segment(self) -> dict[int, list[Outgoing[P]]]:
+        """Return which strays go to which segment now, in the order in which they were first sent."""
+        found: dict[int, list[Outgoing[P]]] = {}
+        for record in sorted(self._strays, key=lambda r: r.sequence):
+            writer = self.writer_for(record.key_hash, record.sequence)
+            found.setdefault(writer.segment.id, []).append(record)
+        return found
+
+    def _assign_held(self) -> None:
+        """Give what is held to the segments of a new layout."""
+        if set(self._held) <= {w.segment.id for w in self.writers}:
+            return
+        everything = sorted((r for held in self._held.values() for r in held), key=lambda r: r.sequence)
+        self._held = {}
+        for record in everything:
+            writer = self.writer_for(record.key_hash, record.sequence)
+            self._held.setdefault(writer.segment.id, deque()).append(record)
+
+    def _give_up(self, writer: W, record: Outgoing[P]) -> Final[P]:
+        final = Final(record, writer.segment, None)
+        self._count(writer, final)
+        return final
 
     def _count(self, writer: W, final: Final[P]) -> None:
         if final.offset is None:
@@ -334,27 +396,25 @@ class PartitionFence(Generic[P, W]):
         return self.state.lineage.get(writer.segment.id).end
 
     def _retire_resolved(self) -> None:
-        resolved = [w for w in self._closing if not w.unresolved]
+        resolved = [w for w in self.closing if not w.unresolved]
         if resolved:
             for writer in resolved:
                 self._remember(writer)
-            self._closing = [w for w in self._closing if w.unresolved]
+            self.closing = [w for w in self.closing if w.unresolved]
             self._reopen()
 
     def _blocked(self, writer: W) -> bool:
         """Tell whether a segment must not be written to, apart from records that wait for it already."""
         if self.suspended or (writer.fenced and not self._deferred):
             return True
-        return any(w.segment.range.overlaps(writer.segment.range) for w in self._closing)
+        return any(w.segment.range.overlaps(writer.segment.range) for w in self.closing)
 
     def _reopen(self) -> None:
-        waiting = (
-            {id(self.writer_for(r.key_hash, r.sequence)) for r in (*self._strays, *self._held)}
-            if self.writers
-            else set()
-        )
+        self._held = {segment: held for segment, held in self._held.items() if held}
+        astray = self._strays_by_segment()
         for writer in self.writers:
-            writer.open = not self._blocked(writer) and id(writer) not in waiting
+            waits = writer.segment.id in self._held or writer.segment.id in astray
+            writer.open = not waits and not self._blocked(writer)
 
     def _remember(self, writer: W) -> None:
         self.statistics.delivered[writer.segment.id] = writer.delivered

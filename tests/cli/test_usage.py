@@ -234,11 +234,15 @@ def test_an_interruption_says_what_became_of_the_operation() -> None:
     assert "kpsplit resume orders/3" in standing(UNSPLIT, forward)
 
 
-def test_json_data_is_ascii(monkeypatch) -> None:
+def test_json_data_is_one_line_of_ascii(capsys) -> None:
     """A terminal shows JSON as it is, so nothing in it may control the terminal."""
-    data = json.dumps({"key": "\x1b]0;title\x07\u202e\x9b"})
-    assert data.isascii()
-    assert "\x1b" not in data
+    evil = {"key": "\x1b]0;title\x07\u202e\x9b"}
+    calls.print_json(evil)
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == evil
+    assert printed.count("\n") == 1
+    assert printed.rstrip("\n").isprintable()
+    assert printed.isascii()
 
 
 def test_every_verb_that_changes_something_is_known_as_such() -> None:

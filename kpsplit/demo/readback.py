@@ -1,0 +1,134 @@
+"""Reads everything back along the lineage, with a fresh client, and checks it against the journals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kpsplit.consumer.lineage_reader import LineageReader, Tally
+from kpsplit.consumer.logical_record import LogicalRecord
+from kpsplit.demo.journal import Entry
+from kpsplit.demo.options import PLAIN_WRITER
+from kpsplit.demo.traffic import LINE_HEADER, Line, sequence_in, value_of, writer_in
+from kpsplit.kafka.connection import Connection
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.testing import Delivery, HistoryChecker, HistoryReport, Send, SendOutcome
+
+RecordId = tuple[str, int]
+"""A writer and its record's sequence number; for a file's lines the writer is left empty."""
+
+
+@dataclass(slots=True)
+class SegmentSeen:
+    """What was read of one segment."""
+
+    records: int = 0
+    first: int | None = None
+    last: int | None = None
+
+
+@dataclass(slots=True)
+class ReadBack:
+    """Everything that was found. ``altered``: records whose value is not what was sent."""
+
+    history: HistoryReport
+    tallies: dict[PhysicalPartition, Tally]
+    segments: dict[PhysicalPartition, dict[int, SegmentSeen]]
+    places: dict[RecordId, PhysicalPartition]
+    altered: int
+
+    @property
+    def strays(self) -> int:
+        """Copies in the logs that readers skip, because their producers sent the records again."""
+        return sum(tally.strays for tally in self.tallies.values())
+
+
+@dataclass(slots=True)
+class Reading:
+    """Takes journals, then partitions. ``lines``: the input, None for records with skewed keys."""
+
+    lineages: Sequence[Lineage]
+    lines: Sequence[Line] | None
+    _checker: HistoryChecker = field(init=False)
+    _tallies: dict[PhysicalPartition, Tally] = field(default_factory=dict)
+    _segments: dict[PhysicalPartition, dict[int, SegmentSeen]] = field(default_factory=dict)
+    _places: dict[RecordId, PhysicalPartition] = field(default_factory=dict)
+    _altered: int = 0
+
+    def __post_init__(self) -> None:
+        self._checker = HistoryChecker(self.lineages, foreign={PLAIN_WRITER})
+
+    def take_journals(self, topic: str, journals: Mapping[str, Sequence[Entry]]) -> None:
+        """Take what was sent."""
+        for writer, entries in journals.items():
+            for entry in entries:
+                self._checker.sent(self._send(topic, writer, entry))
+
+    def read(self, connection: Connection, state: PartitionState) -> None:
+        """Read one logical partition to its end.
+
+        Raises:
+            KpsplitError: it cannot be read.
+        """
+        parent = state.parent
+        seen = self._segments[parent] = {segment.id: SegmentSeen() for segment in state.lineage}
+        with LineageReader(connection, state) as reader:
+            for record in reader.records():
+                self._take(parent, record, seen[record.segment])
+            self._tallies[parent] = reader.tally
+
+    def result(self) -> ReadBack:
+        """Return everything that was found."""
+        return ReadBack(self._checker.report(), self._tallies, self._segments, self._places, self._altered)
+
+    def _take(self, parent: PhysicalPartition, record: LogicalRecord, seen: SegmentSeen) -> None:
+        source = PhysicalPartition(record.source_topic, record.source_partition)
+        found, intact = self._identify(record)
+        self._altered += not intact
+        self._places[found] = source
+        seen.records += 1
+        seen.first = record.logical_offset if seen.first is None else seen.first
+        seen.last = record.logical_offset
+        self._checker.delivered(
+            Delivery(
+                parent,
+                record.logical_offset,
+                record.segment,
+                record.key,
+                found,
+                source,
+                record.source_offset,
+            )
+        )
+
+    def _identify(self, record: LogicalRecord) -> tuple[RecordId, bool]:
+        """Return which record this is, and whether its value is what was sent."""
+        value = record.value or b""
+        try:
+            if self.lines is None:
+                writer, sequence = writer_in(value), sequence_in(value)
+                return (writer, sequence), value == value_of(writer, sequence)
+            number = next(int(content or b"") for name, content in record.headers if name == LINE_HEADER)
+            return ("", number), number < len(self.lines) and self.lines[number].text == value
+        except (ValueError, StopIteration):
+            return ("?", record.logical_offset), False
+
+    def _send(self, topic: str, writer: str, entry: Entry) -> Send:
+        """Return a send; plain producers report physical offsets, kpsplit's logical ones."""
+        reported = entry.partition if entry.reported_partition is None else entry.reported_partition
+        parent = PhysicalPartition(topic, entry.partition)
+        plain = writer == PLAIN_WRITER
+        known = entry.outcome is SendOutcome.OK and entry.offset is not None
+        if known and reported != entry.partition:
+            parent = PhysicalPartition(topic, reported)  # the checker sees that it was read elsewhere
+        return Send(
+            producer=writer,
+            partition=parent,
+            key=entry.key,
+            id=("" if self.lines is not None else writer, entry.sequence),
+            sequence=entry.sequence,
+            outcome=entry.outcome,
+            logical_offset=entry.offset if known and not plain else None,
+            place=(parent, entry.offset) if known and plain and entry.offset is not None else None,
+        )

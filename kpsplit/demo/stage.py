@@ -1,0 +1,115 @@
+"""Sets the demo up, has it played, reads everything back, retires, and returns the result."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from kpsplit.demo import scenario
+from kpsplit.demo.children import Children
+from kpsplit.demo.chronicle import Chronicle
+from kpsplit.demo.journal import read_journal
+from kpsplit.demo.narrator import Narrator
+from kpsplit.demo.options import KPSPLIT_WRITERS, PARTITIONS, Options, orders_for
+from kpsplit.demo.readback import ReadBack, Reading
+from kpsplit.demo.result import DemoResult
+from kpsplit.demo.retiring import refused_before_reading, retire_after_reading
+from kpsplit.demo.summing_up import Journals, sum_up
+from kpsplit.demo.traffic import Line
+from kpsplit.demo.verdicts import QUESTIONS
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import monotonic
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.operations import Operations
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+
+OPERATION_SECONDS = 60.0
+
+
+def stage(
+    connection: Connection, options: Options, lines: list[Line] | None, narrator: Narrator
+) -> DemoResult:
+    """Run the whole demo on a cluster.
+
+    Raises:
+        KpsplitError: it did not come to its end.
+    """
+    chronicle = Chronicle(monotonic(), options.topic())
+    with Operations(connection, OPERATION_SECONDS) as operations, _folder() as folder:
+        narrator.say(
+            f"topic {chronicle.topic}: {PARTITIONS} partitions; {len(KPSPLIT_WRITERS)} kpsplit producers "
+            "and a plain one that knows nothing of kpsplit"
+        )
+        scenario.make_topic(connection, chronicle.topic)
+        scenario.enrol(operations, chronicle.topic, narrator.say)
+        orders = orders_for(options, lines, connection, chronicle.topic, folder)
+        chronicle.began = monotonic()
+        with Children(orders) as children:
+            play = scenario.Play(options, operations, children, chronicle, narrator)
+            play.run(connection)
+            news = play.news()
+        chronicle.ended = monotonic()
+        hot = scenario.hot_of(chronicle)
+        refused_before_reading(connection, operations, hot, narrator)
+        journals = {o.name: read_journal(Path(o.journal)) for o in orders}
+        states = [_state(operations, parent) for parent in play.parents]
+        back = _read_back(connection, chronicle, states, journals, lines, narrator)
+        result = sum_up(chronicle, play.news_before, news, _of(states, hot), back, journals)
+        result = replace(result, verdicts=tuple(question(result) for question in QUESTIONS))
+        if not result.passed:
+            _keep(folder, narrator)
+            return result
+        retired = retire_after_reading(connection, operations, result, narrator)
+        return replace(result, verdicts=(*result.verdicts, retired))
+
+
+def _read_back(
+    connection: Connection,
+    chronicle: Chronicle,
+    states: list[PartitionState],
+    journals: Journals,
+    lines: list[Line] | None,
+    narrator: Narrator,
+) -> ReadBack:
+    began = monotonic()
+    narrator.say("reading everything back along the lineage, with a fresh client")
+    reading = Reading([state.lineage for state in states], lines)
+    reading.take_journals(chronicle.topic, journals)
+    for state in states:
+        reading.read(connection, state)
+    back = reading.result()
+    narrator.say(f"    {back.history.read:,} records in {monotonic() - began:.1f} s: {back.history}")
+    return back
+
+
+def _of(states: list[PartitionState], parent: PhysicalPartition) -> PartitionState:
+    return next(state for state in states if state.parent == parent)
+
+
+def _state(operations: Operations, parent: PhysicalPartition) -> PartitionState:
+    state = operations.view().state(parent)
+    if state is None:
+        raise KpsplitError(f"{parent} is not enrolled any more")
+    return state
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """Yield a folder for journals that is removed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="kpsplit-demo-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keep(folder: Path, narrator: Narrator) -> None:
+    """Keep the journals of a demo that failed."""
+    kept = Path(tempfile.mkdtemp(prefix="kpsplit-demo-failed-"))
+    shutil.copytree(folder, kept, dirs_exist_ok=True)
+    narrator.say(f"the writers' journals are kept in {kept}")

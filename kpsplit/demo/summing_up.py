@@ -1,0 +1,116 @@
+"""From journals, news and what was read back to the figures of the result. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from kpsplit.demo.chronicle import Chronicle
+from kpsplit.demo.figures import (
+    Series,
+    Spread,
+    by_time,
+    latencies,
+    longest_waits,
+    throughput,
+    without_suspended,
+)
+from kpsplit.demo.journal import Entry
+from kpsplit.demo.options import PLAIN_WRITER, SUSPENDED
+from kpsplit.demo.orders import News
+from kpsplit.demo.readback import ReadBack, RecordId
+from kpsplit.demo.result import DemoResult
+from kpsplit.demo.verdicts import phantom_starts
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+
+Journals = Mapping[str, Sequence[Entry]]
+
+BIN_SECONDS = 0.2
+"""Of the pictures."""
+
+
+def sum_up(
+    chronicle: Chronicle,
+    before: Mapping[str, News],
+    news: Mapping[str, News],
+    state: PartitionState,
+    back: ReadBack,
+    journals: Journals,
+) -> DemoResult:
+    """Return the result, still without verdicts. ``before``: the writers' news before the first operation."""
+    hot = state.parent.partition
+    fences = chronicle.fences
+    ours = _undisturbed(journals, chronicle)
+    first = {i: seen.first for i, seen in back.segments[state.parent].items()}
+    return DemoResult(
+        chronicle=chronicle,
+        news=news,
+        state=state,
+        back=back,
+        pauses=Spread.of(ms for n in news.values() for ms in n.pauses_ms),
+        latencies=latencies(ours, hot, fences),
+        longest_waits=tuple(longest_waits(ours, hot, fences)),
+        held_elsewhere=_held_elsewhere(before, news, str(state.parent)),
+        starts=phantom_starts(state.lineage, first),
+        throughput=_throughput(chronicle, state, back, journals),
+        slowness=_slowness(chronicle, ours, hot),
+        seconds=chronicle.ended - chronicle.began,
+    )
+
+
+def _held_elsewhere(before: Mapping[str, News], after: Mapping[str, News], affected: str) -> int:
+    """Return how many records of other partitions were held since, by writers that were not suspended."""
+    return sum(
+        held - before[name].held_in.get(partition, 0)
+        for name, news in after.items()
+        if name != SUSPENDED and name in before
+        for partition, held in news.held_in.items()
+        if partition != affected
+    )
+
+
+def _undisturbed(journals: Journals, chronicle: Chronicle) -> list[Entry]:
+    """Return the records of kpsplit's producers, without those that were under way in the suspension."""
+    return [
+        entry
+        for name, entries in journals.items()
+        if name != PLAIN_WRITER
+        for entry in without_suspended(entries, chronicle.suspension if name == SUSPENDED else None)
+    ]
+
+
+def _throughput(
+    chronicle: Chronicle, state: PartitionState, back: ReadBack, journals: Journals
+) -> tuple[Series, ...]:
+    """Return records per second by physical partition, the affected one and its phantoms first."""
+    times: dict[PhysicalPartition, list[float]] = defaultdict(list)
+    for name, entries in journals.items():
+        for entry in entries:
+            place = _place_of(back, name, entry)
+            if place is not None and entry.reported_at is not None:
+                times[place].append(entry.reported_at)
+    affected = state.lineage.sources()
+    order = [*affected, *sorted(place for place in times if place not in affected)]
+    span = chronicle.ended - chronicle.began
+    return tuple(
+        throughput(str(place), times.get(place, ()), chronicle.began, span, BIN_SECONDS) for place in order
+    )
+
+
+def _place_of(back: ReadBack, writer: str, entry: Entry) -> PhysicalPartition | None:
+    by_line: RecordId = ("", entry.sequence)
+    return back.places.get((writer, entry.sequence)) or back.places.get(by_line)
+
+
+def _slowness(chronicle: Chronicle, entries: Sequence[Entry], hot: int) -> tuple[Series, ...]:
+    """Return the greatest latency (ms) by time, of the affected partition and of the others."""
+    span = chronicle.ended - chronicle.began
+    found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    for entry in entries:
+        if entry.latency is not None:
+            found[entry.partition == hot].append((entry.sent_at, entry.latency * 1000))
+    return tuple(
+        by_time(name, found[affected], chronicle.began, span, BIN_SECONDS, max)
+        for name, affected in (("affected partition", True), ("other partitions", False))
+    )

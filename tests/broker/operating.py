@@ -1,0 +1,113 @@
+"""What the tests of operations share: a cluster that is initialised, enrolled topics, records, small looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.operations import Operations, StepDone
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.control import Partitioner
+from kpsplit.splitter.records.keys import CONTROL_TOPIC
+
+PAUSE_MS = 5000
+SHORT_LEASE_MS = 500
+
+
+class DiedError(BaseException):
+    """The operator is gone: nothing catches this, so nothing is tidied up."""
+
+
+def dying_after(step: str) -> Callable[[StepDone], None]:
+    """An observer that ends the operator behind a step."""
+
+    def observe(done: StepDone) -> None:
+        if done.name == step:
+            raise DiedError(step)
+
+    return observe
+
+
+@contextmanager
+def operating(bootstrap: str) -> Iterator[Operations]:
+    """Operations on the session's cluster, initialised by whoever comes first."""
+    with Operations(Connection({"bootstrap.servers": bootstrap})) as operations:
+        if CONTROL_TOPIC not in AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=10).topics:
+            operations.initialise(lease_ms=SHORT_LEASE_MS)
+        yield operations
+
+
+def enrolled(operations: Operations, topic: str, partition: int = 0) -> PhysicalPartition:
+    """Enrol a topic; return one of its partitions."""
+    operations.enrol(topic, Partitioner.CONSISTENT_RANDOM)
+    return PhysicalPartition(topic, partition)
+
+
+def state_of(operations: Operations, parent: PhysicalPartition) -> PartitionState:
+    """The state of a partition now."""
+    state = operations.view().state(parent)
+    assert state is not None
+    return state
+
+
+def split(operations: Operations, parent: PhysicalPartition, ranges: int = 4) -> PartitionState:
+    """Split a partition into even ranges."""
+    plan = operations.plan_split(parent, ranges, even=True)
+    return operations.run(plan, max_pause_ms=PAUSE_MS).state
+
+
+def merge(operations: Operations, parent: PhysicalPartition) -> PartitionState:
+    """Merge all ranges back into the parent."""
+    return operations.run(operations.plan_merge(parent), max_pause_ms=PAUSE_MS).state
+
+
+def write(bootstrap: str, topic: str, count: int, partition: int = -1, key: str = "key-{}") -> None:
+    """Write records with librdkafka's default partitioner."""
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 5})
+    errors: list[KafkaError | None] = []
+    for i in range(count):
+        producer.produce(topic, b"v", key.format(i), partition, lambda error, _: errors.append(error))
+    producer.flush(30)
+    assert errors == [None] * count
+
+
+def write_error(bootstrap: str, place: PhysicalPartition) -> KafkaError | None:
+    """Try to write one record; return the broker's answer."""
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "message.timeout.ms": 20_000})
+    errors: list[KafkaError | None] = []
+    producer.produce(place.topic, b"v", b"k", place.partition, lambda error, _: errors.append(error))
+    producer.flush(30)
+    return errors[0]
+
+
+def log_end(admin: AdminClient, place: PhysicalPartition) -> int:
+    """The high watermark."""
+    asked = TopicPartition(place.topic, place.partition)
+    return int(admin.list_offsets({asked: OffsetSpec.latest()})[asked].result(20).offset)
+
+
+def records(bootstrap: str, place: PhysicalPartition) -> list[Message]:
+    """All records of a physical partition."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "tests", "enable.partition.eof": True}
+    )
+    consumer.assign([TopicPartition(place.topic, place.partition, 0)])
+    found: list[Message] = []
+    while (message := consumer.poll(30)) is not None and message.error() is None:
+        found.append(message)
+    consumer.close()
+    return found
+
+
+def commit(bootstrap: str, group: str, positions: dict[PhysicalPartition, int]) -> None:
+    """Commit positions of a consumer group."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
+    offsets = [TopicPartition(p.topic, p.partition, offset) for p, offset in positions.items()]
+    committed = consumer.commit(offsets=offsets, asynchronous=False)
+    assert committed and all(c.error is None for c in committed)
+    consumer.close()
