@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from kpsplit.admin_cli.param_types import DURATION, PROPERTY
 
 TABLE, JSON = "table", "json"
 DEFAULT_TIMEOUT = 60.0
+PROPERTIES_VARIABLE = "KPSPLIT_PROPERTIES"
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -49,12 +51,19 @@ def _take(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     if source not in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT) or param.name is None:
         return
     given = given_in(ctx)
-    if param.name == "properties":
-        given.properties.update(value)
-    elif param.name == "verbose":
+    if param.name == "verbose":
         given.verbose += value
     else:
         setattr(given, param.name, value)
+
+
+def _take_properties(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Take properties; those of the environment (one a line) count wherever -X does not say otherwise."""
+    given = given_in(ctx)
+    if ctx.parent is None:
+        lines = os.environ.get(PROPERTIES_VARIABLE, "").splitlines()
+        given.properties.update(PROPERTY.convert(line, param, ctx) for line in lines if line.strip())
+    given.properties.update(value)
 
 
 class GlobalOption(click.Option):
@@ -103,7 +112,8 @@ _OPTIONS = (
         type=PROPERTY,
         multiple=True,
         help="One librdkafka property; may be repeated, wins over the file.",
-        callback=_take,
+        allow_from_autoenv=False,
+        callback=_take_properties,
         expose_value=False,
         cls=GlobalOption,
     ),

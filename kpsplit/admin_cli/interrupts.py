@@ -1,11 +1,22 @@
-"""Ctrl-C and SIGTERM: the first one rolls the operation back, later ones do not disturb that."""
+"""Ctrl-C, SIGTERM and a closed terminal: the first rolls the operation back, later ones do not disturb that.
+
+Python raises KeyboardInterrupt wherever the main thread happens to be. Inside a call of the client library's
+C code that can become a SystemError, or be lost; so ``is_interrupt`` knows the former, and whoever reports
+progress asks ``raise_if_lost`` for the latter.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Self
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LET_PASS = frozenset({"Claim", "Abort", "LeftOver", "Commit", "SealSubTopics", "Finish"})
+"""The steps of rolling back, which follow an interruption that was not lost, and those from the commit on:
+what has taken effect is best finished."""
 
 
 class Interrupts:
@@ -16,12 +27,13 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.terminated = False
-        self._count = 0
+        self.count = 0
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
         """Take the signals."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        _entered.append(self)
+        for number in _SIGNALS:
             try:
                 self._before[number] = signal.signal(number, self._arrived)
             except ValueError:
@@ -32,12 +44,36 @@ class Interrupts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Give the signals back."""
+        _entered.remove(self)
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _arrived(self, number: int, _frame: FrameType | None) -> None:
-        self._count += 1
-        if self._count == 1:
-            self.terminated = number == signal.SIGTERM
+        self.count += 1
+        if self.count == 1:
+            self.terminated = number != signal.SIGINT
             raise KeyboardInterrupt
-        sys.stderr.write("kpsplit: still rolling back; wait, or end it with SIGKILL (a takeover follows)\n")
+        with suppress(OSError, RuntimeError):
+            sys.stderr.write(
+                "kpsplit: still rolling back; wait, or end it with SIGKILL (a takeover follows)\n"
+            )
+
+
+_entered: list[Interrupts] = []
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Tell whether an error is an interruption, also where C code has made another error of it."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    return isinstance(error, SystemError) and isinstance(error.__cause__, KeyboardInterrupt)
+
+
+def raise_if_lost(step: str) -> None:
+    """Raise the interruption again if an operation goes on as if there had been none.
+
+    Raises:
+        KeyboardInterrupt: a signal has arrived, and the operation could still be rolled back.
+    """
+    if step not in _LET_PASS and any(entered.count for entered in _entered):
+        raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -22,7 +23,7 @@ from kpsplit.admin_cli.failures import (
     traceback_of,
 )
 from kpsplit.admin_cli.given import Given, given_in, global_options
-from kpsplit.admin_cli.interrupts import Interrupts
+from kpsplit.admin_cli.interrupts import Interrupts, is_interrupt
 from kpsplit.admin_cli.lazy_group import LazyGroup
 from kpsplit.admin_cli.settings import redactor_for
 from kpsplit.errors import EXIT_OK, EXIT_USAGE
@@ -92,6 +93,8 @@ def run(command: click.Command, args: list[str], extra: MutableMapping[str, Any]
         except Interrupted as error:
             return _interrupted(error, interrupts)
         except Exception as error:  # noqa: BLE001 - the last resort: no traceback ever reaches a user
+            if is_interrupt(error):
+                return _interrupted(Interrupted(), interrupts)
             return _fail(error, given, args)
 
 
@@ -111,8 +114,8 @@ def _fail(error: Exception, given: Given, args: Sequence[str]) -> int:
     redact = redactor_for(given, args)
     error = _translated(error)
     if given.verbose >= _TRACEBACKS:
-        click.echo(redact(traceback_of(error)), err=True)
-    click.echo(redact(line_of(error, given.verb)), err=True)
+        _say(redact(traceback_of(error)))
+    _say(redact(line_of(error, given.verb)))
     return exit_code_of(error)
 
 
@@ -130,8 +133,14 @@ def _translated(error: Exception) -> Exception:
 
 def _interrupted(error: Interrupted, interrupts: Interrupts) -> int:
     outcome = f"; {error.outcome}" if error.outcome else ""
-    click.echo(f"kpsplit: interrupted{outcome}", err=True)
+    _say(f"kpsplit: interrupted{outcome}")
     return EXIT_TERMINATED if interrupts.terminated else EXIT_INTERRUPTED
+
+
+def _say(text: str) -> None:
+    """Write to stderr, if it is still there."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=True)
 
 
 def _never_fail_on_a_character() -> None:

@@ -11,6 +11,7 @@ import click
 
 from kpsplit.admin_cli.call import Call
 from kpsplit.admin_cli.failures import UNCHANGED, Interrupted
+from kpsplit.admin_cli.interrupts import is_interrupt
 from kpsplit.admin_cli.lookup import not_enrolled
 from kpsplit.admin_cli.param_types import DURATION
 from kpsplit.errors import KpsplitError, RecordError, UsageError
@@ -91,7 +92,7 @@ def carry_out(
         check_runnable(plan, force)
         call.say("dry run: nothing was changed")
         return
-    show_plan(plan, stderr())
+    show_plan(plan, stderr(), brief=True)
     check_runnable(plan, force)
     call.confirm(f"{plan.kind.capitalize()} {plan.parent} now?", yes)
     report_on(call, _run(call, operations, plan, max_pause, force))
@@ -153,25 +154,39 @@ def explained_interrupt(call: Call, operations: Operations, parent: PhysicalPart
     """Say what became of the operation if it is interrupted inside.
 
     Raises:
-        Interrupted: it was; the driver has rolled back what it could.
+        Interrupted: it was, and what had not taken effect was rolled back.
     """
     before = operations.view().state(parent)
     try:
         yield
-    except KeyboardInterrupt:
+    except BaseException as error:
+        if not is_interrupt(error):
+            raise
         raise Interrupted(_what_became_of(call, parent, before)) from None
 
 
 def _what_became_of(call: Call, parent: PhysicalPartition, before: PartitionState | None) -> str:
-    """Read back how a partition stands; never raises."""
+    """Read back how a partition stands, roll back what the driver could not; never raises."""
+    state = None
     try:
         with call.operations() as operations:
             state = operations.view().state(parent)
+            if state is not None and _is_ours(state):
+                operations.abort(parent, "interrupted")
+                state = operations.view().state(parent)
     except (KpsplitError, KeyboardInterrupt):
-        state = None
+        pass
     if state is None or before is None:
         return f"what became of the operation is not known; look at: kpsplit status {parent}"
     return standing(before, state)
+
+
+def _is_ours(state: PartitionState) -> bool:
+    """Tell whether an attempt of this very process is under way and can still be rolled back."""
+    from kpsplit.kafka.operations import operator_name
+
+    attempt = state.attempt
+    return attempt is not None and attempt.operator == operator_name() and state.phase is not Phase.COMMITTED
 
 
 def standing(before: PartitionState, state: PartitionState) -> str:

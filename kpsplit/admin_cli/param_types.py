@@ -118,7 +118,6 @@ class PropertyType(_Type):
     """``key=value``. A text without ``=`` is never shown: it may be a secret."""
 
     name = "key=value"
-    envvar_list_splitter = "\n"
 
     def read(self, text: str) -> tuple[str, str]:
         """Read ``key=value``."""
@@ -126,10 +125,6 @@ class PropertyType(_Type):
         if not equals or not key.strip():
             raise UsageError("not a key=value pair", hint="write for example -X security.protocol=SSL")
         return key.strip(), value
-
-    def split_envvar_value(self, rv: str) -> list[str]:
-        """Return the properties of the environment variable: one a line."""
-        return [line for line in rv.splitlines() if line.strip()]
 
 
 class Base64Type(_Type):

@@ -17,7 +17,7 @@ from kpsplit.kafka.connection import Connection, read_properties
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
 
-REACH_SECONDS = 8.0
+REACH_SECONDS = 6.0
 """With the start of the process, an unreachable cluster is reported within 10 s."""
 
 _SLICE = 0.1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 LONGEST_DELAY = 0.25
-"""Seconds. Whoever was held up longer does not catch up: a burst is another load than the one wanted."""
+"""Seconds (or two records). Whoever was held up longer does not catch up: that would be another load."""
 
 
 class Pacer:
@@ -11,11 +11,12 @@ class Pacer:
 
     def __init__(self, rate: float, now: float) -> None:
         self._rate = rate
+        self._longest = max(LONGEST_DELAY, 2 / rate)
         self._paid_until = now
 
     def due(self, now: float) -> int:
         """Return how many records are to be sent now; they count as sent."""
-        self._paid_until = max(self._paid_until, now - LONGEST_DELAY)
+        self._paid_until = max(self._paid_until, now - self._longest)
         number = int((now - self._paid_until) * self._rate)
         self._paid_until += number / self._rate
         return number

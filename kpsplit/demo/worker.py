@@ -35,7 +35,7 @@ from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.producer import Producer
 
-TICK_SECONDS = 0.005
+TICK_SECONDS = 0.1
 NEWS_SECONDS = 0.25
 FLUSH_SECONDS = 60.0
 ABANDON_SECONDS = 2.0

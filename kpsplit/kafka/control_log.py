@@ -120,10 +120,13 @@ class OperationLog:
                 transactional_id=operator_transactional_id(self._parent),
                 transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
                 linger_ms=0,
+                # Connect to the leader of the offset log now: connecting at the commit would be pause.
+                enable_sparse_connections=False,
             )
         )
         try:
             producer.init_transactions(max(deadline.left(), MIN_TIMEOUT))
+            producer.list_topics(OFFSETS_TOPIC, timeout=max(deadline.left(), MIN_TIMEOUT))
         except KafkaException as exception:
             raise translate(error_of(exception), f"claim {self._parent}") from exception
         self._producer = producer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -13,7 +13,7 @@ from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.log_slice import read_slice
+from kpsplit.kafka.log_slice import read_at
 from kpsplit.kafka.markers import marker_of
 from kpsplit.kafka.plans import Check, wall_ms
 from kpsplit.kafka.preconditions import Facts, LogFacts
@@ -105,30 +105,30 @@ class FactsGatherer:
         }
         places = [p for p in state.lineage.sources() if p.topic not in dropped]
         ends, starts = self._admin.end_offsets(places), self._admin.start_offsets(places)
-        found = {}
-        for place in places:
-            end, start = ends.get(place), starts.get(place)
-            missing = None
-            if end is not None and start is not None and place in looked_into:
-                missing = self._marker_missing(state, place, start, end.offset, deadline)
-            found[place] = LogFacts(start, None if end is None else end.offset, missing)
-        return found
+        marks = {
+            place: mark
+            for place in set(looked_into) & set(ends) & set(starts)
+            if (mark := newest_mark(state, place)) is not None and starts[place] <= mark < ends[place].offset
+        }
+        unmarked = self._unmarked(marks, deadline)
+        return {
+            place: LogFacts(
+                starts.get(place), ends[place].offset if place in ends else None, unmarked.get(place)
+            )
+            for place in places
+        }
 
-    def _marker_missing(
-        self, state: PartitionState, place: PhysicalPartition, start: int, end: int, deadline: Deadline
-    ) -> int | None:
-        """Return the end of the newest closed segment of a log if a record other than its marker is there."""
-        marks = [s.end for s in state.lineage if s.source == place and s.end is not None]
-        newest = max(marks, default=None)
-        if newest is None or not start <= newest < end:
-            return None
+    def _unmarked(
+        self, marks: Mapping[PhysicalPartition, int], deadline: Deadline
+    ) -> dict[PhysicalPartition, int]:
+        """Return those of the offsets at which another record is than a marker."""
         limit = RealDeadline(min(_MARKER_SECONDS, deadline.left()))
-        for message in read_slice(
-            self._connection, place, newest, newest + 1, limit, isolation="read_uncommitted"
-        ):
-            if message.offset() == newest and marker_of(message) is None:
-                return newest
-        return None
+        there = read_at(self._connection, marks, limit)
+        return {
+            place: offset
+            for place, offset in marks.items()
+            if place in there and there[place].offset() == offset and marker_of(there[place]) is None
+        }
 
     def _layouts(self, closing: Iterable[Segment], topic: TopicFacts) -> tuple[TopicFacts, ...]:
         names = {s.source.topic for s in closing} - {topic.name}
@@ -154,6 +154,11 @@ class FactsGatherer:
         except KpsplitError:
             who = None
         return f"{text} ({who})" if who else text
+
+
+def newest_mark(state: PartitionState, place: PhysicalPartition) -> int | None:
+    """Return where the newest marker of a physical partition stands, None if it has none."""
+    return max((s.end for s in state.lineage if s.source == place and s.end is not None), default=None)
 
 
 def closing_segments(state: PartitionState, attempt: Attempt) -> tuple[Segment, ...]:

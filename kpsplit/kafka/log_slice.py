@@ -1,8 +1,8 @@
-"""Reads one stretch of one physical partition, from any offset to an end that is known."""
+"""Reads stretches of physical partitions, and single records, from any offset."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
@@ -12,6 +12,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
 
 _BATCH = 1000
+_FEW = 10
 _WAIT = 0.2
 _TRANSIENT = {
     KafkaError._TRANSPORT,
@@ -37,19 +38,7 @@ def read_slice(
     """
     if start >= end:
         return
-    consumer = Consumer(
-        connection.client(
-            "slice",
-            group_id="kpsplit-unused",
-            enable_auto_commit=False,
-            enable_auto_offset_store=False,
-            enable_partition_eof=True,
-            isolation_level=isolation,
-            auto_offset_reset="earliest",
-            allow_auto_create_topics=False,
-            fetch_wait_max_ms=100,
-        )
-    )
+    consumer = _consumer(connection, isolation)
     try:
         consumer.assign([TopicPartition(place.topic, place.partition, start)])
         while deadline.left() > 0:
@@ -63,6 +52,52 @@ def read_slice(
                     raise translate(error, f"read {place}")
     finally:
         consumer.close()
+
+
+def read_at(
+    connection: Connection, offsets: Mapping[PhysicalPartition, int], deadline: Deadline
+) -> dict[PhysicalPartition, Message]:
+    """Return the first record at or behind an offset of each partition, as far as they arrive in time.
+
+    Uncommitted ones as well. Where an offset has left the log, the first record of the log is returned.
+    """
+    found: dict[PhysicalPartition, Message] = {}
+    if not offsets:
+        return found
+    consumer = _consumer(connection, "read_uncommitted")
+    waiting = set(offsets)
+    try:
+        consumer.assign([TopicPartition(p.topic, p.partition, offset) for p, offset in offsets.items()])
+        while waiting and deadline.left() > 0:
+            for message in consumer.consume(_FEW, min(_WAIT, deadline.left())):
+                place = PhysicalPartition(message.topic() or "", message.partition() or 0)
+                error = message.error()
+                if error is not None and error.code() in _TRANSIENT:
+                    continue
+                if place in waiting:
+                    waiting.discard(place)
+                    consumer.pause([TopicPartition(place.topic, place.partition)])
+                    if error is None:
+                        found[place] = message
+    finally:
+        consumer.close()
+    return found
+
+
+def _consumer(connection: Connection, isolation: str) -> Consumer:
+    return Consumer(
+        connection.client(
+            "slice",
+            group_id="kpsplit-unused",
+            enable_auto_commit=False,
+            enable_auto_offset_store=False,
+            enable_partition_eof=True,
+            isolation_level=isolation,
+            auto_offset_reset="earliest",
+            allow_auto_create_topics=False,
+            fetch_wait_max_ms=100,
+        )
+    )
 
 
 def _at_end(error: KafkaError | None) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from kpsplit.errors import UnreachableError
+from kpsplit.errors import FutureVersionError, UnreachableError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate, translated
@@ -124,6 +124,7 @@ class LogTail:
         )
         self._consumer.assign([TopicPartition(topic, partition, 0)])
         self.position = 0
+        self._stopped: FutureVersionError | None = None
 
     def poll(self, seconds: float) -> bool:
         """Hand over what arrives within that time; tell whether a record did.
@@ -131,6 +132,8 @@ class LogTail:
         Raises:
             KpsplitError: the topic cannot be read (missing, no right).
         """
+        if self._stopped is not None:
+            raise self._stopped
         message = self._consumer.poll(seconds)
         arrived = False
         while message is not None:
@@ -172,7 +175,7 @@ class LogTail:
         error = message.error()
         offset = message.offset()
         if error is None:
-            self._fold(message)
+            self._hand_over(message)
             self.position = max(self.position, (offset or 0) + 1)
             return True
         if error.code() == KafkaError._PARTITION_EOF:
@@ -182,6 +185,14 @@ class LogTail:
         elif error.code() not in _IGNORED:
             raise translate(error, f"read {self._topic}")
         return False
+
+    def _hand_over(self, message: Message) -> None:
+        """Fold a record; behind one of a newer version nothing is ever read again: it would be guessing."""
+        try:
+            self._fold(message)
+        except FutureVersionError as error:
+            self._stopped = error
+            raise
 
     def _restart_at_log_start(self) -> None:
         """Compaction may have removed the first offsets: nothing is missed by starting behind them."""

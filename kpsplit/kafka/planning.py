@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from kpsplit.errors import UsageError
+from kpsplit.errors import KpsplitError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.facts import FactsGatherer
+from kpsplit.kafka.groups import Positions, committed_positions
 from kpsplit.kafka.plans import LONGEST_LABEL, Check, HotKey, Plan, new_attempt_id, shortened, wall_ms
-from kpsplit.kafka.preconditions import LOG_WHOLE, checks, refusal
+from kpsplit.kafka.preconditions import LOG_WHOLE, Facts, checks, refusal
 from kpsplit.kafka.sampling import Sample, partitioner_check, sample_partition
 from kpsplit.splitter import sizing
 from kpsplit.splitter.control_view import ControlView
@@ -132,10 +133,23 @@ class Planner:
             heaviest=_hot_keys(sized) if sized else (),
             sampled=sampled,
             useful=sized.useful if sized else True,
-            note=shortened(sized.reason if sized else _merge_note(facts.closing)),
+            note=shortened(sized.reason if sized else self._merge_note(facts, deadline)),
             checks=checks(facts),
             made_ms=wall_ms(),
         )
+
+    def _merge_note(self, facts: Facts, deadline: Deadline) -> str:
+        """Say how much groups have to read before they go on with what the merge opens."""
+        places = {s.source for s in facts.closing}
+        text = f"closes {len(facts.closing)} segments in {len(places)} partitions"
+        try:
+            left = left_to_read(facts, committed_positions(self._admin, deadline))
+        except KpsplitError as error:
+            return f"{text}; how far groups have read is not known ({error.message})"
+        if not left:
+            return f"{text}; no group has committed positions there"
+        slowest = max(left, key=lambda group: left[group])
+        return f"{text}; {len(left)} groups drain them first, {slowest} has {left[slowest]} records to read"
 
 
 def segment_to_split(state: PartitionState, of: KeyRange | None) -> Segment:
@@ -216,6 +230,14 @@ def _hot_keys(sized: Sizing) -> tuple[HotKey, ...]:
     )
 
 
-def _merge_note(closing: Sequence[Segment]) -> str:
-    places = sorted({str(s.source) for s in closing})
-    return f"closes {len(closing)} segments in {len(places)} partitions; groups drain them at their own pace"
+def left_to_read(facts: Facts, positions: Mapping[str, Positions]) -> dict[str, int]:
+    """Return how many offsets each group has before it in the segments that would close."""
+    logs = {s.source: facts.logs[s.source] for s in facts.closing if s.source in facts.logs}
+    left = {}
+    for group, known in positions.items():
+        if not any(place.topic == facts.parent.topic or place in logs for place in known):
+            continue
+        left[group] = sum(
+            max(0, (log.end or 0) - max(known.get(place, 0), log.start or 0)) for place, log in logs.items()
+        )
+    return left

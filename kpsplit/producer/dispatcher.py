@@ -35,6 +35,8 @@ from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
 
 Send = Callable[..., None]
 MAX_CACHED_REPORTS = 64
+RELEASED_AT_ONCE = 500
+"""How many held records one turn sends with the lock taken, so that produce() never waits for long."""
 
 _REJECTIONS = frozenset(
     {
@@ -44,6 +46,10 @@ _REJECTIONS = frozenset(
         KafkaError._UNKNOWN_PARTITION,
     }
 )
+
+
+class ProducerGone(Exception):  # noqa: N818 - no error: the application dropped its Producer
+    """The Producer was dropped without close(); its thread ends."""
 
 
 class PassThrough:
@@ -59,6 +65,19 @@ class Unrouted:
 
     content: Content
     partition: int
+
+
+@dataclass(slots=True)
+class _PlainCount:
+    """How many records of topics that are not enrolled were sent and reported since some moment."""
+
+    sent: int = 0
+    done: int = 0
+
+    def report(self, report: Callback | None, error: Any, message: Any) -> None:
+        self.done += 1
+        if report is not None:
+            report(error, message)
 
 
 class Dispatcher:
@@ -81,7 +100,9 @@ class Dispatcher:
         self.collecting = False
         self.in_transaction = False
         self.fatal: KpsplitError | None = None
+        self.forked = False
         self.plain_reports: dict[Callback, Callback] = {}
+        self._plain: _PlainCount | None = None
 
     # -- the lease ---------------------------------------------------------------------------------
 
@@ -128,6 +149,8 @@ class Dispatcher:
 
     def refresh(self, fence: Fence) -> None:
         """Tell the hot path of a partition what its fence says (``lock`` held)."""
+        for writer in fence.closing:
+            writer.good_until = 0.0
         for writer in fence.writers:
             writer.good_until = 0.0 if writer.fenced else self.lease_until
             writer.use_epoch(fence.state.epoch, self.instance)
@@ -155,11 +178,11 @@ class Dispatcher:
         """Return how many records the application has no report for, apart from those inside librdkafka."""
         return self.waiting() + sum(f.pending() for f in self.fences()) + len(self.callbacks)
 
-    def transaction(self, active: bool) -> None:
+    def transaction(self, active: bool, *, aborted: bool = False) -> None:
         """Note the begin or end of the application's transaction (``lock`` held)."""
         self.in_transaction = active
         for fence in self.fences():
-            fence.transaction(active)
+            fence.transaction(active, aborted=aborted)
             self.refresh(fence)
 
     def strays(self) -> int:
@@ -167,13 +190,27 @@ class Dispatcher:
         return sum(f.statistics.strays for f in self.fences())
 
     def hold(self, fence: Fence, content: Content) -> None:
-        """Keep a record until its segment opens (``lock`` held)."""
+        """Keep a record until its segment opens (``lock`` held).
+
+        Raises:
+            TypeError: as librdkafka's produce() does. KpsplitError: nothing will ever be sent again.
+        """
+        content.check()
+        if self.fatal is not None:
+            raise self.fatal
         fence.hold(None if content.key is None else key_hash(content.key), content)
         self.held_bytes += content.size()
         self.wake.set()
 
     def hold_unrouted(self, topic: str, content: Content, partition: int) -> None:
-        """Keep a record until its topic is looked up (``lock`` held)."""
+        """Keep a record until its topic is looked up (``lock`` held).
+
+        Raises:
+            TypeError: as librdkafka's produce() does.
+        """
+        content.check()
+        if not isinstance(topic, str) or not isinstance(partition, int):
+            raise TypeError("topic must be a str, partition an int")
         self.unrouted.setdefault(topic, deque()).append(Unrouted(content, partition))
         self.held_bytes += content.size()
         self.wake.set()
@@ -190,7 +227,7 @@ class Dispatcher:
                 self._route_one(topic, route, item)
             except BufferError:
                 return
-            except (KafkaException, KpsplitError) as error:
+            except Exception as error:  # noqa: BLE001 - this record is refused; those behind it go on
                 self._fail(
                     PhysicalPartition(topic, max(item.partition, 0)), item.content, _kafka_error(error)
                 )
@@ -203,7 +240,7 @@ class Dispatcher:
             self._fail(PhysicalPartition(topic, max(item.partition, 0)), item.content, error)
 
     def release(self) -> int:
-        """Send what may be sent now, in order (``lock`` held); return how many records were sent."""
+        """Send what may be sent now, in order, but not very much at once (``lock`` held); return how many."""
         return sum(self._release_fence(f) for f in self.fences() if f.waiting())
 
     def expire(self, now: float) -> None:
@@ -228,6 +265,18 @@ class Dispatcher:
         for topic in list(self.unrouted):
             self.fail_unrouted(topic, error)
 
+    def fail_closed(self, error: KpsplitError) -> None:
+        """Fail everything that is not final, and refuse everything from now on (``lock`` held)."""
+        self.lapse()
+        self.fatal = error
+        refusal = _kafka_error(error)
+        for topic in list(self.unrouted):
+            self.fail_unrouted(topic, refusal)
+        for fence in self.fences():
+            for record in fence.drop_waiting():
+                self._fail(fence.state.parent, record.payload, refusal)
+            self._queue(fence, fence.give_up_pending())
+
     # -- reports -----------------------------------------------------------------------------------
 
     def make_report(self, fence: Fence, writer: RouteWriter, callback: Callback | None) -> Reports:
@@ -239,17 +288,18 @@ class Dispatcher:
         segment = writer.segment
 
         def report_as_is(sequence: int, error: Any, message: Any) -> None:
-            writer.done += 1
             if error is None and clock() < writer.good_until:
+                writer.done += 1
                 callback(None, message)  # type: ignore[misc]
             else:
                 slow(fence, writer, callback, None, sequence, error, message)
 
         def report(headers: Headers, sequence: int, error: Any, message: Any) -> None:
-            writer.done += 1
             if error is not None or clock() >= writer.good_until:
                 slow(fence, writer, callback, headers, sequence, error, message)
-            elif not quiet:
+                return
+            writer.done += 1
+            if not quiet:
                 callback(None, logical_message(message, segment, parent))  # type: ignore[misc]
 
         plain = (
@@ -288,12 +338,22 @@ class Dispatcher:
             valid = self.lease_valid()
             if error is None:
                 finals = fence.acknowledged(writer, record, message.offset(), lease_valid=valid)
-            elif writer.segment.kind is SegmentKind.PHANTOM and error.code() in _REJECTIONS:
+            elif self._may_be_written(writer, error):
                 finals = fence.rejected(writer, record, lease_valid=valid)
             else:
                 finals = fence.failed(writer, record)
+            if self.fatal is not None:
+                finals += fence.give_up_pending()
             self._queue(fence, finals)
             self.wake.set()
+
+    def _may_be_written(self, writer: RouteWriter, error: Any) -> bool:
+        """Tell whether a rejection may be a seal's, while an earlier try is in the log.
+
+        Inside a transaction a rejected record makes the application abort, written or not.
+        """
+        sealable = writer.segment.kind is SegmentKind.PHANTOM and self.settings.transactional_id is None
+        return sealable and error.code() in _REJECTIONS
 
     def observe_finals(self, fence: Fence, finals: list[Final[Content]]) -> None:
         """Queue the callbacks of records that became final (``lock`` held)."""
@@ -307,8 +367,11 @@ class Dispatcher:
         """
         count = 0
         raised: Exception | None = None
-        while self.callbacks:
-            callback, arguments = self.callbacks.popleft()
+        while True:
+            try:
+                callback, arguments = self.callbacks.popleft()
+            except IndexError:  # the last one, or another thread was quicker
+                break
             count += 1
             try:
                 callback(*arguments)
@@ -329,7 +392,7 @@ class Dispatcher:
             with self.lock:
                 self.collecting = True
                 for fence in self.fences():
-                    for writer in fence.writers:
+                    for writer in fence.all_writers():
                         writer.good_until = 0.0
             poll(0)
         finally:
@@ -357,13 +420,16 @@ class Dispatcher:
             content = final.record.payload
             callback = content.callback
             error = content.error if final.offset is None else None
+            if final.offset is None and error is None:  # given up after the broker had acknowledged it
+                error = KafkaError(KafkaError._PURGE_INFLIGHT)
             if callback is None or (self.settings.only_errors and error is None):
                 continue
             message = logical_message(content.message, final.segment, fence.state.parent, final.offset)
             self.callbacks.append((callback, (error, message)))
 
     def _fail(self, parent: PhysicalPartition, content: Content, error: Any) -> None:
-        self.held_bytes -= content.size()
+        if content.message is None:
+            self.held_bytes -= content.size()
         if content.callback is not None:
             message = failed_message(parent, content, error)
             self.callbacks.append((content.callback, (error, message)))
@@ -374,11 +440,53 @@ class Dispatcher:
             fence = route.choose(content.key, item.partition)
             fence.hold(None if content.key is None else key_hash(content.key), content)
             return
-        self.send(
-            topic, content.value, content.key, item.partition, self.plain_report(content.callback), None,
-            content.timestamp, content.headers,
+        self.send_plain(
+            topic, content.value, content.key, item.partition, content.callback, content.timestamp,
+            content.headers,
         )  # fmt: skip
         self.held_bytes -= content.size()
+
+    def send_plain(
+        self,
+        topic: str,
+        value: str | bytes | None,
+        key: bytes | None,
+        partition: int,
+        callback: Callback | None,
+        timestamp: int,
+        headers: Headers,
+    ) -> None:
+        """Give a record of a topic that is not enrolled to librdkafka (``lock`` held).
+
+        Raises:
+            BufferError: its queue is full. KafkaException: it refused the record.
+        """
+        report = self.plain_report(callback)
+        count = self._plain
+        if count is not None:
+            report = partial(count.report, report)
+        self.send(topic, value, key, partition, report, None, timestamp, headers)
+        if count is not None:
+            count.sent += 1
+
+    def count_plain(self) -> None:
+        """Count the records of topics that are not enrolled from now on (``lock`` held)."""
+        self._plain = _PlainCount()
+
+    def nothing_unstamped(self, queued: Callable[[], int]) -> bool:
+        """Tell whether everything sent before the last ``count_plain`` is reported, and stop counting then.
+
+        What librdkafka has is more than what we know of as long as something older is among it. Its queue is
+        looked at first: what we know of can only have become less when we look at it.
+        """
+        with self.lock:
+            inside = queued()
+            stamped = sum(w.in_flight for f in self.fences() for w in f.all_writers())
+            plain = self._plain.sent - self._plain.done if self._plain else 0
+            if inside > stamped + plain:
+                return False
+            self._plain = None
+            return True
 
     def plain_report(self, callback: Callback | None) -> Callback | None:
         """Return the report function for a topic that is not enrolled."""
@@ -409,17 +517,21 @@ class Dispatcher:
 
     def _release_fence(self, fence: Fence) -> int:
         gone: list[Outgoing[Content]] = []
-        try:
-            for writer, record in fence.sendable():
-                self.send_now(fence, writer, record.sequence, record.payload)
-                gone.append(record)
-        except BufferError:
-            pass
-        finally:
-            if gone:
-                self.held_bytes -= sum(r.payload.size() for r in gone if r.payload.message is None)
-                fence.sent(gone)
-                self.refresh(fence)
+        for writer, record in fence.sendable(RELEASED_AT_ONCE):
+            content = record.payload
+            try:
+                self.send_now(fence, writer, record.sequence, content)
+                if content.message is None:
+                    self.held_bytes -= content.size()
+            except BufferError:
+                break
+            except Exception as error:  # noqa: BLE001 - this record is refused; those behind it go on
+                fence.refuse(record)
+                self._fail(fence.state.parent, content, _kafka_error(error))
+            gone.append(record)
+        if gone:
+            fence.sent(gone)
+            self.refresh(fence)
         return len(gone)
 
     def send_now(self, fence: Fence, writer: RouteWriter, sequence: int, content: Content) -> None:

@@ -155,7 +155,7 @@ class PartitionFence(Generic[P, W]):
         return sum(len(w.pending) for w in self.all_writers())
 
     def sendable(self, limit: int | None = None) -> list[tuple[W, Outgoing[P]]]:
-        """Return what may be sent now (at most ``limit`` records), for each segment strays first, then what was held.
+        """Return what may be sent now, at most ``limit`` records; for each segment strays come first.
 
         The caller sends them in this order and says so with ``sent``; what it cannot send stays here.
         """
@@ -172,7 +172,7 @@ class PartitionFence(Generic[P, W]):
         return found
 
     def sent(self, records: list[Outgoing[P]]) -> None:
-        """Note that waiting records were given to librdkafka (or failed at once); opens what they kept closed."""
+        """Note that waiting records were given to librdkafka (or refused); opens what they kept closed."""
         gone = {r.sequence for r in records}
         self._strays = [r for r in self._strays if r.sequence not in gone]
         for held in self._held.values():
@@ -181,7 +181,7 @@ class PartitionFence(Generic[P, W]):
         self._reopen()
 
     def drop_waiting(self, keep: Callable[[Outgoing[P]], bool] = lambda _: False) -> list[Outgoing[P]]:
-        """Give up records that wait (purge, time-out): they fail, strays as well, for nobody was told of them."""
+        """Give up records that wait (purge, time-out): they fail. Strays as well: nobody was told of them."""
         waiting = (*self._strays, *(r for held in self._held.values() for r in held))
         dropped = [r for r in waiting if not keep(r)]
         if not dropped:
@@ -201,19 +201,26 @@ class PartitionFence(Generic[P, W]):
     def acknowledged(
         self, writer: W, record: Outgoing[P], offset: int, *, lease_valid: bool
     ) -> list[Final[P]]:
-        """Take an acknowledgement in hand (``writer.done`` already counts it); return what is final."""
+        """Take an acknowledgement in hand that is not final at once; return what is final.
+
+        The record is counted as done here, in one step with its being pending: a fence that saw it as neither
+        in flight nor pending would open the next segment before it is resolved.
+        """
+        writer.done += 1
         writer.slow += 1
         writer.pending.append(Acknowledged(record, offset))
         return self._resolve(writer, lease_valid=lease_valid)
 
     def rejected(self, writer: W, record: Outgoing[P], *, lease_valid: bool) -> list[Final[P]]:
         """Take a rejection by the broker in hand that a hard seal or a deleted sub-topic may have caused."""
+        writer.done += 1
         writer.slow += 1
         writer.pending.append(Acknowledged(record, None))
         return self._resolve(writer, lease_valid=lease_valid)
 
     def failed(self, writer: W, record: Outgoing[P]) -> list[Final[P]]:
         """Take a failure in hand: it is final at once (the record may have been written, as ever)."""
+        writer.done += 1
         writer.slow += 1
         self.statistics.failed.append(record.sequence)
         self._retire_resolved()
@@ -234,6 +241,15 @@ class PartitionFence(Generic[P, W]):
         finals: list[Final[P]] = []
         for writer in self.all_writers():
             finals += self._resolve(writer, lease_valid=lease_valid)
+        return finals
+
+    def give_up_pending(self) -> list[Final[P]]:
+        """Fail what was acknowledged and is not final: nobody will ever tell where its segment ended."""
+        finals = []
+        for writer in self.all_writers():
+            finals += [self._give_up(writer, a.record) for a in writer.pending]
+            writer.pending.clear()
+        self._retire_resolved()
         return finals
 
     def suspend(self, suspended: bool) -> None:

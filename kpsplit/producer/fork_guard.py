@@ -21,7 +21,11 @@ def _after_fork_in_child() -> None:
     for dispatcher in list(_live):
         dispatcher.lock = threading.Lock()
         dispatcher.poll_lock = threading.Lock()
+        dispatcher.wake = threading.Event()
         dispatcher.clear_routes()
+        dispatcher.unrouted.clear()
+        dispatcher.callbacks.clear()
+        dispatcher.forked = True
         dispatcher.fatal = KpsplitError(
             "this Producer was made before fork() and cannot be used in the child",
             hint="make a new Producer in the child process",

@@ -54,7 +54,10 @@ def make_produce(
             return
         if key.__class__ is str:
             key = key.encode()
-        hashed = crc(key)  # type: ignore[arg-type]
+        elif key.__class__ is not bytes:
+            general(topic, value, key, partition, callback, timestamp, headers)
+            return
+        hashed = crc(key)
         acquire()
         try:
             fences = fast_routes[topic]

@@ -1,20 +1,20 @@
 """When a reading of the control topic renews a producer's lease, pure (design, section 6).
 
-A lease says: until then no operator cuts a segment of ours unless we answered its PREPARE and acknowledged its
-fence. That rests on the registration: an operator expires a registration that stayed silent for a whole lease,
-and from then on neither asks it nor waits for it. A producer is not told. Two rules keep it from trusting a
-registration that was expired behind its back:
+A lease says: until then no operator cuts a segment of ours unless we answered its PREPARE and acknowledged
+its fence. That rests on the registration: an operator expires a registration that stayed silent for a whole
+lease, and from then on neither asks it nor waits for it. A producer is not told. Three rules keep it from
+trusting a registration that was expired behind its back:
 
 1. Nothing is *owed* when the lease is renewed: every PREPARE in the view is answered and every fence that we
    answered is acknowledged. So while an operator waits for us in vain our lease runs out, and it is over
-   before the registration can be expired.
-2. Once the lease has run out, the producer registers again, with the next generation and everything answered
-   (so only with nothing owed), and only then reads the control topic to its end. If the states of its
-   partitions changed between those two, an attempt that is over by now may have expired the new registration
-   as well (its PREPARE was older, so its patience was at an end): the producer registers once more.
-
-The old lease counts as run out if it had when the topic's *end was asked for*: the process may have been
-suspended just before.
+   before the registration can be expired. An answer counts for readings that were asked for behind it.
+2. Only a lease that is still valid once the control topic was read can be renewed as it is: as long as it
+   is valid no PREPARE that is newer than the lease can have been waited for in vain, though the view may have
+   passed over that PREPARE and its end.
+3. Once it has run out, the producer registers again, with the next generation and everything answered (so
+   only with nothing owed), and only then reads the control topic to its end. If the states of its partitions
+   changed between those two, an attempt that is over by now may have expired the new registration as well
+   (its PREPARE was older, so its patience was at an end): the producer registers once more.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def seen(states: Iterable[PartitionState]) -> Seen:
 
 
 class Renewal:
-    """The rules above. ``registered_in`` is the view in which the latest registration was made, once used: None."""
+    """The rules above. ``registered_in``: the view in which the producer registered again, until used."""
 
     def __init__(self, registered_in: Seen | None = None) -> None:
         self.registered_in = registered_in
@@ -53,7 +53,10 @@ class Renewal:
         """Note that the registration is written again, in this view and with nothing owed."""
         self.registered_in = view
 
-    def renews(self, view: Seen, *, valid_when_asked: bool, owing: bool) -> bool:
-        """Tell whether a view that was read to the end renews the lease, from when the end was asked for."""
+    def renews(self, view: Seen, *, lease_valid: bool, owing: bool) -> bool:
+        """Tell whether a view that was read to the end renews the lease, from when the end was asked for.
+
+        ``lease_valid``: whether the old lease is valid still, now that the topic was read.
+        """
         registered_in, self.registered_in = self.registered_in, None
-        return not owing and (valid_when_asked or registered_in == view)
+        return not owing and (lease_valid or registered_in == view)

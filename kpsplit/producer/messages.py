@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import time_ns
 from typing import Any
 
 from confluent_kafka import Message
@@ -45,6 +46,21 @@ class Content:
     accepted_at: float
     message: Any = None
     error: Any = None
+
+    def check(self) -> None:
+        """Do nothing for what librdkafka's produce() would take; a record that is held must not fail later.
+
+        Raises:
+            TypeError: it would not.
+        """
+        for part in (self.value, self.key):
+            if part is not None and not isinstance(part, bytes | str):
+                raise TypeError(f"a bytes-like object is required, not {type(part).__name__!r}")
+        if self.headers is not None and not isinstance(self.headers, dict | list):
+            raise TypeError("expected headers to be dict or list of (key, value) tuples")
+        if not isinstance(self.timestamp, int):
+            raise TypeError("expected timestamp to be an int")
+        self.timestamp = self.timestamp or time_ns() // 1_000_000  # when it was produced, not when it is sent
 
     def size(self) -> int:
         """Return how many bytes the record takes in the queue, roughly."""

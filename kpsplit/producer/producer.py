@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from threading import get_ident
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +19,7 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.producer import fork_guard
 from kpsplit.producer.config import split_config
 from kpsplit.producer.coordinator import Coordinator
-from kpsplit.producer.dispatcher import PASS_THROUGH, Dispatcher
+from kpsplit.producer.dispatcher import PASS_THROUGH, Dispatcher, ProducerGone
 from kpsplit.producer.hot_path import make_produce
 from kpsplit.producer.messages import Callback, Content, Headers
 from kpsplit.producer.routes import TopicRoute
@@ -48,7 +50,9 @@ class Producer(confluent_kafka.Producer):
     def __init__(self, config: Mapping[str, Any] | None = None, /, *args: Any, **kwargs: Any) -> None:
         merged = {**(config or {}), **{k: v for k, v in kwargs.items() if k != "logger"}}
         rdkafka, settings = split_config(merged)
-        dispatcher = Dispatcher(settings, random.SystemRandom().getrandbits(64), super().produce)
+        # The library's thread knows the Producer by weak references only: one that is dropped is collected.
+        send = _weakly(self, confluent_kafka.Producer.produce)
+        dispatcher = Dispatcher(settings, random.SystemRandom().getrandbits(64), send)
         for name in ("error_cb", "throttle_cb", "stats_cb"):
             if callable(rdkafka.get(name)):
                 rdkafka[name] = dispatcher.in_application(rdkafka[name])
@@ -58,7 +62,7 @@ class Producer(confluent_kafka.Producer):
         self._settings = settings
         self._connection = Connection.of_application(rdkafka)
         self._coordinator: Coordinator | None = None
-        self._in_callbacks: int | None = None
+        self._in_callbacks: set[int] = set()
         self._closed = False
         self._send = super().produce
         self._produce = make_produce(dispatcher, self._send, settings.on_delivery, self._produce_general)
@@ -104,8 +108,7 @@ class Producer(confluent_kafka.Producer):
         with dispatcher.lock:
             route = dispatcher.routes.get(topic)
             if route is PASS_THROUGH:
-                report = dispatcher.plain_report(callback)
-                self._send(topic, value, key, partition, report, None, timestamp, headers)
+                dispatcher.send_plain(topic, value, key, partition, callback, timestamp, headers)
             elif isinstance(route, TopicRoute):
                 content = Content(value, key, timestamp, headers, callback, monotonic())
                 self._produce_enrolled(route, partition, content)
@@ -177,7 +180,11 @@ class Producer(confluent_kafka.Producer):
         dispatcher.hold_unrouted(topic, content, partition)
         if self._coordinator is None:
             self._coordinator = Coordinator(
-                self._connection, self._settings, dispatcher, super().poll, super().__len__
+                self._connection,
+                self._settings,
+                dispatcher,
+                _weakly(self, confluent_kafka.Producer.poll),
+                _weakly(self, confluent_kafka.Producer.__len__),
             )
             self._coordinator.start()
 
@@ -196,41 +203,61 @@ class Producer(confluent_kafka.Producer):
                 return served
 
     def flush(self, timeout: float = -1) -> int:
-        """Wait until every record was reported, held ones included; return how many were not in time."""
+        """Wait until every record was reported, held ones included; return how many were not in time.
+
+        Raises:
+            KpsplitError: called inside a callback. Exception: what a callback raised first, after all ran.
+        """
+        self._check_entry()
         deadline = Deadline(FOREVER if timeout is None or timeout < 0 else timeout)
-        while True:
-            self._serve(super().flush, min(SLICE_SECONDS, deadline.left()))
+        raised: Exception | None = None
+        left = 1
+        while left:
+            try:
+                self._serve(super().flush, min(SLICE_SECONDS, deadline.left()))
+            except Exception as error:  # noqa: BLE001 - a callback's; it goes back to the application below
+                raised = raised or error
             left = len(self)
-            if not left or deadline.left() <= 0:
-                return left
-            if not super().__len__():
+            if deadline.left() <= 0:
+                break
+            if left and not super().__len__():
                 self._dispatcher.wake.wait(min(0.005, deadline.left()))
                 self._dispatcher.wake.clear()
+        if raised is not None:
+            raise raised
+        return left
 
     def _serve(self, call: Any, seconds: float) -> int:
+        """Take reports for so long, unless another thread is at it; run queued callbacks before and after."""
+        self._check_entry()
         dispatcher = self._dispatcher
-        me = get_ident()
-        if self._in_callbacks == me:
-            raise KpsplitError("poll() or flush() was called inside a callback", hint="return from it first")
-        if not dispatcher.poll_lock.acquire(timeout=max(seconds, 0.05)):
-            return self._run_queued()
-        self._in_callbacks = me
+        served = self._run_queued()
+        if not dispatcher.poll_lock.acquire(blocking=seconds > 0, timeout=seconds if seconds > 0 else -1):
+            return served + self._run_queued()
         try:
-            served = int(call(seconds))
+            served += int(self._guarded(call, seconds))
         finally:
-            self._in_callbacks = None
             dispatcher.poll_lock.release()
         return served + self._run_queued()
 
     def _run_queued(self) -> int:
         """Run queued callbacks; the library's thread may go on taking reports meanwhile."""
-        if not self._dispatcher.callbacks:
-            return 0
-        self._in_callbacks = get_ident()
+        return int(self._guarded(self._dispatcher.run_callbacks)) if self._dispatcher.callbacks else 0
+
+    def _guarded(self, call: Any, *arguments: Any) -> Any:
+        """Call what may run callbacks of the application; calls back into it are refused meanwhile."""
+        me = get_ident()
+        self._in_callbacks.add(me)
         try:
-            return self._dispatcher.run_callbacks()
+            return call(*arguments)
         finally:
-            self._in_callbacks = None
+            self._in_callbacks.discard(me)
+
+    def _check_entry(self) -> None:
+        if self._dispatcher.forked and self._dispatcher.fatal is not None:
+            raise self._dispatcher.fatal
+        if get_ident() in self._in_callbacks:
+            raise KpsplitError("poll() or flush() was called inside a callback", hint="return from it first")
 
     def __len__(self) -> int:
         """Return how many records and events wait to be reported, held ones included."""
@@ -277,21 +304,24 @@ class Producer(confluent_kafka.Producer):
                     txn_requires_abort=True,
                 )
             )
-        super().commit_transaction(-1 if timeout is None or timeout < 0 else deadline.left())
+        left = -1 if timeout is None or timeout < 0 else deadline.left()
+        self._guarded(super().commit_transaction, left)
         self._end_transaction()
 
     def abort_transaction(self, timeout: float = -1) -> None:
         """Abort the transaction; records of it that a fence held fail."""
+        self._check_entry()
         with self._dispatcher.lock:
-            self._dispatcher.purge()
-        super().abort_transaction(timeout)
-        self._end_transaction()
+            if self._dispatcher.in_transaction:
+                self._dispatcher.purge()
+        self._guarded(super().abort_transaction, timeout)
+        self._end_transaction(aborted=True)
 
     _strays_before = 0
 
-    def _end_transaction(self) -> None:
+    def _end_transaction(self, *, aborted: bool = False) -> None:
         with self._dispatcher.lock:
-            self._dispatcher.transaction(False)
+            self._dispatcher.transaction(False, aborted=aborted)
 
     def _flush_held(self, deadline: Deadline) -> None:
         while True:
@@ -315,18 +345,26 @@ class Producer(confluent_kafka.Producer):
         """
         if self._closed:
             return True
-        left = self.flush(timeout)
+        if self._dispatcher.forked:
+            return False
+        try:
+            left = self.flush(timeout)
+        finally:
+            if get_ident() not in self._in_callbacks:
+                closed = self._end(timeout)
+        return closed and not left
+
+    def _end(self, timeout: float) -> bool:
         self._closed = True
         coordinator = self._coordinator
         if coordinator is not None:
             coordinator.stop(timeout)
-            try:
+            # The certificate is a help to verification, not a part of delivery.
+            with suppress(KpsplitError, KafkaException):
                 coordinator.certify(self._certificates(), Deadline(10.0))
-            except KpsplitError:
-                left = left or 0  # the certificate is a help to verification, not a part of delivery
         with self._dispatcher.lock:
             self._dispatcher.clear_routes()
-        return bool(super().close()) and not left
+        return bool(super().close())
 
     def __enter__(self) -> Self:
         """Return self; ``close`` is called at the end of the block."""
@@ -378,3 +416,16 @@ class Producer(confluent_kafka.Producer):
         return LayoutStats(
             instance_name(dispatcher.instance), valid, partitions, pauses, str(error) if error else None
         )
+
+
+def _weakly(producer: Producer, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of a Producer that does not keep the Producer alive."""
+    reference = weakref.ref(producer)
+
+    def call(*arguments: Any) -> Any:
+        alive = reference()
+        if alive is None:
+            raise ProducerGone
+        return method(alive, *arguments)
+
+    return call

@@ -14,7 +14,9 @@ from kpsplit.splitter.records.producers import Certificate, PauseReport, Produce
 class Registration:
     """Keeps the record and publishes it; every write is acknowledged before the call returns.
 
-    Every method raises KpsplitError if the record could not be written; it is then written with the next one.
+    Every method raises KpsplitError if the write is not known to have succeeded. What it would have promised
+    is then not in ``record``; what an operator may hold against us is: the topics, for we must answer for
+    them, and the generation, for it may be expired already and is never used twice.
     """
 
     def __init__(
@@ -23,6 +25,7 @@ class Registration:
         self._connection = connection
         self._writer: AcknowledgedWriter | None = None
         self._published = False
+        self._registered: frozenset[str] = frozenset()
         self.record = ProducerRecord(
             instance=instance, generation=1, client_id=client_id, transactional_id=transactional_id
         )
@@ -32,17 +35,20 @@ class Registration:
         """Tell whether any topic is registered."""
         return self._published
 
-    def add_topic(self, topic: str, deadline: Deadline) -> None:
-        """Register a topic; the caller then reads the control topic to its end."""
-        if topic in self.record.topics and self._published:
+    def add_topic(self, topic: str, ready: dict[str, str], deadline: Deadline) -> None:
+        """Register a topic, with the answers to its PREPAREs; the caller then reads the control topic."""
+        if topic in self._registered:
             return
         topics = tuple(sorted({*self.record.topics, topic}))
-        self._publish(replace(self.record, topics=topics), deadline)
+        self.record = replace(self.record, topics=topics)
+        self._published = True
+        self._publish(replace(self.record, ready={**self.record.ready, **ready}), deadline)
 
     def renew(self, deadline: Deadline) -> None:
         """Register again after the lease ran out: operators may have expired the old generation."""
         if self._published:
-            self._publish(replace(self.record, generation=self.record.generation + 1), deadline)
+            self.record = replace(self.record, generation=self.record.generation + 1)
+            self._publish(self.record, deadline)
 
     def answer_ready(self, partition: str, attempt_id: str, deadline: Deadline) -> None:
         """Answer PREPARE."""
@@ -69,3 +75,4 @@ class Registration:
         self._writer.write(PRODUCERS_TOPIC, record.key, record.encode(), deadline)
         self.record = record
         self._published = True
+        self._registered = frozenset(record.topics)

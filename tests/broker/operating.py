@@ -1,4 +1,4 @@
-"""What the tests of operations share: a cluster that is initialised, enrolled topics, records, small looks."""
+"""What the tests of operations share: an initialised cluster, enrolled topics, records, small looks."""
 
 from __future__ import annotations
 
@@ -93,9 +93,7 @@ def log_end(admin: AdminClient, place: PhysicalPartition) -> int:
 
 def records(bootstrap: str, place: PhysicalPartition) -> list[Message]:
     """All records of a physical partition."""
-    consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "tests", "enable.partition.eof": True}
-    )
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "tests", "enable.partition.eof": True})
     consumer.assign([TopicPartition(place.topic, place.partition, 0)])
     found: list[Message] = []
     while (message := consumer.poll(30)) is not None and message.error() is None:

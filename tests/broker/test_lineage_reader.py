@@ -85,9 +85,16 @@ class Log:
         self._admin.create_topics([new], operation_timeout=30)[name].result(30)
         source = self.state.lineage.open_segments()[0].id
         attempt = Attempt(
-            f"split-{self.state.next_split}", OperationKind.SPLIT, "test", 0, (source,), WHOLE.split_evenly(ranges),
-            Target.PHANTOMS, name, 1000,
-        )  # fmt: skip
+            id=f"split-{self.state.next_split}",
+            kind=OperationKind.SPLIT,
+            operator="test",
+            started_ms=0,
+            sources=(source,),
+            ranges=WHOLE.split_evenly(ranges),
+            target=Target.PHANTOMS,
+            subtopic=name,
+            max_pause_ms=1000,
+        )
         prepared = apply(self.state, Prepare(attempt))
         self.state = apply(prepared, Fence(attempt.id, self.topic_id(name)))
         return attempt

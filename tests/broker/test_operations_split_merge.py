@@ -146,9 +146,7 @@ def test_a_silent_producer_is_expired_and_the_pauses_of_the_others_are_reported(
         pauses = {str(parent): PauseReport(attempt.id, 12, 3, 0)}
         answered = ProducerRecord(lively.instance, 1, "lively", topics=(parent.topic,), ready=done)
         if step.name == "Fence":
-            answered = ProducerRecord(
-                lively.instance, 1, "lively", None, (parent.topic,), done, done, pauses
-            )
+            answered = ProducerRecord(lively.instance, 1, "lively", None, (parent.topic,), done, done, pauses)
         publish(answered)
 
     publish(silent)

@@ -6,13 +6,19 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
+from kpsplit.admin_cli.main import cli
+
+WriteKeys = Callable[[str, Mapping[str, int]], None]
 LEASE_MS = "1000"
 CONFLICT = 5
 
@@ -83,8 +89,32 @@ def kpsplit(bootstrap: str) -> Kpsplit:
     return command
 
 
-@pytest.fixture
-def produce(bootstrap: str) -> Callable[[str, Mapping[str, int]], None]:
+class Inline:
+    """Runs the command line inside the test's own process: cheaper, where a process proves nothing more."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._runner = CliRunner()
+        self._env = {"KPSPLIT_BOOTSTRAP_SERVER": bootstrap, "NO_COLOR": "1"}
+
+    def __call__(self, *arguments: str) -> Ran:
+        done = self._runner.invoke(cli, list(arguments), env=self._env)
+        return Ran(done.exit_code, done.stdout, done.stderr)
+
+    def ok(self, *arguments: str) -> Ran:
+        """Run a command that must succeed."""
+        ran = self(*arguments)
+        assert ran.code == 0, ran.err
+        return ran
+
+
+@pytest.fixture(scope="session")
+def inline(kpsplit: Kpsplit, bootstrap: str) -> Inline:
+    """As ``kpsplit``, without a process."""
+    return Inline(bootstrap)
+
+
+@pytest.fixture(scope="session")
+def write_keys(bootstrap: str) -> WriteKeys:
     """Writes so many records per key to partition 0 of a topic, as a program that does not know kpsplit."""
 
     def write(topic: str, keys: Mapping[str, int]) -> None:
@@ -95,3 +125,16 @@ def produce(bootstrap: str) -> Callable[[str, Mapping[str, int]], None]:
         assert producer.flush(30) == 0
 
     return write
+
+
+@pytest.fixture(scope="session")
+def new_topic(admin: AdminClient) -> Callable[[str], str]:
+    """Creates a topic with one partition, as it has to be for a split; returns its name."""
+
+    def create(stem: str) -> str:
+        name = f"{stem}-{uuid.uuid4().hex[:8]}"
+        new = NewTopic(name, num_partitions=1, replication_factor=3, config={"min.insync.replicas": "2"})
+        admin.create_topics([new], operation_timeout=30)[name].result(30)
+        return name
+
+    return create

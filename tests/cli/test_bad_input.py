@@ -18,7 +18,7 @@ pytestmark = pytest.mark.broker
 INSYNC = {"min.insync.replicas": "2"}
 
 
-def test_an_unknown_topic_is_named(kpsplit) -> None:
+def test_an_unknown_topic_is_named(inline) -> None:
     for arguments in (
         ("split", "no-such/0", "--ranges", "2"),
         ("enroll", "no-such"),
@@ -26,12 +26,12 @@ def test_an_unknown_topic_is_named(kpsplit) -> None:
         ("status", "no-such"),
         ("route", "no-such", "--key", "a"),
     ):
-        ran = kpsplit(*arguments)
+        ran = inline(*arguments)
         assert ran.code == 2
         assert "there is no topic no-such" in ran.error
 
 
-def test_a_topic_that_is_not_enrolled_says_how_to_enrol_it(kpsplit, make_topic) -> None:
+def test_a_topic_that_is_not_enrolled_says_how_to_enrol_it(inline, make_topic) -> None:
     topic = make_topic(config=INSYNC)
     for arguments in (
         ("split", f"{topic}/0", "--ranges", "2"),
@@ -39,69 +39,69 @@ def test_a_topic_that_is_not_enrolled_says_how_to_enrol_it(kpsplit, make_topic) 
         ("status", topic),
         ("route", topic, "--key", "a"),
     ):
-        ran = kpsplit(*arguments)
+        ran = inline(*arguments)
         assert ran.code == 2
         assert f"topic {topic} is not enrolled" in ran.error
         assert f"run: kpsplit enroll {topic}" in ran.error
 
 
-def test_a_compacted_topic_cannot_be_enrolled(kpsplit, make_topic) -> None:
-    ran = kpsplit("enroll", make_topic(config={"cleanup.policy": "compact"}))
+def test_a_compacted_topic_cannot_be_enrolled(inline, make_topic) -> None:
+    ran = inline("enroll", make_topic(config={"cleanup.policy": "compact"}))
     assert ran.code == 2
     assert "compacted" in ran.error
     assert "nothing was changed" in ran.error
 
 
-def test_a_topic_of_kpsplit_cannot_be_enrolled(kpsplit) -> None:
-    assert kpsplit("enroll", "__kpsplit.control").code == 2
+def test_a_topic_of_kpsplit_cannot_be_enrolled(inline) -> None:
+    assert inline("enroll", "__kpsplit.control").code == 2
 
 
-def test_a_partitioner_that_real_records_contradict_is_refused(kpsplit, make_topic, bootstrap) -> None:
+def test_a_partitioner_that_real_records_contradict_is_refused(inline, make_topic, bootstrap) -> None:
     topic = make_topic(partitions=4, config=INSYNC)
     producer = Producer({"bootstrap.servers": bootstrap, "partitioner": "murmur2_random"})
     for i in range(200):
         producer.produce(topic, "v", f"key-{i}")
     assert producer.flush(30) == 0
-    ran = kpsplit("enroll", topic)
+    ran = inline("enroll", topic)
     assert ran.code == 2
     assert "consistent_random" in ran.error
     assert "murmur2_random" in ran.error
 
 
-@pytest.fixture
-def enrolled(kpsplit, make_topic, produce) -> str:
-    """A topic with one partition, enrolled, with records of several keys."""
-    topic = make_topic(config=INSYNC)
-    produce(topic, {f"key-{i}": 10 for i in range(16)})
-    kpsplit.ok("enroll", topic)
+@pytest.fixture(scope="module")
+def enrolled(inline, new_topic, write_keys) -> str:
+    """A topic with one partition, enrolled, with records of several keys. Nothing here changes its layout."""
+    topic = new_topic("bad-input")
+    write_keys(topic, {f"key-{i}": 10 for i in range(16)})
+    inline.ok("enroll", topic)
     return topic
 
 
-def test_what_an_enrolled_topic_refuses(kpsplit, enrolled, admin) -> None:
+def test_what_an_enrolled_topic_refuses(inline, enrolled) -> None:
     """Partition out of range, a range that is not open, nothing to merge, a hot key, a low min ISR."""
-    out_of_range = kpsplit("split", f"{enrolled}/7", "--ranges", "2")
+    out_of_range = inline("split", f"{enrolled}/7", "--ranges", "2")
     assert out_of_range.code == 2
     assert "0 to 0" in out_of_range.error
-    no_such_range = kpsplit("split", f"{enrolled}/0", "--ranges", "2", "--of", "0:10")
+    no_such_range = inline("split", f"{enrolled}/0", "--ranges", "2", "--of", "0:10")
     assert no_such_range.code == 2
     assert "has no open range [00000000,00000010)" in no_such_range.error
-    unsplit = kpsplit("merge", f"{enrolled}/0")
+    unsplit = inline("merge", f"{enrolled}/0")
     assert unsplit.code == 2
     assert "is not split" in unsplit.error
-    other = kpsplit("enroll", enrolled, "--partitioner", "explicit")
+    other = inline("enroll", enrolled, "--partitioner", "explicit")
     assert other.code == 5
-    (status,) = kpsplit.ok("status", f"{enrolled}/0", "-o", "json").json["partitions"]
+    (status,) = inline.ok("status", f"{enrolled}/0", "-o", "json").json["partitions"]
     assert (status["epoch"], status["last"]) == (0, None)
 
 
-def test_a_hot_key_is_named_and_force_passes_over_it(kpsplit, enrolled, produce) -> None:
-    produce(enrolled, {"hot": 600})
-    ran = kpsplit("plan", f"{enrolled}/0", "--ranges", "4", "-o", "json")
+def test_a_hot_key_is_named_and_force_passes_over_it(inline, enrolled, write_keys) -> None:
+    write_keys(enrolled, {"hot": 600})
+    ran = inline("plan", f"{enrolled}/0", "--ranges", "4", "-o", "json")
     assert ran.code == 3
     assert "cannot be split usefully: key hash" in ran.error
     assert "hot" in ran.error
     assert ran.json["useful"] is False
-    assert kpsplit("plan", f"{enrolled}/0", "--ranges", "4", "--force").code == 0
+    assert inline("plan", f"{enrolled}/0", "--ranges", "4", "--force").code == 0
 
 
 def silent_producer(bootstrap: str, topic: str) -> None:
@@ -135,9 +135,9 @@ def test_an_operation_that_is_interrupted_is_rolled_back_and_says_so(kpsplit, en
     assert status["last"]["result"] == "rolled_back"
 
 
-def test_a_pause_that_is_too_short_rolls_back_with_exit_code_4(kpsplit, enrolled) -> None:
-    ran = kpsplit("split", f"{enrolled}/0", "--ranges", "2", "--max-pause", "1ms", "--force")
+def test_a_pause_that_is_too_short_rolls_back_with_exit_code_4(inline, enrolled) -> None:
+    ran = inline("split", f"{enrolled}/0", "--ranges", "2", "--max-pause", "1ms", "--force")
     assert ran.code == 4
     assert "nothing was changed" in ran.error
-    (status,) = kpsplit.ok("status", f"{enrolled}/0", "-o", "json").json["partitions"]
+    (status,) = inline.ok("status", f"{enrolled}/0", "-o", "json").json["partitions"]
     assert (status["epoch"], status["phase"]) == (0, "steady")

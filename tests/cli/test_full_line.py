@@ -8,7 +8,8 @@ import pty
 import select
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -64,25 +65,11 @@ class Line:
 
 
 @pytest.fixture(scope="module")
-def line(kpsplit, bootstrap, admin, tmp_path_factory) -> Iterator[Line]:
+def line(kpsplit, new_topic, write_keys, tmp_path_factory) -> Line:
     """The line, taken once for all tests here."""
-    from confluent_kafka import Producer
-    from confluent_kafka.admin import NewTopic
-
-    topic = f"full-line-{os.getpid()}"
-    new = NewTopic(topic, num_partitions=1, replication_factor=3, config={"min.insync.replicas": "2"})
-    admin.create_topics([new], operation_timeout=30)[topic].result(30)
-
-    def produce(name: str, keys: dict[str, int]) -> None:
-        producer = Producer({"bootstrap.servers": bootstrap, "acks": "all"})
-        for key, count in keys.items():
-            for i in range(count):
-                producer.produce(name, f"{key} {i}", key, 0)
-        assert producer.flush(30) == 0
-
-    taken = Line(topic, kpsplit, produce, tmp_path_factory.mktemp("plan"))
+    taken = Line(new_topic("full-line"), kpsplit, write_keys, tmp_path_factory.mktemp("plan"))
     taken.go()
-    yield taken
+    return taken
 
 
 def test_enrolling_settles_the_topic(line) -> None:
@@ -95,8 +82,8 @@ def test_a_plan_covers_the_key_space_and_predicts_the_load(line) -> None:
     bounds = [(r["lo"], r["hi"]) for r in plan["ranges"]]
     assert bounds[0][0] == 0
     assert bounds[-1][1] == KEY_SPACE
-    assert all(a[1] == b[0] for a, b in zip(bounds, bounds[1:], strict=False))
-    assert sum(plan["shares_ppm"]) == pytest.approx(1_000_000, abs=10)
+    assert all(a[1] == b[0] for a, b in pairwise(bounds))
+    assert sum(plan["shares"]["ppm"]) == pytest.approx(1_000_000, abs=10)
     assert all(check["ok"] for check in plan["checks"])
 
 

@@ -180,10 +180,10 @@ def test_the_environment_gives_what_no_option_gives(seen) -> None:
         "KPSPLIT_OUTPUT": "json",
         "KPSPLIT_PROPERTIES": "sasl.password=a b\nclient.rack=r",
     }
-    assert invoke("status", "-o", "table", env=env).exit_code == 0
+    assert invoke("status", "-o", "table", "-X", "client.rack=mine", env=env).exit_code == 0
     given = seen.pop().given
     assert (given.bootstrap_server, given.output) == ("env:1", "table")
-    assert given.properties == {"sasl.password": "a b", "client.rack": "r"}
+    assert given.properties == {"sasl.password": "a b", "client.rack": "mine"}
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,12 @@ class Scope:
     """The producers are not registered yet."""
     one_by_one: bool = False
     """Markers are appended one by one, and a dead operator's late marker may follow."""
+    slow_reading: bool = False
+    """Between asking for the control topic's end and having read to it, other things happen."""
+    gives_up: bool = False
+    """The application purges its queue."""
+    zombie: bool = False
+    """A dead operator wakes up while it waits for readiness, and expires whom it finds silent."""
     retries: bool = True
     """A record that is in the log may be rejected by a hard seal: its first acknowledgement was lost."""
 
@@ -82,7 +88,7 @@ class Held(NamedTuple):
     view: int
     lease: int
     """How long the control topic was when the lease was asked for; -1: no valid lease."""
-    asking: tuple[int, bool, Any] | None
+    asking: tuple[int, Any] | None
     registering: Any
     flight: tuple[tuple[Item, ...], ...]
     outcomes: tuple[Any, ...]
@@ -202,6 +208,11 @@ class World:
         if number < len(keys):
             fence, sent = self._call(producer.fence, "produce", (keys[number],))
             yield f"{name} produce", False, self._sent(world, index, fence, sent)
+        if self.scope.gives_up:
+            fence, dropped = self._call(producer.fence, "give_up", ())
+            if dropped:
+                after = self._final(producer._replace(fence=fence), dropped)
+                yield f"{name} gives up {[d[0] for d in dropped]}", True, self._with(world, index, after)
         fence, sent = self._call(producer.fence, "release", (keys,))
         if fence != producer.fence:
             yield f"{name} release {[s[1] for s in sent]}", False, self._sent(world, index, fence, sent)
@@ -306,10 +317,8 @@ class World:
                 text = f"{name} has read to {self._phase(world, view)}"
                 yield text, False, self._renewed(self._seen(world, index, view), index)
         elif producer.registering is not None:
-            asked = (end, valid, producer.registering)
-            yield f"{name} asks", False, self._with(
-                world, index, producer._replace(asking=asked, registering=None)
-            )
+            asked = (end, producer.registering)
+            yield self._asking(world, index, name, producer._replace(asking=asked, registering=None))
         elif rules.must_register(lease_valid=valid, owing=owing) and producer.registered:
             view = seen([self.states[world.control[producer.view]]])
             after = self._with(world, index, producer._replace(registering=view, expired=False))
@@ -317,18 +326,24 @@ class World:
             after = after._replace(operator=after.operator._replace(expiring=expiring))
             yield f"{name} registers again", False, after
         elif (valid or not producer.registered) and (producer.lease < end or self._suspended(producer)):
-            asked = (end, valid or not producer.registered, None)
-            yield f"{name} asks", False, self._with(world, index, producer._replace(asking=asked))
+            yield self._asking(world, index, name, producer._replace(asking=(end, None)))
+
+    def _asking(self, world: Global, index: int, name: str, producer: Held) -> Move:
+        after = self._with(world, index, producer)
+        if self.scope.slow_reading:
+            return f"{name} asks", False, after
+        return f"{name} reads to the end", False, self._renewed(self._seen(after, index, len(after.control) - 1), index)
 
     def _renewed(self, world: Global, index: int) -> Global:
         producer = world.producers[index]
         assert producer.asking is not None
-        asked, valid, registered_in = producer.asking
+        asked, registered_in = producer.asking
+        valid = producer.lease >= 0 or not producer.registered
         producer = producer._replace(asking=None)
         owing, *_ = self._owed(world, producer)
         rules = Renewal(registered_in)
         view = seen([self.states[world.control[producer.view]]])
-        if not rules.renews(view, valid_when_asked=valid, owing=owing):
+        if not rules.renews(view, lease_valid=valid, owing=owing):
             return self._with(world, index, producer)
         producer = producer._replace(lease=asked)
         if producer.fence < 0:
@@ -355,9 +370,10 @@ class World:
             )
         _, answer, acknowledge = self._owed(world, producer)
         if answer is not None:
-            yield f"{name} answers {answer}", False, self._with(world, index, producer._replace(ready=answer))
+            done = producer._replace(ready=answer, asking=None)
+            yield f"{name} answers {answer}", False, self._with(world, index, done)
         if acknowledge is not None and self._call(producer.fence, "quiescent", ())[1]:
-            done = producer._replace(acknowledged=acknowledge)
+            done = producer._replace(acknowledged=acknowledge, asking=None)
             yield f"{name} acknowledges {acknowledge}", False, self._with(world, index, done)
         for segment, place, numbers in self._call(producer.fence, "unclear", ())[1]:
             found: dict[int, int] = {}
@@ -586,6 +602,9 @@ class World:
         if ready:
             fence.sent([record for _, record in ready])
         return given
+
+    def _do_give_up(self, fence: Any) -> tuple[Any, ...]:
+        return tuple((r.sequence, -1, None) for r in fence.drop_waiting())
 
     def _given(self, fence: Any, writer: Any, sequence: int) -> tuple[int, int, int, int]:
         writer.sent += 1

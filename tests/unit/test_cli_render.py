@@ -217,3 +217,19 @@ def test_each_step_is_a_line_with_its_time() -> None:
     assert "committed: new layout in force" in lines[0]
     assert "12 ms" in lines[0]
     assert "\x1b" not in lines[1]
+
+
+def test_a_brief_plan_only_counts_the_checks_that_passed() -> None:
+    text = drawn(lambda console: show_plan(a_plan(), console, brief=True), 80)
+    assert "1 check passed" in text
+    assert "orders is enrolled" not in text
+    assert "→ set it to 2" in text
+
+
+def test_a_terminal_that_is_gone_does_not_stop_an_operation_half_way() -> None:
+    class Gone(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    with StepProgress(Console(file=Gone(), width=80)) as progress:
+        progress(StepDone("Fence", 0.1))

@@ -21,8 +21,8 @@ _BAR, _SHORT_BAR = 30, 16
 _LONGEST_KEY = 40
 
 
-def show_plan(plan: Plan, console: Console) -> None:
-    """Print a plan."""
+def show_plan(plan: Plan, console: Console, brief: bool = False) -> None:
+    """Print a plan; ``brief``: the checks that passed are only counted."""
     console.print(Text(headline(plan), style="bold"))
     console.print(_indented(_ranges(plan, _BAR if console.width >= _WIDE else _SHORT_BAR)))
     if plan.shares:
@@ -31,7 +31,7 @@ def show_plan(plan: Plan, console: Console) -> None:
         console.print(Text("\nTop keys", style="bold"))
         console.print(_indented(_top_keys(plan.heaviest[:TOP_KEYS])))
     console.print(Text("\nChecks", style="bold"))
-    show_checks(plan.checks, console)
+    show_checks(plan.checks, console, brief)
     if plan.note and plan.note not in (check.message for check in plan.checks):
         console.print(Text(f"\n! {one_line(plan.note)}", style="yellow"))
 
@@ -47,9 +47,14 @@ def headline(plan: Plan) -> str:
     return f"{plan.parent} at epoch {plan.epoch}: {what}"
 
 
-def show_checks(checks: Sequence[Check], console: Console) -> None:
+def show_checks(checks: Sequence[Check], console: Console, brief: bool = False) -> None:
     """Print checks, failed ones with what to do about them."""
-    console.print(_indented(check_table(checks)))
+    shown = [check for check in checks if not (brief and check.ok)]
+    if shown:
+        console.print(_indented(check_table(shown)))
+    if len(shown) < len(checks):
+        line = Text("  ✓", style="green")
+        console.print(line.append(f"  {many(len(checks) - len(shown), 'check')} passed", style="default"))
 
 
 def check_table(checks: Iterable[Check]) -> Table:

@@ -72,12 +72,13 @@ def _details(status: PartitionStatus) -> RenderableType:
     lines: list[RenderableType] = [head]
     operation = _operation(status)
     if operation:
-        lines.append(Text(f"  {operation}", style="dim" if state.phase is Phase.STEADY else "yellow"))
+        style = "dim" if state.phase is Phase.STEADY else "yellow"
+        lines.append(Padding(Text(operation, style=style), (0, 0, 0, 2), expand=False))
     lines.append(Padding(_ranges(status), (0, 0, 0, 2), expand=False))
-    lines.append(Text(f"  {_writers(status)}"))
+    lines.append(Padding(Text(_writers(status)), (0, 0, 0, 2), expand=False))
     leftovers = _subtopics(status)
     if leftovers:
-        lines.append(Text(f"  {leftovers}"))
+        lines.append(Padding(Text(leftovers), (0, 0, 0, 2), expand=False))
     return Group(*lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from kpsplit.admin_cli.interrupts import raise_if_lost
 from kpsplit.admin_cli.render.human import duration
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.splitter.driver import StepDone
@@ -73,13 +75,16 @@ class StepProgress:
     ) -> None:
         """Stop showing it."""
         if self._status is not None:
-            self._status.stop()
+            with suppress(OSError):
+                self._status.stop()
 
     def __call__(self, step: StepDone) -> None:
-        """Print one finished step."""
-        self._console.print(step_line(step), overflow="ellipsis", no_wrap=True)
-        if self._status is not None:
-            self._status.update(_NEXT.get(step.name, "working"))
+        """Print one finished step. A terminal that is gone must not stop the operation half-way."""
+        with suppress(OSError):
+            self._console.print(step_line(step), overflow="ellipsis", no_wrap=True)
+            if self._status is not None:
+                self._status.update(_NEXT.get(step.name, "working"))
+        raise_if_lost(step.name)
 
 
 def step_line(step: StepDone) -> Text:

@@ -1,0 +1,191 @@
+"""``kpsplit demo``: the click command."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from kpsplit.errors import EXIT_CHECK, ConfigurationError, KpsplitError, UsageError
+
+# What the demo does is imported when it runs: `kpsplit --help` must not wait for client libraries.
+
+DEFAULT_HTML = "kpsplit-demo.html"
+DEFAULT_EXPRESSION = r"^(\S+)"
+SEEDS = 1_000_000
+
+
+@click.command("demo")
+@click.option(
+    "-b",
+    "--bootstrap-server",
+    metavar="HOST:PORT,…",
+    help="Use this cluster, for a topic of the demo's own. Without it an embedded cluster is started.",
+)
+@click.option(
+    "--command-config",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Connection settings of that cluster, one key=value a line.",
+)
+@click.option("-X", "--property", "properties", metavar="KEY=VALUE", multiple=True, help="One such setting.")
+@click.option(
+    "--input",
+    "input_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Send the lines of this file, each once, and check that they come back complete and in order.",
+)
+@click.option(
+    "--key-regex",
+    metavar="REGEX",
+    help=r"The first group is a line's key; a line that does not match has none.  [default: ^(\S+)]",
+)
+@click.option(
+    "--duration",
+    type=click.FloatRange(2, 3600),
+    default=24.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time of steady writing between operations, in all.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(10, 200_000),
+    default=4000.0,
+    show_default=True,
+    metavar="N",
+    help="Records per second of all producers together; with --input at most.",
+)
+@click.option("--seed", type=click.IntRange(0), help="For the same keys again.  [default: another each time]")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=DEFAULT_HTML,
+    show_default=True,
+    metavar="FILE",
+    help="The page with the pictures.",
+)
+@click.pass_context
+def demo(
+    ctx: click.Context,
+    bootstrap_server: str | None,
+    command_config: Path | None,
+    properties: tuple[str, ...],
+    input_file: Path | None,
+    key_regex: str | None,
+    duration: float,
+    rate: float,
+    seed: int | None,
+    html: Path,
+) -> None:
+    """Split and merge under load and check every record.
+
+    Four producers with skewed keys and a plain one that knows nothing of kpsplit write to six partitions. The
+    hottest partition is split into four, its hottest range into two, all is merged back and retired; one
+    producer is suspended across the first cut. Then everything is read back and checked. The last line on
+    stdout begins with PASS, or with FAIL (exit code 3).
+    """
+    from kpsplit.demo.options import Options
+    from kpsplit.demo.traffic import read_lines
+
+    if key_regex is not None and input_file is None:
+        raise click.UsageError("--key-regex belongs to --input")
+    expression = key_regex or DEFAULT_EXPRESSION
+    lines = None if input_file is None else read_lines(input_file, expression)
+    check_writable(html)
+    options = Options(
+        duration=duration,
+        rate=rate,
+        seed=random.SystemRandom().randrange(SEEDS) if seed is None else seed,
+        html=html,
+        input=input_file,
+        expression=None if input_file is None else expression,
+    )
+    given = cluster_given(ctx, bootstrap_server, command_config, properties)
+    if not _play(given, options, lines):
+        ctx.exit(EXIT_CHECK)
+
+
+def cluster_given(
+    ctx: click.Context, bootstrap: str | None, config: Path | None, properties: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return the connection settings, empty for an embedded cluster.
+
+    A cluster that is named in the environment only is not used: nobody should find a demo on his production
+    cluster because of a forgotten variable.
+
+    Raises:
+        ConfigurationError: a setting is malformed, or there are settings without brokers.
+    """
+    from kpsplit.kafka.connection import read_properties
+
+    found: dict[str, Any] = {}
+    above = _before_the_verb(ctx)
+    for file in (above.get("command_config"), config):
+        if file is not None:
+            found.update(read_properties(file))
+    found.update(above.get("properties") or {})
+    for pair in properties:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ConfigurationError("-X takes KEY=VALUE")
+        found[name] = value
+    brokers = bootstrap or above.get("bootstrap_server")
+    if brokers:
+        found["bootstrap.servers"] = brokers
+    if found and not (found.get("bootstrap.servers") or found.get("metadata.broker.list")):
+        raise ConfigurationError("connection settings are given but no brokers", hint="add -b HOST:PORT")
+    return found
+
+
+def check_writable(path: Path) -> None:
+    """Find out now, not after a minute, that the page cannot be written.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}", hint="choose another --html") from None
+
+
+def _before_the_verb(ctx: click.Context) -> dict[str, Any]:
+    """Return global options that were given on the command line, before ``demo``."""
+    root = ctx.find_root()
+    if root is ctx or root.obj is None:
+        return {}
+    return {
+        name: getattr(root.obj, name, None)
+        for name in ("bootstrap_server", "command_config", "properties")
+        if root.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+
+
+def _play(given: dict[str, Any], options: Any, lines: Any) -> bool:
+    """Run the demo, print its result, write the page; tell whether it passed."""
+    from kpsplit.demo.ground import ground
+    from kpsplit.demo.narrator import narrator
+    from kpsplit.demo.page import page
+    from kpsplit.demo.result import failed_line, last_line
+    from kpsplit.demo.stage import stage
+    from kpsplit.demo.summary import write_summary
+
+    click.echo(f"kpsplit demo, seed {options.seed}", err=True)
+    with narrator() as teller, ground(given, teller) as connection:
+        try:
+            result = stage(connection, options, lines, teller)
+        except KpsplitError as error:
+            click.echo(failed_line(str(error)))
+            return False
+    write_summary(result, sys.stdout)
+    options.html.write_text(page(result), encoding="utf-8")
+    click.echo(f"page: {options.html.resolve()}")
+    click.echo(last_line(result))
+    return result.passed

@@ -1,0 +1,119 @@
+"""What the producer's tests share: a journal of what was sent and reported, and the check against the log."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from kpsplit import Producer
+from kpsplit.consumer.lineage_reader import LineageReader, Tally
+from kpsplit.consumer.logical_record import LogicalRecord
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.operations import Operations
+from kpsplit.splitter.lineage import PhysicalPartition
+
+
+def eventually(what: Callable[[], Any], why: str, seconds: float = 30.0) -> Any:
+    """Wait until a condition holds; return its value."""
+    end = time.monotonic() + seconds
+    while not (value := what()):
+        assert time.monotonic() < end, f"waited {seconds} s for {why}"
+        time.sleep(0.01)
+    return value
+
+
+class Journal:
+    """Everything one test sent through kpsplit, and what it was told about each record."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.sent: dict[tuple[str, bytes], list[bytes]] = defaultdict(list)
+        self.reports: dict[bytes, list[tuple[Any, str, int, int]]] = defaultdict(list)
+
+    def send(self, producer: Producer, topic: str, key: bytes, who: str = "p", **more: Any) -> bytes:
+        """Send the next record of a key; polls while the queue is full."""
+        mine = self.sent[who, key]
+        value = b"%s:%s:%d" % (who.encode(), key, len(mine))
+        while True:
+            try:
+                producer.produce(topic, value, key, on_delivery=self._report, **more)
+                break
+            except BufferError:
+                producer.poll(0.05)
+        mine.append(value)
+        return value
+
+    def _report(self, error: Any, message: Any) -> None:
+        told = (error, message.topic(), message.partition(), message.offset())
+        with self._lock:
+            self.reports[message.value()].append(told)
+
+    @property
+    def values(self) -> list[bytes]:
+        """All values sent."""
+        return [value for values in self.sent.values() for value in values]
+
+    def check(self, operations: Operations, bootstrap: str, topic: str, partitions: int = 1) -> Tally:
+        """Everything sent was reported once as delivered, and is in the lineage once, there, in order."""
+        assert {v: len(r) for v, r in self.reports.items()} == dict.fromkeys(self.values, 1)
+        assert [r[0][0] for r in self.reports.values() if r[0][0] is not None] == []
+        together = Tally()
+        places: dict[bytes, list[tuple[str, int, int]]] = defaultdict(list)
+        order: dict[tuple[str, bytes], list[bytes]] = defaultdict(list)
+        for partition in range(partitions):
+            read, tally = records_of(operations, bootstrap, PhysicalPartition(topic, partition))
+            together.skipped += tally.skipped
+            together.foreign += tally.foreign
+            for record in read:
+                value, key = record.value or b"", record.key or b""
+                places[value].append((topic, partition, record.logical_offset))
+                order[value.split(b":")[0].decode(), key].append(value)
+        assert {v: p for v, p in places.items() if v in self.reports} == {
+            v: [(t, p, o)] for v, [(_, t, p, o)] in self.reports.items()
+        }
+        assert {k: order[k] for k in self.sent} == dict(self.sent)
+        assert not together.foreign
+        return together
+
+
+def records_of(
+    operations: Operations, bootstrap: str, parent: PhysicalPartition
+) -> tuple[list[LogicalRecord], Tally]:
+    """All records of a logical partition, along its lineage."""
+    state = operations.view().state(parent)
+    assert state is not None
+    with LineageReader(Connection({"bootstrap.servers": bootstrap}), state) as reader:
+        return list(reader.records()), reader.tally
+
+
+class Writer(threading.Thread):
+    """Sends records of several keys until it is told to stop; polls as applications do."""
+
+    def __init__(self, producer: Producer, topic: str, journal: Journal, who: str, keys: int = 32) -> None:
+        super().__init__(daemon=True)
+        self.producer, self.topic, self.journal, self.who = producer, topic, journal, who
+        self.keys = [b"key-%d" % i for i in range(keys)]
+        self.count = 0
+        self._over = threading.Event()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            while not self._over.is_set():
+                for key in self.keys:
+                    self.journal.send(self.producer, self.topic, key, self.who)
+                    self.count += 1
+                self.producer.poll(0)
+                time.sleep(0.002)
+        except BaseException as error:
+            self.error = error
+
+    def stop(self) -> None:
+        """End the thread and tell what went wrong in it."""
+        self._over.set()
+        self.join(30)
+        assert self.error is None, repr(self.error)
+        assert not self.is_alive()

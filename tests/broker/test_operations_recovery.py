@@ -1,0 +1,230 @@
+"""Operators that die, that are too late, that meet each other: the partition comes to rest, old or new."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from kpsplit.errors import CheckFailedError, ConflictError, FencedError
+from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.control_log import OperationLog
+from kpsplit.kafka.operations import Operations
+from kpsplit.splitter.events import Abort, Commit, Cut, Fence, Finish, Prepare
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import EndedBy, Result, SubTopicState
+from kpsplit.splitter.states import Phase
+from tests.broker.operating import (
+    PAUSE_MS,
+    DiedError,
+    dying_after,
+    enrolled,
+    operating,
+    split,
+    state_of,
+    write_error,
+)
+
+pytestmark = pytest.mark.broker
+
+SPLIT_STEPS = ["Prepare", "CreateSubTopic", "AwaitReady", "Fence", "AwaitAcknowledged", "AppendMarkers"]
+
+
+@pytest.fixture(scope="module")
+def operations(bootstrap: str) -> Iterator[Operations]:
+    with operating(bootstrap) as running:
+        yield running
+
+
+def split_that_dies(operations: Operations, parent: PhysicalPartition, step: str) -> None:
+    plan = operations.plan_split(parent, 2, even=True)
+    with pytest.raises(DiedError):
+        operations.run(plan, max_pause_ms=PAUSE_MS, observer=dying_after(step))
+
+
+def assert_at_rest(operations: Operations, parent: PhysicalPartition, epoch: int) -> None:
+    state = state_of(operations, parent)
+    assert (state.phase, state.attempt, state.epoch) == (Phase.STEADY, None, epoch)
+    assert not state.lineage.problems()
+
+
+@pytest.mark.parametrize("step", SPLIT_STEPS)
+def test_a_split_whose_operator_died_before_its_commit_is_resumed(operations, make_topic, step) -> None:
+    parent = enrolled(operations, make_topic(partitions=1))
+    split_that_dies(operations, parent, step)
+    with pytest.raises(ConflictError, match=r"a split by .+@.+ pid \d+ is in progress since"):
+        split(operations, parent)
+    report = operations.resume(parent, max_pause_ms=PAUSE_MS)
+    assert report is not None and report.outcome.result is Result.COMMITTED
+    assert_at_rest(operations, parent, epoch=1)
+    states = [t.state for t in report.state.subtopics]
+    assert states == [SubTopicState.ABANDONED, SubTopicState.ACTIVE]
+    assert operations.resume(parent) is None
+    left = [c.message for c in operations.doctor() if not c.ok and parent.topic in c.message]
+    deleted = operations.retire(parent)
+    assert deleted == [f"{parent.topic}.split-0-1"]
+    assert not left  # the topic itself was deleted by the roll-back
+
+
+@pytest.mark.parametrize("step", ["CreateSubTopic", "AppendMarkers"])
+def test_a_split_whose_operator_died_before_its_commit_is_aborted(
+    operations, admin, bootstrap, make_topic, step
+) -> None:
+    parent = enrolled(operations, make_topic(partitions=1))
+    split_that_dies(operations, parent, step)
+    outcome = operations.abort(parent, "not today")
+    assert outcome is not None
+    assert (outcome.result, outcome.ended_by) == (Result.ROLLED_BACK, EndedBy.REQUEST)
+    assert_at_rest(operations, parent, epoch=0)
+    assert write_error(bootstrap, parent) is None
+    assert operations.abort(parent, "again") is None
+    assert operations.resume(parent) is None
+
+
+def test_a_committed_split_only_goes_forward(operations, make_topic) -> None:
+    parent = enrolled(operations, make_topic(partitions=1))
+    split_that_dies(operations, parent, "Commit")
+    with pytest.raises(ConflictError, match="committed and can only go forward"):
+        operations.abort(parent, "too late")
+    report = operations.resume(parent)
+    assert report is not None and report.outcome.result is Result.COMMITTED
+    assert_at_rest(operations, parent, epoch=1)
+
+
+@pytest.mark.parametrize("step", ["CoLocateLeaders", "AppendMarkers", "Commit", "SealSubTopics"])
+def test_a_merge_whose_operator_died_is_resumed(operations, bootstrap, make_topic, step) -> None:
+    parent = enrolled(operations, make_topic(partitions=1))
+    split(operations, parent, 2)
+    with pytest.raises(DiedError):
+        operations.run(operations.plan_merge(parent), max_pause_ms=PAUSE_MS, observer=dying_after(step))
+    assert operations.resume(parent) is not None
+    assert_at_rest(operations, parent, epoch=2)
+    assert write_error(bootstrap, parent) is None
+    phantom = PhysicalPartition(f"{parent.topic}.split-0-1", 0)
+    assert write_error(bootstrap, phantom) is not None
+
+
+KILLED = """
+import os, sys
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.operations import Operations
+from kpsplit.splitter.lineage import PhysicalPartition
+with Operations(Connection({"bootstrap.servers": sys.argv[1]})) as operations:
+    plan = operations.plan_split(PhysicalPartition(sys.argv[2], 0), 2, even=True)
+    operations.run(plan, max_pause_ms=5000, observer=lambda s: os._exit(9) if s.name == sys.argv[3] else None)
+"""
+
+
+@pytest.mark.parametrize("step", ["Fence", "Commit"])
+def test_a_killed_process_leaves_what_a_resume_finishes(operations, bootstrap, make_topic, step) -> None:
+    parent = enrolled(operations, make_topic(partitions=1))
+    killed = subprocess.run([sys.executable, "-c", KILLED, bootstrap, parent.topic, step], timeout=60)
+    assert killed.returncode == 9
+    assert operations.resume(parent) is not None
+    assert_at_rest(operations, parent, epoch=1)
+
+
+def test_an_interrupted_operator_rolls_back(operations, admin, make_topic) -> None:
+    parent = enrolled(operations, make_topic(partitions=1))
+
+    def interrupt(step) -> None:
+        if step.name == "Fence":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        operations.run(operations.plan_split(parent, 2, even=True), max_pause_ms=PAUSE_MS, observer=interrupt)
+    assert_at_rest(operations, parent, epoch=0)
+    assert f"{parent.topic}.split-0-1" not in admin.list_topics(timeout=10).topics
+
+
+def test_of_two_operators_the_second_is_refused_while_the_first_is_at_work(operations, bootstrap, make_topic):
+    parent = enrolled(operations, make_topic(partitions=1))
+    refused = []
+    with operating(bootstrap) as second:
+        plan = second.plan_split(parent, 2, even=True)
+
+        def meanwhile(step) -> None:
+            if step.name == "AwaitReady":
+                with pytest.raises(ConflictError, match="in progress since") as caught:
+                    second.run(plan, max_pause_ms=PAUSE_MS)
+                refused.append(caught.value)
+
+        state = operations.run(
+            operations.plan_split(parent, 2, even=True), max_pause_ms=PAUSE_MS, observer=meanwhile
+        ).state
+        assert len(refused) == 1 and state.epoch == 1
+        with pytest.raises(ConflictError, match="is at epoch 1; the plan was made for epoch 0"):
+            second.run(plan, max_pause_ms=PAUSE_MS)
+
+
+def test_an_operator_whose_attempt_was_aborted_meanwhile_is_fenced(operations, bootstrap, make_topic) -> None:
+    parent = enrolled(operations, make_topic(partitions=1))
+    with operating(bootstrap) as second:
+
+        def meanwhile(step) -> None:
+            if step.name == "AwaitReady":
+                second.abort(parent, "by somebody else")
+
+        with pytest.raises(FencedError):
+            operations.run(
+                operations.plan_split(parent, 2, even=True), max_pause_ms=PAUSE_MS, observer=meanwhile
+            )
+    assert_at_rest(operations, parent, epoch=0)
+
+
+def test_a_claim_fences_the_one_before(operations, bootstrap, make_topic) -> None:
+    parent = enrolled(operations, make_topic(partitions=1))
+    attempt = operations.plan_split(parent, 2, even=True).attempt("zombie", PAUSE_MS)
+    older, newer = (OperationLog(operations._connection, parent) for _ in range(2))
+    state = older.claim(Deadline(30))
+    newer.claim(Deadline(30))
+    with pytest.raises(FencedError):
+        older.record(state, Prepare(attempt), Deadline(30))
+    prepared = newer.record(state, Prepare(attempt), Deadline(30))
+    newer.record(prepared, Abort(attempt.id, EndedBy.OPERATOR, "done"), Deadline(30))
+    older.close()
+    newer.close()
+    assert_at_rest(operations, parent, epoch=0)
+
+
+def test_a_truncated_log_freezes_the_partition_until_a_human_thaws_it(operations, make_topic) -> None:
+    parent = enrolled(operations, make_topic(partitions=1))
+    attempt = operations.plan_split(parent, 2, even=True).attempt("somebody", PAUSE_MS)
+    log = OperationLog(operations._connection, parent)
+    state = log.claim(Deadline(30))
+    for event in (
+        Prepare(attempt),
+        Fence(attempt.id, "some-id"),
+        Commit(attempt.id, (Cut(0, 1000, 0),)),  # nothing is there: as if the log had lost it
+        Finish(attempt.id),
+    ):
+        state = log.record(state, event, Deadline(30))
+    log.close()
+    with pytest.raises(CheckFailedError, match="it was truncated"):
+        operations.run(operations.plan_merge(parent), max_pause_ms=PAUSE_MS, force=True)
+    assert state_of(operations, parent).phase is Phase.FROZEN
+    with pytest.raises(ConflictError, match="is frozen"):
+        operations.resume(parent)
+    assert any(c.name == "frozen" and str(parent) in c.message for c in operations.doctor())
+    assert operations.resume(parent, thaw=True) is None
+    assert state_of(operations, parent).phase is Phase.STEADY
+
+
+def test_the_merge_goes_on_when_leaders_cannot_be_moved(operations, make_topic, monkeypatch) -> None:
+    parent = enrolled(operations, make_topic(partitions=1))
+    split(operations, parent, 2)
+
+    def refused(*_: object) -> None:
+        from kpsplit.kafka.python_settings import NotExpressibleError
+
+        raise NotExpressibleError("oauth_cb")
+
+    monkeypatch.setattr("kpsplit.kafka.leaders.reassign", refused)
+    told = []
+    operations.run(operations.plan_merge(parent), max_pause_ms=PAUSE_MS, observer=told.append)
+    assert "leaders stay where they are: kafka-python cannot be given oauth_cb" in {
+        s.detail for s in told if s.name == "Leaders"
+    }
+    assert state_of(operations, parent).epoch == 2

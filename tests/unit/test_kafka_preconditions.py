@@ -1,0 +1,121 @@
+"""Every check: it holds for a sound partition, and each kind of trouble fails one, with a remedy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kpsplit.errors import CheckFailedError, ConflictError, UsageError
+from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
+from kpsplit.kafka.plans import Check
+from kpsplit.kafka.preconditions import Facts, LogFacts, checks, refusal
+from kpsplit.splitter.events import Freeze
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.machine import apply
+from kpsplit.splitter.partition_state import OperationKind
+from kpsplit.splitter.records.control import Enrolment, Partitioner
+from tests.unit.samples import PARENT, UNSPLIT, committed, phantom, split_attempt
+
+HEALTHY = PartitionFacts(0, (0, 1, 2), (0, 1, 2))
+CONFIG = {"cleanup.policy": "delete", "min.insync.replicas": "2", "retention.ms": "604800000"}
+TOPIC = TopicFacts("orders", "id-of-orders", (HEALTHY,) * 6, CONFIG)
+ENROLMENT = Enrolment("orders", "id-of-orders", Partitioner.CONSISTENT_RANDOM, settled=True)
+SOUND = Facts(
+    parent=PARENT,
+    kind=OperationKind.SPLIT,
+    topic=TOPIC,
+    enrolment=ENROLMENT,
+    state=UNSPLIT,
+    closing=UNSPLIT.lineage.segments,
+    opening=4,
+    subtopic="orders.split-3-1",
+    names=frozenset({"orders", "payments"}),
+    logs={PARENT: LogFacts(0, 100)},
+)
+SPLIT = committed(UNSPLIT, split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2)), {0: 100})
+SPLIT_LOGS = {PARENT: LogFacts(0, 101), phantom(0): LogFacts(0, 0), phantom(1): LogFacts(0, 0)}
+
+
+def config(**changed: str) -> TopicFacts:
+    return replace(TOPIC, config={**CONFIG, **{k.replace("_", "."): v for k, v in changed.items()}})
+
+
+def with_partition(facts: PartitionFacts) -> TopicFacts:
+    return replace(TOPIC, partitions=(*TOPIC.partitions[:3], facts, *TOPIC.partitions[4:]))
+
+
+def test_everything_holds_for_a_sound_partition() -> None:
+    assert [c.name for c in checks(SOUND) if not c.ok] == []
+    assert {c.name for c in checks(SOUND)} >= {"in sync", "log whole", "sub-topic name", "retention"}
+
+
+BAD = {
+    "topic": replace(SOUND, topic=None),
+    "partition": replace(SOUND, topic=replace(TOPIC, partitions=(HEALTHY,) * 3)),
+    "enrolled": replace(SOUND, enrolment=None),
+    "same topic": replace(SOUND, topic=replace(TOPIC, topic_id="another")),
+    "no operation": replace(SOUND, under_way="orders/3: a split by x is in progress"),
+    "ranges": replace(SOUND, opening=65),
+    "not compacted": replace(SOUND, topic=config(cleanup_policy="compact,delete")),
+    "replication": replace(SOUND, topic=with_partition(PartitionFacts(0, (0, 1), (0, 1)))),
+    "min.insync.replicas": replace(SOUND, topic=config(min_insync_replicas="1")),
+    "unclean election off": replace(SOUND, topic=config(unclean_leader_election_enable="true")),
+    "in sync": replace(SOUND, topic=with_partition(PartitionFacts(0, (0, 1, 2), (0, 2)))),
+    "segments exist": replace(SOUND, logs={}),
+    "same sub-topics": replace(
+        SOUND,
+        state=replace(SPLIT, topic_id="id-of-orders"),
+        sources=(TopicFacts("orders.split-3-1", "other", (HEALTHY,) * 2),),
+        logs=SPLIT_LOGS,
+    ),
+    "sub-topic name": replace(SOUND, names=frozenset({"orders.split-3-1"})),
+    "log whole": replace(SOUND, state=SPLIT, logs={**SPLIT_LOGS, PARENT: LogFacts(0, 100)}),
+    "no open transaction": replace(SOUND, hung_transaction="a transaction has been open for 4 s (app)"),
+    "retention": replace(SOUND, topic=config(retention_ms="60000")),
+    "partitioner": replace(SOUND, partitioner=Check("partitioner", False, "18 %", "use the other")),
+    "useful": replace(SOUND, useful=Check("useful", False, "one key has 61 %", "force", forceable=True)),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_each_trouble_fails_its_own_check_and_says_what_to_do(name: str) -> None:
+    failed = [c for c in checks(BAD[name]) if not c.ok]
+    assert [c.name for c in failed] == [name]
+    assert failed[0].message and failed[0].remedy
+    assert failed[0].forceable == (name in ("replication", "retention", "useful"))
+
+
+@pytest.mark.parametrize(
+    ("names", "subtopic"),
+    [
+        ({"orders_split-3-1"}, "orders.split-3-1"),
+        ({"orders"}, "x" * 250),
+    ],
+)
+def test_a_subtopic_name_that_collides_or_is_too_long_fails(names: set[str], subtopic: str) -> None:
+    facts = replace(SOUND, names=frozenset(names), subtopic=subtopic)
+    assert [c.name for c in checks(facts) if not c.ok] == ["sub-topic name"]
+
+
+def test_a_record_where_a_marker_should_be_shows_a_truncated_log() -> None:
+    facts = replace(SOUND, state=SPLIT, logs={**SPLIT_LOGS, PARENT: LogFacts(0, 300, 100)})
+    assert ["has no marker at 100" in c.message for c in checks(facts) if not c.ok] == [True]
+
+
+def test_a_frozen_partition_is_refused() -> None:
+    facts = replace(SOUND, state=apply(UNSPLIT, Freeze("truncated")))
+    assert ["frozen: truncated" in c.message for c in checks(facts) if not c.ok] == [True]
+
+
+def test_an_enrolment_that_is_not_settled_is_waited_for_not_refused() -> None:
+    facts = replace(SOUND, enrolment=replace(ENROLMENT, settled=False))
+    assert not [c for c in checks(facts) if not c.ok]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("topic", UsageError), ("no operation", ConflictError), ("in sync", CheckFailedError)]
+)
+def test_a_failed_check_becomes_an_error_with_the_remedy_as_hint(name: str, kind: type[Exception]) -> None:
+    error = refusal(Check(name, False, "what", "do this"))
+    assert type(error) is kind and str(error) == "what; do this"

@@ -1,0 +1,87 @@
+"""Samples: what they say about keys, labels and the partitioner."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+import pytest
+from confluent_kafka import murmur2
+
+from kpsplit.kafka.sampling import LABEL_LENGTH, Sample, label, partitioner_check, placed_by
+from kpsplit.splitter.key_range import key_hash
+from kpsplit.splitter.records.control import Partitioner
+
+CONSISTENT, MURMUR2 = Partitioner.CONSISTENT_RANDOM, Partitioner.MURMUR2_RANDOM
+
+
+def sample(place, count: int = 200, partitions: int = 6, wanted: int = 3) -> Sample:
+    """Keys that a partitioner puts into one partition."""
+    taken = Sample()
+    number = 0
+    while taken.keyed < count:
+        key = f"key-{number}".encode()
+        number += 1
+        if place(key, partitions) == wanted:
+            taken.add(key, 10, wanted, partitions)
+    return taken
+
+
+def test_partitioners_place_keys_as_the_clients_do() -> None:
+    assert placed_by(CONSISTENT, b"abc", 6) == crc32(b"abc") % 6
+    assert placed_by(MURMUR2, b"abc", 6) == murmur2(b"abc", 6)
+    assert placed_by(Partitioner.EXPLICIT, b"abc", 6) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (b"order-17", "order-17"),
+        ("käse".encode(), "käse"),
+        (b"a\nb\x00", "a\\nb\\x00"),
+        (b"\xff\xfe", "\\xff\\xfe"),
+        (b"", ""),
+    ],
+)
+def test_labels_are_printable(key: bytes, text: str) -> None:
+    assert label(key) == text
+
+
+def test_long_labels_are_cut_off() -> None:
+    assert len(label(b"x" * 1000)) == LABEL_LENGTH
+
+
+def test_records_without_a_key_have_no_place_in_the_key_space() -> None:
+    taken = Sample()
+    taken.add(None, 10, 3, 6)
+    taken.add(b"", 5, 3, 6)
+    assert (taken.records, taken.keyed, taken.points) == (2, 0, [(key_hash(b""), 5)])
+
+
+def test_the_partitioner_that_explains_the_records_passes() -> None:
+    assert partitioner_check(sample(lambda k, n: crc32(k) % n), CONSISTENT, 6).ok
+    assert partitioner_check(sample(murmur2), MURMUR2, 6).ok
+
+
+def test_another_partitioner_is_named() -> None:
+    check = partitioner_check(sample(murmur2), CONSISTENT, 6)
+    assert not check.ok and not check.forceable
+    assert check.remedy == "use murmur2_random"
+
+
+def test_records_that_no_partitioner_explains_were_placed_by_the_application() -> None:
+    check = partitioner_check(sample(lambda _k, _n: 3), CONSISTENT, 6)
+    assert not check.ok and check.remedy.startswith("use explicit")
+
+
+def test_some_writers_of_another_kind_can_be_forced() -> None:
+    taken = sample(lambda k, n: crc32(k) % n, 80)
+    taken.merge(sample(lambda _k, _n: 3, 30))
+    check = partitioner_check(taken, CONSISTENT, 6)
+    assert not check.ok and check.forceable
+
+
+@pytest.mark.parametrize(("count", "partitions"), [(19, 6), (200, 1)])
+def test_too_few_records_or_one_partition_say_nothing(count: int, partitions: int) -> None:
+    taken = sample(lambda _k, _n: 3, count)
+    assert partitioner_check(taken, CONSISTENT, partitions).ok
+    assert partitioner_check(taken, Partitioner.EXPLICIT, 6).ok

@@ -1,0 +1,157 @@
+"""Replica lists, own topics, sealing, markers' producers, retirement: the pure parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kpsplit.errors import ConflictError, FutureVersionError, RecordError
+from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
+from kpsplit.kafka.groups import group_of
+from kpsplit.kafka.initialise import misfits, own_topics, settings_to_write, topic_config
+from kpsplit.kafka.leaders import reordered
+from kpsplit.kafka.log_tail import LogTail
+from kpsplit.kafka.markers import is_connected, producers_for
+from kpsplit.kafka.retirement import ends_to_reach, undrained
+from kpsplit.kafka.subtopics import copied_config, is_sealed, phantom_assignment
+from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.records.control import (
+    Enrolment,
+    Partitioner,
+    Settings,
+    encode_enrolment,
+    encode_settings,
+)
+from kpsplit.splitter.records.keys import SETTINGS_KEY, enrolment_key
+from tests.unit.samples import PARENT, UNSPLIT, committed, phantom, split_attempt
+
+
+def test_leaders_of_phantoms_are_spread_over_the_parents_replicas() -> None:
+    assert phantom_assignment((2, 0, 1), 5) == [[2, 0, 1], [0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]
+    assert phantom_assignment((7,), 2) == [[7], [7]]
+
+
+def test_a_leader_is_put_first_and_the_set_stays() -> None:
+    assert reordered((2, 0, 1), 1) == [1, 2, 0]
+    assert reordered((2, 0, 1), 2) == [2, 0, 1]
+
+
+def test_settings_that_name_replicas_are_not_copied() -> None:
+    explicit = {
+        "retention.ms": "5",
+        "leader.replication.throttled.replicas": "0:1",
+        "min.insync.replicas": "2",
+    }
+    assert copied_config(explicit) == {"retention.ms": "5", "min.insync.replicas": "2"}
+
+
+def test_a_sealed_topic_takes_no_record() -> None:
+    assert is_sealed({"max.message.bytes": "0"}) and not is_sealed({"max.message.bytes": "1048588"})
+
+
+@pytest.mark.parametrize(("places", "producers"), [(0, 1), (1, 1), (2, 1), (5, 3), (64, 8)])
+def test_markers_of_many_partitions_go_over_several_connections(places: int, producers: int) -> None:
+    assert producers_for(places) == producers
+
+
+def test_a_producer_is_warm_with_an_id_and_every_broker_up() -> None:
+    up, down = {"nodeid": 0, "state": "UP"}, {"nodeid": 1, "state": "CONNECT"}
+    assigned = {"idemp_state": "Assigned"}
+    assert is_connected({"eos": assigned, "brokers": {"a": up, "boot": {"nodeid": -1, "state": "INIT"}}})
+    assert not is_connected({"eos": assigned, "brokers": {"a": up, "b": down}})
+    assert not is_connected({"eos": {"idemp_state": "WaitPID"}, "brokers": {"a": up}})
+    assert not is_connected({})
+
+
+OWN = own_topics(16)[0]
+RIGHT = TopicFacts(OWN.name, "id", (PartitionFacts(0, (0, 1, 2), (0, 1, 2)),), topic_config(3))
+
+
+def test_an_own_topic_as_it_is_created_fits() -> None:
+    assert misfits(OWN, RIGHT, brokers=3) == []
+    single = replace(RIGHT, partitions=(PartitionFacts(0, (0,), (0,)),), config=topic_config(1))
+    assert misfits(OWN, single, brokers=1) == []
+
+
+@pytest.mark.parametrize(
+    ("topic", "wrong"),
+    [
+        (replace(RIGHT, config={**RIGHT.config, "cleanup.policy": "compact,delete"}), "cleanup.policy"),
+        (replace(RIGHT, config={**RIGHT.config, "min.insync.replicas": "1"}), "min.insync.replicas"),
+        (replace(RIGHT, config={**RIGHT.config, "unclean.leader.election.enable": "true"}), "unclean"),
+        (replace(RIGHT, config={**RIGHT.config, "max.message.bytes": "1000"}), "max.message.bytes"),
+        (replace(RIGHT, partitions=RIGHT.partitions * 2), "2 partitions, not 1"),
+        (replace(RIGHT, partitions=(PartitionFacts(0, (0, 1), (0, 1)),)), "replication factor is 2, not 3"),
+    ],
+)
+def test_what_is_wrong_with_an_own_topic_is_said_with_the_remedy(topic: TopicFacts, wrong: str) -> None:
+    found = misfits(OWN, topic, brokers=3)
+    assert len(found) == 1 and wrong in found[0] and ": " in found[0]
+
+
+def test_the_lease_is_kept_once_producers_count_on_it() -> None:
+    view = ControlView()
+    assert settings_to_write(view, None) == Settings(5000)
+    view.fold(SETTINGS_KEY, encode_settings(Settings(700)))
+    assert settings_to_write(view, None) is None
+    assert settings_to_write(view, 700) is None
+    assert settings_to_write(view, 900) == Settings(900)
+    enrolment = Enrolment("orders", "id", Partitioner.EXPLICIT, settled=True)
+    view.fold(enrolment_key("orders"), encode_enrolment(enrolment))
+    with pytest.raises(ConflictError, match="the lease is 700 ms"):
+        settings_to_write(view, 900)
+    with pytest.raises(RecordError):
+        settings_to_write(view, 5)
+
+
+def test_a_group_without_a_commit_is_not_drained() -> None:
+    state = committed(UNSPLIT, split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2)), {0: 100})
+    nested = split_attempt(state, 2, state.lineage.get(2).range.split_evenly(2), "t")
+    state = committed(replace(state, attempt=None, phase=UNSPLIT.phase), nested, {2: 9})
+    ends = ends_to_reach(state, "orders.split-3-1")
+    assert ends == {phantom(0): 9}  # the other phantom is open, the overflow behind the first one as well
+    groups = {"none": {}, "behind": {phantom(0): 8}, "done": {phantom(0): 9}, "beyond": {phantom(0): 10}}
+    assert [str(u) for u in undrained(ends, {}, groups)] == [
+        "group behind stands at 8 in orders.split-3-1/0, which ends at 9",
+        "group none has no commit in orders.split-3-1/0, which ends at 9",
+    ]
+    assert undrained(ends, {phantom(0): 9}, groups) == []  # expired: nobody can read it any more
+
+
+class FakeMessage:
+    def __init__(self, key: bytes | None, value: bytes | None) -> None:
+        self._key, self._value = key, value
+
+    def key(self) -> bytes | None:
+        return self._key
+
+    def value(self) -> bytes | None:
+        return self._value
+
+
+def test_groups_are_found_in_the_offset_log() -> None:
+    def found(key: bytes | None, value: bytes | None = b'{"v":1}') -> str | None:
+        return group_of(FakeMessage(key, value), PARENT)  # type: ignore[arg-type]
+
+    assert found(b'{"group":"g","topic":"orders","partition":3,"lo":0,"hi":9}') == "g"
+    assert found(b'{"group":"g","topic":"orders","partition":4,"lo":0,"hi":9}') is None
+    assert found(b'{"group":null,"topic":"orders","partition":3,"lo":0,"hi":9}') is None
+    assert found(b"garbage", b"[1]") is None
+    with pytest.raises(FutureVersionError):
+        found(b'{"group":"g","topic":"orders","partition":3}', b'{"v":9}')
+
+
+def test_a_tail_never_reads_on_behind_a_record_of_a_newer_version() -> None:
+    tail = LogTail.__new__(LogTail)
+    tail._stopped = None
+
+    def newer(_message: object) -> None:
+        raise FutureVersionError("newer")
+
+    tail._fold = newer
+    with pytest.raises(FutureVersionError):
+        tail._hand_over(FakeMessage(None, None))  # type: ignore[arg-type]
+    with pytest.raises(FutureVersionError):
+        tail.poll(0)
