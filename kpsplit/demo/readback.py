@@ -55,6 +55,7 @@ class Reading:
     _segments: dict[PhysicalPartition, dict[int, SegmentSeen]] = field(default_factory=dict)
     _places: dict[RecordId, PhysicalPartition] = field(default_factory=dict)
     _altered: int = 0
+    _interned: dict[tuple[str, int], PhysicalPartition] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._checker = HistoryChecker(self.lineages, foreign={PLAIN_WRITER})
@@ -71,7 +72,7 @@ class Reading:
         Raises:
             KpsplitError: it cannot be read.
         """
-        parent = state.parent
+        parent = self._partition(state.parent.topic, state.parent.partition)
         seen = self._segments[parent] = {segment.id: SegmentSeen() for segment in state.lineage}
         with LineageReader(connection, state) as reader:
             for record in reader.records():
@@ -83,7 +84,7 @@ class Reading:
         return ReadBack(self._checker.report(), self._tallies, self._segments, self._places, self._altered)
 
     def _take(self, parent: PhysicalPartition, record: LogicalRecord, seen: SegmentSeen) -> None:
-        source = PhysicalPartition(record.source_topic, record.source_partition)
+        source = self._partition(record.source_topic, record.source_partition)
         found, intact = self._identify(record)
         self._altered += not intact
         self._places[found] = source
@@ -102,6 +103,13 @@ class Reading:
             )
         )
 
+    def _partition(self, topic: str, partition: int) -> PhysicalPartition:
+        """Return one object for each partition: comparing them is most of the work otherwise."""
+        found = self._interned.get((topic, partition))
+        if found is None:
+            found = self._interned[topic, partition] = PhysicalPartition(topic, partition)
+        return found
+
     def _identify(self, record: LogicalRecord) -> tuple[RecordId, bool]:
         """Return which record this is, and whether its value is what was sent."""
         value = record.value or b""
@@ -117,11 +125,11 @@ class Reading:
     def _send(self, topic: str, writer: str, entry: Entry) -> Send:
         """Return a send; plain producers report physical offsets, kpsplit's logical ones."""
         reported = entry.partition if entry.reported_partition is None else entry.reported_partition
-        parent = PhysicalPartition(topic, entry.partition)
+        parent = self._partition(topic, entry.partition)
         plain = writer == PLAIN_WRITER
         known = entry.outcome is SendOutcome.OK and entry.offset is not None
         if known and reported != entry.partition:
-            parent = PhysicalPartition(topic, reported)  # the checker sees that it was read elsewhere
+            parent = self._partition(topic, reported)  # the checker sees that it was read elsewhere
         return Send(
             producer=writer,
             partition=parent,

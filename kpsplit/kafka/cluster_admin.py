@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ ANSWER_SECONDS = 8.0
 """How long any one answer may take: unreachable brokers must be an error within 10 s."""
 
 _GRACE = 0.5
+_PATIENCE = 1.5
+_PAUSE = 0.1
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
@@ -119,7 +122,7 @@ class ClusterAdmin:
 
     def find(self, topic: str) -> TopicFacts | None:
         """Return a topic with its settings, None if there is none of that name."""
-        found = self.layout(topic)
+        found = self.known(topic)
         if found is None:
             return None
         entries = self._config_entries(topic)
@@ -142,8 +145,18 @@ class ClusterAdmin:
             raise UsageError(f"there is no topic {topic}", hint="check the name and the right to describe it")
         return found
 
+    def known(self, topic: str) -> TopicFacts | None:
+        """Return a topic without its settings; None only if it stays unknown for a while.
+
+        A broker that has just started, or not heard of a new topic yet, does not know it.
+        """
+        end = monotonic() + _PATIENCE
+        while (found := self.layout(topic)) is None and monotonic() < end:
+            time.sleep(_PAUSE)
+        return found
+
     def layout(self, topic: str) -> TopicFacts | None:
-        """Return a topic without its settings (one request less), None if there is none of that name."""
+        """Return a topic without its settings, None if the broker that is asked knows none of that name."""
         futures = self._client.describe_topics(TopicCollection([topic]), request_timeout=ANSWER_SECONDS)
         try:
             found = self._answer(futures[topic], f"describe topic {topic}")

@@ -86,12 +86,10 @@ def create_own_topics(
     """
     brokers = admin.brokers()
     wanted = own_topics(offsets_partitions)
-    found = {own.name: admin.find(own.name) for own in wanted}
+    names = admin.topics()
+    found = {own.name: admin.find(own.name) if own.name in names else None for own in wanted}
     for own in wanted:
-        topic = found[own.name]
-        wrong = misfits(own, topic, len(brokers)) if topic else []
-        if wrong:
-            raise CheckFailedError(f"topic {own.name} exists, but {wrong[0]}", hint="nothing was changed")
+        _refuse_misfit(own, found[own.name], len(brokers))
     created = []
     replication = min(REPLICATION, len(brokers))
     for own in wanted:
@@ -100,23 +98,24 @@ def create_own_topics(
             own.name, topic_config(replication), partitions=partitions, replication=replication
         ):
             created.append(own.name)
-    counts = _counts(admin, wanted, found, created)
-    await_served(connection, brokers, counts, deadline)
+    for own in wanted:
+        if found[own.name] is None and own.name not in created:  # somebody else has just made it
+            found[own.name] = admin.describe(own.name)
+            _refuse_misfit(own, found[own.name], len(brokers))
+    await_served(connection, brokers, _counts(wanted, found), deadline)
     return created
 
 
-def _counts(
-    admin: ClusterAdmin,
-    wanted: tuple[OwnTopic, ...],
-    found: Mapping[str, TopicFacts | None],
-    created: list[str],
-) -> dict[str, int]:
-    """Return the partition counts of all three; one that somebody else made just now is looked at again."""
+def _refuse_misfit(own: OwnTopic, topic: TopicFacts | None, brokers: int) -> None:
+    wrong = misfits(own, topic, brokers) if topic else []
+    if wrong:
+        raise CheckFailedError(f"topic {own.name} exists, but {wrong[0]}", hint="nothing was changed")
+
+
+def _counts(wanted: tuple[OwnTopic, ...], found: Mapping[str, TopicFacts | None]) -> dict[str, int]:
     counts = {}
     for own in wanted:
         topic = found[own.name]
-        if topic is None and own.name not in created:
-            topic = admin.describe(own.name)
         counts[own.name] = len(topic.partitions) if topic else own.partitions or DEFAULT_OFFSETS_PARTITIONS
     return counts
 

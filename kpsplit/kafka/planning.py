@@ -232,12 +232,13 @@ def _hot_keys(sized: Sizing) -> tuple[HotKey, ...]:
 
 def left_to_read(facts: Facts, positions: Mapping[str, Positions]) -> dict[str, int]:
     """Return how many offsets each group has before it in the segments that would close."""
-    logs = {s.source: facts.logs[s.source] for s in facts.closing if s.source in facts.logs}
+    closing = [(s, facts.logs[s.source]) for s in facts.closing if s.source in facts.logs]
+    places = {s.source for s, _ in closing}
     left = {}
     for group, known in positions.items():
-        if not any(place.topic == facts.parent.topic or place in logs for place in known):
-            continue
-        left[group] = sum(
-            max(0, (log.end or 0) - max(known.get(place, 0), log.start or 0)) for place, log in logs.items()
-        )
+        if any(place.topic == facts.parent.topic or place in places for place in known):
+            left[group] = sum(
+                max(0, (log.end or 0) - max(known.get(s.source, 0), log.start or 0, s.start))
+                for s, log in closing
+            )
     return left

@@ -72,6 +72,7 @@ class Retirement:
         self._runner = runner
         self._observe = observer
         self._subtopics = SubTopics(connection, admin)
+        self._gone: set[str] = set()
 
     def run(self, parent: PhysicalPartition, force: bool, deadline: Deadline) -> list[str]:
         """Delete what can be deleted; as ``Operations.retire``."""
@@ -109,8 +110,9 @@ class Retirement:
         self, state: PartitionState, subtopic: SubTopic, force: bool, deadline: Deadline
     ) -> str | None:
         """Return why a sub-topic has to stay, None if it can go."""
-        found = self._admin.layout(subtopic.name)
+        found = self._admin.known(subtopic.name)
         if found is None:
+            self._gone.add(subtopic.name)
             return None
         if subtopic.topic_id is not None and found.topic_id != subtopic.topic_id:
             return "this is another topic of the same name; kpsplit does not touch it"
@@ -141,14 +143,22 @@ class Retirement:
             raise ConflictError(f"{state.parent} has changed meanwhile", hint="retry")
         deleted = []
         for subtopic in going:
-            try:
-                if subtopic.state is SubTopicState.ABANDONED:
-                    self._subtopics.delete_empty(subtopic.name, deadline)
-                else:
-                    self._admin.delete(subtopic.name, min(ANSWER_SECONDS, max(0.1, deadline.left())))
-            except CheckFailedError as error:
-                self._observe(StepDone("Keep", 0.0, error.message))
+            if not self._deleted(subtopic, deadline):
                 continue
             state = self._runner.record(state, Retire(subtopic.name), deadline)
             deleted.append(subtopic.name)
         return deleted
+
+    def _deleted(self, subtopic: SubTopic, deadline: Deadline) -> bool:
+        """Delete a sub-topic; nothing is deleted that was not looked at before."""
+        if subtopic.name in self._gone:
+            return True
+        try:
+            if subtopic.state is SubTopicState.ABANDONED:
+                self._subtopics.delete_empty(subtopic.name, deadline)
+            else:
+                self._admin.delete(subtopic.name, min(ANSWER_SECONDS, max(0.1, deadline.left())))
+        except CheckFailedError as error:
+            self._observe(StepDone("Keep", 0.0, error.message))
+            return False
+        return True

@@ -6,18 +6,18 @@ order of steps itself, and never repeats a write whose outcome is unknown withou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from kpsplit.errors import (
     ConflictError,
-    DeadlineExceededError,
     FencedError,
     KpsplitError,
     UnknownOutcomeError,
 )
 from kpsplit.splitter import steps, writers
-from kpsplit.splitter.events import Commit, Event, Fence, Prepare
+from kpsplit.splitter.events import Commit, Event, Fence, Prepare, Retire
 from kpsplit.splitter.partition_state import (
     Attempt,
     EndedBy,
@@ -26,6 +26,7 @@ from kpsplit.splitter.partition_state import (
     Result,
 )
 from kpsplit.splitter.ports import Clock, ControlPort, Deadline, TopicsPort, WritersPort
+from kpsplit.splitter.records.producers import ProducerRecord
 from kpsplit.splitter.states import Phase
 from kpsplit.splitter.steps import Progress, Step
 
@@ -56,6 +57,7 @@ class StepDone:
 
 
 Observer = Callable[[StepDone], None]
+Missing = Callable[[Iterable[ProducerRecord], str, str], tuple[ProducerRecord, ...]]
 
 
 class Driver:
@@ -121,33 +123,41 @@ class Driver:
         return state.last if before is not None else None
 
     def _begin(self, state: PartitionState, attempt: Attempt, deadline: Deadline) -> Outcome:
-        try:
-            state = self._record(state, Prepare(attempt), deadline)
-        except UnknownOutcomeError:
-            state = self._claim(deadline)
-            if state.attempt is None:
+        with self._rolled_back_on_error(attempt.id):
+            try:
                 state = self._record(state, Prepare(attempt), deadline)
+            except UnknownOutcomeError:
+                state = self._claim(deadline)
+                if state.attempt is None:
+                    state = self._record(state, Prepare(attempt), deadline)
         return self._drive(state, Progress(attempt.id), deadline)
 
     def _drive(self, state: PartitionState, progress: Progress, deadline: Deadline) -> Outcome:
         limit = deadline
-        while True:
-            try:
+        with self._rolled_back_on_error(progress.attempt_id):
+            while True:
                 step = steps.decide(state, progress)
                 if isinstance(step, steps.Done):
                     return step.outcome
                 if isinstance(step, steps.Record) and isinstance(step.event, Fence):
                     limit = self._pause_limit(state, deadline)
-                state, progress = self._do(state, progress, step, limit)
-            except UnknownOutcomeError:
-                state = self._claim(self._ports.clock.deadline(CLEANUP_SECONDS))
-            except (FencedError, ConflictError):
-                raise
-            except (KpsplitError, KeyboardInterrupt) as error:
-                self._roll_back(progress.attempt_id, error)
-                raise
-            if state.phase is Phase.COMMITTED:
-                limit = deadline
+                try:
+                    state, progress = self._do(state, progress, step, limit)
+                except UnknownOutcomeError:
+                    state = self._claim(self._ports.clock.deadline(CLEANUP_SECONDS))
+                if state.phase is Phase.COMMITTED:
+                    limit = deadline
+
+    @contextmanager
+    def _rolled_back_on_error(self, attempt_id: str) -> Iterator[None]:
+        """Roll back on any error but a newer operator's; an interruption in C code comes as a SystemError."""
+        try:
+            yield
+        except (FencedError, ConflictError):
+            raise
+        except (Exception, KeyboardInterrupt) as error:
+            self._roll_back(attempt_id, error)
+            raise
 
     def _pause_limit(self, state: PartitionState, deadline: Deadline) -> Deadline:
         if state.attempt is None:
@@ -190,34 +200,32 @@ class Driver:
 
     def _await_ready(self, state: PartitionState, attempt: Attempt, limit: Deadline) -> str:
         """Wait for answers to PREPARE; expire whoever is silent for a lease."""
-        partition = str(state.parent)
-        certain = self._ports.clock.now() + self._ports.control.lease_seconds() * writers.LEASE_MARGIN
-        while True:
-            limit.check("the producers' readiness")
-            live = self._ports.writers.read(limit).live(state.parent.topic)
-            silent = writers.not_ready(live, partition, attempt.id)
-            if not silent:
-                return f"{len(live)} producers ready"
-            left = certain - self._ports.clock.now()
-            if left <= 0:
-                self._ports.writers.expire(silent, limit)
-                return f"{len(live) - len(silent)} producers ready, {len(silent)} silent ones expired"
-            self._ports.writers.await_change(min(left, limit.left(), ANSWER_POLL_SECONDS))
+        live, expired = self._await_answers(state, attempt, writers.not_ready, "readiness", limit)
+        silent = f", {expired} silent ones expired" if expired else ""
+        return f"{live - expired} producers ready{silent}"
 
     def _await_acknowledged(self, state: PartitionState, attempt: Attempt, limit: Deadline) -> str:
         """Wait for acknowledgements of the fence; a lease that has run out is as good as one."""
-        partition = str(state.parent)
+        _, expired = self._await_answers(
+            state, attempt, writers.not_acknowledged, "acknowledgement of the fence", limit
+        )
+        return f"{expired} producers expired in the fence" if expired else "all producers hold"
+
+    def _await_answers(
+        self, state: PartitionState, attempt: Attempt, missing: Missing, what: str, limit: Deadline
+    ) -> tuple[int, int]:
+        """Wait until nobody's answer is missing, or a lease has certainly run out; return (live, expired)."""
         certain = self._ports.clock.now() + self._ports.control.lease_seconds() * writers.LEASE_MARGIN
         while True:
-            limit.check("the producers' acknowledgement of the fence")
+            limit.check(f"the producers' {what}")
             live = self._ports.writers.read(limit).live(state.parent.topic)
-            waiting = writers.not_acknowledged(live, partition, attempt.id)
+            waiting = missing(live, str(state.parent), attempt.id)
             if not waiting:
-                return "all producers hold"
+                return len(live), 0
             left = certain - self._ports.clock.now()
             if left <= 0:
                 self._ports.writers.expire(waiting, limit)
-                return f"{len(waiting)} producers expired in the fence"
+                return len(live), len(waiting)
             self._ports.writers.await_change(min(left, limit.left(), ANSWER_POLL_SECONDS))
 
     def _claim(self, deadline: Deadline) -> PartitionState:
@@ -247,7 +255,7 @@ class Driver:
             attempt = state.attempt
             state = self._record(state, event, deadline)
             if attempt is not None and attempt.subtopic is not None:
-                self._delete_quietly(attempt.subtopic)
+                state = self._delete_quietly(state, attempt.subtopic)
         elif forward and state.phase is Phase.COMMITTED and state.attempt is not None:
             self._drive(state, Progress(state.attempt.id), deadline)
             state = self._claim(deadline)
@@ -274,11 +282,17 @@ class Driver:
             cause.changed = changed
             cause.hint = hint or cause.hint
 
-    def _delete_quietly(self, name: str) -> None:
+    def _delete_quietly(self, state: PartitionState, name: str) -> PartitionState:
+        """Delete the sub-topic of an attempt that was rolled back; a left-over one does no harm."""
         try:
-            self._ports.topics.delete_abandoned(name, self._ports.clock.deadline(CLEANUP_SECONDS))
-        except (KpsplitError, DeadlineExceededError):
+            deadline = self._ports.clock.deadline(CLEANUP_SECONDS)
+            self._ports.topics.delete_abandoned(name, deadline)
+            return self._record(state, Retire(name), deadline)
+        except (FencedError, UnknownOutcomeError):
+            raise
+        except KpsplitError:
             self._observe(StepDone("LeftOver", 0.0, f"{name} is left over; kpsplit doctor lists it"))
+            return state
 
 
 def _frozen(state: PartitionState) -> ConflictError:

@@ -172,16 +172,9 @@ class HistoryChecker:
         examples: int = DEFAULT_EXAMPLES,
     ) -> None:
         self._foreign = frozenset(foreign)
-        self._lineages = {lineage.parent: lineage for lineage in lineages}
-        self._segments = {
-            (parent, segment_id): segment
-            for parent, lineage in self._lineages.items()
-            for segment_id, segment in SegmentRead.all_of(lineage).items()
-        }
+        self._partitions = {lineage.parent: _PartitionRead(lineage) for lineage in lineages}
         self._sends: dict[Hashable, Send] = {}
         self._delivered_at: dict[Hashable, int] = {}
-        self._last_sequence: dict[tuple[str, PhysicalPartition, Key], int] = {}
-        self._used_offsets: dict[PhysicalPartition, set[int]] = {parent: set() for parent in self._lineages}
         self._found = _Findings(examples)
         self._counts = dict.fromkeys(SendOutcome, 0)
         self._written = dict.fromkeys(SendOutcome, 0)
@@ -201,11 +194,12 @@ class HistoryChecker:
     def delivered(self, delivery: Delivery) -> None:
         """Take the next delivery, in the order of reading."""
         self._read += 1
-        segment = self._segments.get((delivery.partition, delivery.segment))
-        if segment is None:
+        partition = self._partitions.get(delivery.partition)
+        segment = partition.segments.get(delivery.segment) if partition else None
+        if partition is None or segment is None:
             self._note(Anomaly.WRONG_PLACE, delivery, "the lineage has no such segment")
             return
-        self._check_place(segment, delivery)
+        self._check_place(partition, segment, delivery)
         send = self._sends.get(delivery.id)
         if send is None:
             self._note(Anomaly.NEVER_SENT, delivery, "nobody sent it")
@@ -216,6 +210,8 @@ class HistoryChecker:
             self._delivered_at[delivery.id] = delivery.logical_offset
             self._written[send.outcome] += 1
             self._check_against(send, segment, delivery)
+            if send.key is not None:
+                self._check_order(partition, send, delivery)
 
     def report(self) -> HistoryReport:
         """Look for what was not delivered, and return everything that was found."""
@@ -237,15 +233,14 @@ class HistoryChecker:
             findings=(*missing.all(), *self._found.all()),
         )
 
-    def _check_place(self, segment: SegmentRead, delivery: Delivery) -> None:
+    def _check_place(self, partition: _PartitionRead, segment: SegmentRead, delivery: Delivery) -> None:
         """Check what can be told from the record's place and key alone."""
         logical = delivery.logical_offset
         if segment.logical(delivery.source, delivery.offset) != logical:
             self._note(Anomaly.WRONG_PLACE, delivery, "the lineage puts another number there")
-        used = self._used_offsets[delivery.partition]
-        if logical in used:
+        if logical in partition.used_offsets:
             self._note(Anomaly.OFFSET_REUSED, delivery, "another record has the same logical offset")
-        used.add(logical)
+        partition.used_offsets.add(logical)
         floor = segment.floor()
         if logical <= floor:
             self._note(Anomaly.OFFSET_NOT_RISING, delivery, f"logical offset {floor} came before")
@@ -255,7 +250,7 @@ class HistoryChecker:
 
     def _check_against(self, send: Send, segment: SegmentRead, delivery: Delivery) -> None:
         """Check a record's first delivery against how it was sent."""
-        if send.partition != delivery.partition:
+        if send.partition is not delivery.partition and send.partition != delivery.partition:
             self._note(Anomaly.WRONG_PLACE, delivery, f"it was sent to {send.partition}")
         if send.key != delivery.key and not _same_key(send.key, delivery.key):
             self._note(Anomaly.WRONG_KEY, delivery, f"it was sent with key {send.key!r}")
@@ -266,14 +261,12 @@ class HistoryChecker:
         forbidden = SegmentKind.PHANTOM if send.producer in self._foreign else SegmentKind.OVERFLOW
         if segment.kind is forbidden:
             self._note(Anomaly.WRONG_SEGMENT, delivery, f"{send.producer} must not write to {segment.kind}s")
-        if send.key is not None:
-            self._check_order(send, delivery)
 
-    def _check_order(self, send: Send, delivery: Delivery) -> None:
-        path = (send.producer, send.partition, send.key)
-        last = self._last_sequence.get(path, -1)
-        if send.sequence > last:
-            self._last_sequence[path] = send.sequence
+    def _check_order(self, partition: _PartitionRead, send: Send, delivery: Delivery) -> None:
+        path = (send.producer, send.key)
+        last = partition.last_sequence.get(path)
+        if last is None or send.sequence > last:
+            partition.last_sequence[path] = send.sequence
         elif send.outcome is SendOutcome.FAILED:
             self._failed_out_of_order += 1
         else:
@@ -283,9 +276,10 @@ class HistoryChecker:
 
     def _beyond_reading(self, send: Send) -> bool:
         """Tell whether a missing record's place lies behind what was read of a segment that is still open."""
-        lineage = self._lineages.get(send.partition)
-        if lineage is None:
+        partition = self._partitions.get(send.partition)
+        if partition is None:
             return True
+        lineage = partition.lineage
         if send.place is not None:
             segment = lineage.at(*send.place)
             logical = segment.logical(send.place[1]) if segment else None
@@ -295,7 +289,7 @@ class HistoryChecker:
             segment = found[0] if found else None
         if segment is None or logical is None or not segment.is_open:
             return False
-        return logical > self._segments[send.partition, segment.id].last
+        return logical > partition.segments[segment.id].last
 
     def _note(self, anomaly: Anomaly, delivery: Delivery, why: str) -> None:
         self._found.note(
@@ -318,6 +312,18 @@ def check_history(
     for delivery in deliveries:
         checker.delivered(delivery)
     return checker.report()
+
+
+class _PartitionRead:
+    """One logical partition as its reading goes on."""
+
+    __slots__ = ("last_sequence", "lineage", "segments", "used_offsets")
+
+    def __init__(self, lineage: Lineage) -> None:
+        self.lineage = lineage
+        self.segments = SegmentRead.all_of(lineage)
+        self.used_offsets: set[int] = set()
+        self.last_sequence: dict[tuple[str, Key], int] = {}
 
 
 @dataclass(slots=True)

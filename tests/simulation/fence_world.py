@@ -68,6 +68,8 @@ class Scope:
     """The application purges its queue."""
     zombie: bool = False
     """A dead operator wakes up while it waits for readiness, and expires whom it finds silent."""
+    counts_early: bool = False
+    """A wrong protocol: a report counts its record as done before it takes it in hand."""
     retries: bool = True
     """A record that is in the log may be rejected by a hard seal: its first acknowledgement was lost."""
 
@@ -79,6 +81,7 @@ class Item(NamedTuple):
     sequence: int
     epoch: int
     offset: int
+    counted: bool = False
 
 
 class Held(NamedTuple):
@@ -111,6 +114,8 @@ class Operator(NamedTuple):
     expiring: frozenset[int] = NOBODY
     late: tuple[tuple[int, str, bool], ...] = ()
     """Markers that a dead operator may still append."""
+    asleep: str | None = None
+    """The attempt whose operator was put to sleep while it waited for readiness."""
 
 
 class Global(NamedTuple):
@@ -266,10 +271,16 @@ class World:
     def _reported(self, world: Global, index: int, place: int, how: str) -> Global:
         producer = world.producers[index]
         head, *rest = producer.flight[place]
+        if self.scope.counts_early and not head.counted and producer.lease < 0:
+            fence, _ = self._call(producer.fence, "count", (head.segment,))
+            flight = _put(producer.flight, place, (head._replace(counted=True), *rest))
+            return self._with(world, index, producer._replace(flight=flight, fence=fence))
         key = self.scope.keys[index][head.sequence]
         valid = producer.lease >= 0
         fence, finals = self._call(
-            producer.fence, "report", (how, head.segment, key, head.sequence, head.offset, valid)
+            producer.fence,
+            "report",
+            (how, head.segment, key, head.sequence, head.offset, valid, head.counted),
         )
         flight = _put(producer.flight, place, tuple(rest))
         return self._with(world, index, self._final(producer._replace(flight=flight, fence=fence), finals))
@@ -301,9 +312,7 @@ class World:
         producer = world.producers[index]
         if producer.fence < 0:
             return self._with(world, index, producer._replace(view=view))
-        fence, finals = self._call(
-            producer.fence, "observe", (world.control[view], producer.lease >= 0)
-        )
+        fence, finals = self._call(producer.fence, "observe", (world.control[view], producer.lease >= 0))
         return self._with(world, index, self._final(producer._replace(fence=fence, view=view), finals))
 
     def _renewal(self, world: Global, index: int, name: str) -> Iterator[Move]:
@@ -332,7 +341,11 @@ class World:
         after = self._with(world, index, producer)
         if self.scope.slow_reading:
             return f"{name} asks", False, after
-        return f"{name} reads to the end", False, self._renewed(self._seen(after, index, len(after.control) - 1), index)
+        return (
+            f"{name} reads to the end",
+            False,
+            self._renewed(self._seen(after, index, len(after.control) - 1), index),
+        )
 
     def _renewed(self, world: Global, index: int) -> Global:
         producer = world.producers[index]
@@ -365,8 +378,10 @@ class World:
         producer = world.producers[index]
         if producer.lease < 0 and not self._suspended(producer):
             fence, _ = self._call(producer.fence, "suspend", ())
-            yield f"{name} notices that its lease ran out", False, self._with(
-                world, index, producer._replace(fence=fence)
+            yield (
+                f"{name} notices that its lease ran out",
+                False,
+                self._with(world, index, producer._replace(fence=fence)),
             )
         _, answer, acknowledge = self._owed(world, producer)
         if answer is not None:
@@ -390,6 +405,17 @@ class World:
         operator = world.operator
         state = self.states[world.control[-1]]
         yield from self._late_markers(world)
+        if operator.asleep is not None:
+            silent = writers.not_ready(self._live(world.producers), str(PARENT), operator.asleep)
+            gone = {r.instance for r in silent}
+            producers = tuple(
+                p._replace(expired=True) if i in gone else p for i, p in enumerate(world.producers)
+            )
+            yield (
+                f"the operator of {operator.asleep} wakes and expires {sorted(gone)}",
+                True,
+                world._replace(producers=producers, operator=operator._replace(asleep=None)),
+            )
         if not operator.running:
             done = state.epoch - len(self.scope.begin)
             if state.phase is Phase.STEADY and done < len(self.scope.operations):
@@ -419,9 +445,13 @@ class World:
             case steps.Record(event):
                 after = self._recorded(world, event)
                 over = isinstance(event, Finish)
-                fresh = Operator(operator.attempts, operator.aborted, late=operator.late)
-                yield type(event).__name__.upper(), False, after._replace(
-                    operator=fresh if over else operator
+                fresh = Operator(
+                    operator.attempts, operator.aborted, late=operator.late, asleep=operator.asleep
+                )
+                yield (
+                    type(event).__name__.upper(),
+                    False,
+                    after._replace(operator=fresh if over else operator),
                 )
             case steps.AwaitReady(waited):
                 yield from self._await(world, waited, writers.not_ready, "ready")
@@ -432,8 +462,10 @@ class World:
             case steps.SealSubTopics(subtopics):
                 names = {t.name for t in subtopics}
                 places = {i for i, s in enumerate(self.sources) if s.topic in names}
-                yield "SEAL SUB-TOPICS", False, world._replace(
-                    sealed=world.sealed | places, operator=operator._replace(sealed=True)
+                yield (
+                    "SEAL SUB-TOPICS",
+                    False,
+                    world._replace(sealed=world.sealed | places, operator=operator._replace(sealed=True)),
                 )
             case other:
                 raise AssertionError(f"a world does not know {other}")
@@ -457,8 +489,10 @@ class World:
             yield f"all {what}", False, world._replace(operator=after)
         elif self._patience_over(world):
             waiting = frozenset(r.instance for r in silent)
-            yield f"patience is over with {sorted(waiting)}", False, world._replace(
-                operator=operator._replace(expiring=waiting)
+            yield (
+                f"patience is over with {sorted(waiting)}",
+                False,
+                world._replace(operator=operator._replace(expiring=waiting)),
             )
 
     def _patience_over(self, world: Global) -> bool:
@@ -495,10 +529,12 @@ class World:
             done = {c[0] for c in operator.cuts}
             planned = [m for m in steps.planned_markers(state, attempt) if m.segment not in done]
             late += tuple(
-                (self._source_ids[m.source], attempt.id, m.marker.kind is MarkerKind.SEAL) for m in planned[:1]
+                (self._source_ids[m.source], attempt.id, m.marker.kind is MarkerKind.SEAL)
+                for m in planned[:1]
             )
         after = self._recorded(world, Abort(attempt.id, EndedBy.TAKEOVER, "gone"))
-        dead = Operator(operator.attempts, operator.aborted + 1, late=late)
+        asleep = attempt.id if self.scope.zombie and state.phase is Phase.PREPARING else operator.asleep
+        dead = Operator(operator.attempts, operator.aborted + 1, late=late, asleep=asleep)
         return f"ABORT {attempt.id}", True, after._replace(operator=dead)
 
     def _late_markers(self, world: Global) -> Iterator[Move]:
@@ -507,8 +543,10 @@ class World:
                 continue
             logs = _put(world.logs, place, (*world.logs[place], ("m", attempt_id, seal)))
             left = tuple(m for m in world.operator.late if m != (place, attempt_id, seal))
-            yield f"late marker of {attempt_id}", True, world._replace(
-                logs=logs, operator=world.operator._replace(late=left)
+            yield (
+                f"late marker of {attempt_id}",
+                True,
+                world._replace(logs=logs, operator=world.operator._replace(late=left)),
             )
 
     def _attempt(self, state: PartitionState, operation: str, number: int) -> Attempt:
@@ -611,17 +649,29 @@ class World:
         return self._source_ids[writer.segment.source], sequence, writer.segment.id, fence.state.epoch
 
     def _do_report(
-        self, fence: Any, how: str, segment: int, key: int, sequence: int, offset: int, valid: bool
+        self,
+        fence: Any,
+        how: str,
+        segment: int,
+        key: int,
+        sequence: int,
+        offset: int,
+        valid: bool,
+        counted: bool,
     ) -> tuple[Any, ...]:
         writer = next((w for w in fence.all_writers() if w.segment.id == segment), None)
         if writer is None:  # the fence has forgotten a record that was still in flight
             writer = RouteWriter(fence.state.lineage.get(segment), PARENT)
+        writer.done -= counted
         Dispatcher.refresh(cast(Dispatcher, SimpleNamespace(lease_until=1.0, instance=0)), fence)
         if how == "acknowledged" and valid and writer.good_until > 0:
             writer.done += 1
             return ((sequence, segment, offset),)
         record: Outgoing[Any] = Outgoing(key, sequence, None)
         return self._finals(self._slowly(fence, writer, record, how, offset, valid))
+
+    def _do_count(self, fence: Any, segment: int) -> None:
+        next(w for w in fence.all_writers() if w.segment.id == segment).done += 1
 
     def _slowly(
         self, fence: Any, writer: Any, record: Outgoing[Any], how: str, offset: int, valid: bool

@@ -1,0 +1,23 @@
+"""docs/failure-scenarios.md names only tests that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_test_that_a_row_names_exists() -> None:
+    page = (ROOT / "docs" / "failure-scenarios.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+)`", page))
+    source = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("test_*.py"))
+    existing = set(re.findall(r"^\s*def (test_\w+)", source, flags=re.MULTILINE))
+    assert named, "the page names no test at all"
+    assert named <= existing, f"not there: {sorted(named - existing)}"
+
+
+def test_every_file_that_a_page_links_to_exists() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
