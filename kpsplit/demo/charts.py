@@ -7,7 +7,7 @@ from html import escape
 from itertools import cycle
 
 from kpsplit.demo.chronicle import Span
-from kpsplit.demo.figures import Series
+from kpsplit.demo.figures import Series, percentile
 from kpsplit.demo.svg import LogScale, Scale, element, points, powers, staircase, svg, text, ticks, title
 
 WIDTH, HEIGHT = 1120.0, 380.0
@@ -15,7 +15,8 @@ LEFT, RIGHT, TOP, BOTTOM = 70.0, 16.0, 64.0, 44.0
 _NARROWEST_BAND = 3.0
 _LABEL_ROWS = 3
 _ROW = 15.0
-_PER_CHARACTER = 6.2
+_PER_CHARACTER = 6.4
+_USUAL_SHARE, _HEADROOM = 0.95, 1.35
 
 PARENT_COLOUR = "#1f5fa8"
 PHANTOM_COLOURS = ("#e08214", "#f2b04c", "#c4551b", "#f6cf8f", "#7b3294", "#b58ac9", "#9e4fa5", "#d6bfe0")
@@ -37,17 +38,18 @@ def throughput_chart(
 ) -> str:
     """Return the stacked picture: other partitions below, the affected one and its phantoms above them."""
     order = [*series[affected:], *series[:affected]]
-    totals = [sum(values) for values in zip(*(s.values for s in series), strict=True)]
+    totals = [sum(v or 0.0 for v in values) for values in zip(*(s.values for s in series), strict=True)]
     x = Scale(0, _seconds(series), LEFT, WIDTH - RIGHT)
-    marks = ticks(max(totals, default=0.0), 6)
+    marks = ticks(usual_height(totals), 6)
     y = Scale(0, marks[-1], HEIGHT - BOTTOM, TOP)
     paint = colours(series, affected)
     floor = [0.0] * len(totals)
     areas = []
     for one in order:
-        top = [a + b for a, b in zip(floor, one.values, strict=True)]
-        upper = staircase(top, one.width, x, y)
-        lower = staircase(floor, one.width, x, y)
+        top = [a + (b or 0.0) for a, b in zip(floor, one.values, strict=True)]
+        upper, lower = (
+            staircase([min(v, marks[-1]) for v in edge], one.width, x, y) for edge in (top, floor)
+        )
         areas.append(
             element(
                 "polygon",
@@ -63,6 +65,7 @@ def throughput_chart(
         *_axes(x, y, marks, "records/s"),
         *_suspension(x, suspension, began),
         *areas,
+        *_clipped(totals, series[0].width, x, y),
         *_bands(x, fences, began),
     ]
     return svg(WIDTH, HEIGHT, parts, "Throughput by physical partition over time") + legend(
@@ -73,20 +76,21 @@ def throughput_chart(
 def slowness_chart(series: Sequence[Series], fences: Sequence[Span], began: float) -> str:
     """Return the slowest report by time, on a logarithmic scale: affected partition and others."""
     x = Scale(0, _seconds(series), LEFT, WIDTH - RIGHT)
-    marks = powers(max((max(s.values, default=0.0) for s in series), default=0.0))
+    marks = powers(max((v for s in series for v in s.values if v is not None), default=0.0))
     y = LogScale(1, marks[-1], HEIGHT - BOTTOM, TOP)
     paint = {s.name: c for s, c in zip(series, (AFFECTED_LINE, OTHER_LINE), strict=True)}
     lines = [
         element(
             "polyline",
             title(one.name),
-            points=points(staircase(one.values, one.width, x, y)),
+            points=points(staircase(run, one.width, x, y, first)),
             fill="none",
             stroke=paint[one.name],
             stroke_width=1.6,
             stroke_linejoin="round",
         )
         for one in reversed(series)
+        for first, run in runs(one.values)
     ]
     parts = [
         *_axes(x, y, marks, "ms (log)"),
@@ -100,6 +104,25 @@ def legend(series: Sequence[Series], paint: dict[str, str]) -> str:
     """Return the legend as HTML."""
     items = (f'<span><i style="background:{paint[one.name]}"></i>{escape(one.name)}</span>' for one in series)
     return f'<div class="legend">{"".join(items)}</div>'
+
+
+def usual_height(totals: Sequence[float]) -> float:
+    """Return the height of nearly everything: what was held comes all at once and would dwarf the rest."""
+    usual = percentile(sorted(totals), _USUAL_SHARE)
+    return min(max(totals, default=0.0), usual * _HEADROOM)
+
+
+def runs(values: Sequence[float | None]) -> list[tuple[int, list[float]]]:
+    """Return the stretches without gaps: the index of the first bin, and the values."""
+    found: list[tuple[int, list[float]]] = []
+    for index, value in enumerate(values):
+        if value is None:
+            continue
+        if found and found[-1][0] + len(found[-1][1]) == index:
+            found[-1][1].append(value)
+        else:
+            found.append((index, [value]))
+    return found
 
 
 def label_rows(places: Sequence[tuple[float, float]]) -> list[int]:
@@ -165,6 +188,21 @@ def _bands(x: Scale, fences: Sequence[Span], began: float) -> list[str]:
         )
         parts.append(text(label, at + width, top + 11, class_="label"))
     return parts
+
+
+def _clipped(totals: Sequence[float], width: float, x: Scale, y: Scale) -> list[str]:
+    """Return the heights of bins that are higher than the picture, one label for neighbours."""
+    high = runs([total if total > y.high else None for total in totals])
+    return [
+        text(
+            f"▲{max(peak):,.0f}",
+            x((first + len(peak) / 2) * width),
+            TOP - 2,
+            text_anchor="middle",
+            class_="clipped",
+        )
+        for first, peak in high
+    ]
 
 
 def _suspension(x: Scale, suspension: Span | None, began: float) -> list[str]:

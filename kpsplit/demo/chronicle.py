@@ -34,6 +34,7 @@ class OperationLog:
     """One operation as the demo saw it. ``steps``: when each ended, and what it was."""
 
     label: str
+    detail: str = ""
     steps: list[tuple[float, StepDone]] = field(default_factory=list)
     report: Report | None = None
 
@@ -47,7 +48,7 @@ class OperationLog:
 
 @dataclass(slots=True)
 class Chronicle:
-    """All that the demo noted while it ran. ``began`` and ``ended``: of the writers."""
+    """All that the demo noted. ``began``: when all writers wrote, ``ended``: when all had ended."""
 
     began: float
     topic: str

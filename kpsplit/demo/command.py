@@ -150,8 +150,11 @@ def check_writable(path: Path) -> None:
         UsageError: it cannot.
     """
     try:
+        existed = path.exists()
         with path.open("ab"):
             pass
+        if not existed:
+            path.unlink()
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", hint="choose another --html") from None
 
@@ -170,12 +173,15 @@ def _before_the_verb(ctx: click.Context) -> dict[str, Any]:
 
 def _play(given: dict[str, Any], options: Any, lines: Any) -> bool:
     """Run the demo, print its result, write the page; tell whether it passed."""
+    from confluent_kafka import KafkaException
+
     from kpsplit.demo.ground import ground
     from kpsplit.demo.narrator import narrator
     from kpsplit.demo.page import page
     from kpsplit.demo.result import failed_line, last_line
     from kpsplit.demo.stage import stage
     from kpsplit.demo.summary import write_summary
+    from kpsplit.kafka.error_map import error_of, translate
 
     click.echo(f"kpsplit demo, seed {options.seed}", err=True)
     with narrator() as teller, ground(given, teller) as connection:
@@ -183,6 +189,9 @@ def _play(given: dict[str, Any], options: Any, lines: Any) -> bool:
             result = stage(connection, options, lines, teller)
         except KpsplitError as error:
             click.echo(failed_line(str(error)))
+            return False
+        except KafkaException as exception:
+            click.echo(failed_line(str(translate(error_of(exception), "play the demo"))))
             return False
     write_summary(result, sys.stdout)
     options.html.write_text(page(result), encoding="utf-8")

@@ -81,11 +81,11 @@ def longest_waits(entries: Iterable[Entry], hot: int, fences: Sequence[Span]) ->
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Values in equal bins of time; ``width`` in seconds, the first bin begins at 0."""
+    """Values in equal bins of time; ``width`` in seconds, the first bin begins at 0. None: nothing known."""
 
     name: str
     width: float
-    values: tuple[float, ...]
+    values: tuple[float | None, ...]
 
 
 def throughput(name: str, times: Iterable[float], began: float, seconds: float, width: float) -> Series:
@@ -106,10 +106,10 @@ def by_time(
     width: float,
     reduce: Callable[[list[float]], float],
 ) -> Series:
-    """Return one value per bin from (time, value) samples; empty bins are 0."""
+    """Return one value per bin from (time, value) samples; None for an empty bin."""
     bins: list[list[float]] = [[] for _ in range(max(1, ceil(seconds / width)))]
     for at, value in samples:
         index = int((at - began) / width)
         if 0 <= index < len(bins):
             bins[index].append(value)
-    return Series(name, width, tuple(reduce(values) if values else 0.0 for values in bins))
+    return Series(name, width, tuple(reduce(values) if values else None for values in bins))

@@ -43,13 +43,18 @@ def lineage_picture(lineage: Lineage, records: Mapping[int, int], paint: Mapping
             y = TOP + ROW * cuts.index(segment.range.lo)
             height = TOP + ROW * cuts.index(segment.range.hi) - y - GAP
             colour = paint.get(str(segment.source), "#cccccc")
-        parts += _box(segment, records.get(segment.id, 0), x, y, width - GAP, height, colour)
+        place = "parent" if segment.source == lineage.parent else _short(segment)
+        parts += _box(segment, place, records.get(segment.id, 0), x, y, width - GAP, height, colour)
     whole = bottom + GAP * 4 + OVERFLOW_ROW * len(overflows) + 4
     return svg(WIDTH, whole, parts, "Lineage of the split partition")
 
 
 def _proper(lineage: Lineage) -> Sequence[Segment]:
     return [s for s in lineage if s.kind is not SegmentKind.OVERFLOW]
+
+
+def _short(segment: Segment) -> str:
+    return f"{segment.source.topic.rpartition('.')[2]}/{segment.source.partition}"
 
 
 def _columns(segment: Segment, epochs: Sequence[int], column: float) -> tuple[float, float]:
@@ -59,14 +64,13 @@ def _columns(segment: Segment, epochs: Sequence[int], column: float) -> tuple[fl
 
 
 def _box(
-    segment: Segment, records: int, x: float, y: float, width: float, height: float, colour: str
+    segment: Segment, place: str, records: int, x: float, y: float, width: float, height: float, colour: str
 ) -> list[str]:
     """Return a segment's box with as many lines of text as fit."""
     numbers = segment.progression
     stretch = f"offsets {segment.start:,} to {'…' if segment.end is None else format(segment.end, ',')}"
-    place = segment.source.topic.rpartition(".")[2] if segment.kind is SegmentKind.PHANTOM else "parent"
     lines = [
-        f"{segment.id}  {place}/{segment.source.partition}  {records:,} records",
+        f"{segment.id}: {place}  {records:,} records",
         f"{stretch}",
         f"logical {numbers.base:,} + {numbers.stride:,}·n",
     ]
@@ -88,11 +92,11 @@ def _box(
         stroke="#8a94a1",
         stroke_width=0.6,
     )
-    fill = "#ffffff" if dark else "#1c232b"
+    style = "box light" if dark else "box"
     return [
         rect,
         *(
-            text(line, x + width / 2, first + 16 * i, text_anchor="middle", fill=fill, class_="box")
+            text(line, x + width / 2, first + 16 * i, text_anchor="middle", class_=style)
             for i, line in enumerate(fitting)
         ),
     ]

@@ -124,8 +124,13 @@ class PlainNarrator:
             return
         self._next = now + LINE_SECONDS
         sent = sum(w.sent for w in board.writers)
-        busy = "  ".join(f"{p.name.split('.')[-1]}:{p.rate:.0f}" for p in board.places if p.rate >= 1)
+        busy = "  ".join(f"{_last(p.name)}:{p.rate:.0f}" for p in board.places if p.rate >= 1)
         self.say(f"  {board.phase}: {sent:,} sent; records/s by partition: {busy or 'none'}")
+
+
+def _last(name: str) -> str:
+    """Return as little of a partition's name as tells it from the others: its number, or a phantom's name."""
+    return name if name.startswith("split-") else name.rpartition("/")[2]
 
 
 class LiveNarrator:

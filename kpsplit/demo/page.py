@@ -23,7 +23,7 @@ section { background: #fff; border: 1px solid #dde3e9; border-radius: 10px; padd
 .verdict.failed { border-left-color: #c0392b; }
 .verdict code { font-size: 13.5px; }
 .cards { display: flex; flex-wrap: wrap; gap: 12px; margin-top: 14px; }
-.card { border: 1px solid #dde3e9; border-radius: 8px; padding: 8px 14px; min-width: 104px; }
+.card { border: 1px solid #dde3e9; border-radius: 8px; padding: 8px 12px; min-width: 88px; }
 .card b { display: block; font-size: 21px; font-variant-numeric: tabular-nums; }
 .card span { color: #5b6673; font-size: 12.5px; }
 svg { width: 100%; height: auto; display: block; }
@@ -32,11 +32,13 @@ svg .unit { fill: #5b6673; font-size: 11.5px; }
 svg .label { fill: #1c232b; font-size: 11.5px; }
 svg .head { font-weight: 600; fill: #1c232b; font-size: 13px; }
 svg .mono { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: 11.5px; }
-svg text.box { font-size: 12px; }
+svg text.box { fill: #1c232b; }
+svg text.light { fill: #fff; }
 svg .grid { stroke: #e6eaee; }
 svg .axis { stroke: #8a94a1; }
 svg .fence { fill: #d62246; fill-opacity: .42; }
 svg .suspended { fill: #fff3cd; }
+svg .clipped { fill: #1c232b; font-size: 10.5px; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 16px; font-size: 12.5px; color: #3c4652;
   margin-top: 6px; }
 .legend i { display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: 6px;

@@ -73,17 +73,19 @@ class Reading:
             KpsplitError: it cannot be read.
         """
         parent = self._partition(state.parent.topic, state.parent.partition)
-        seen = self._segments[parent] = {segment.id: SegmentSeen() for segment in state.lineage}
+        self._segments[parent] = {segment.id: SegmentSeen() for segment in state.lineage}
         with LineageReader(connection, state) as reader:
             for record in reader.records():
-                self._take(parent, record, seen[record.segment])
+                self.take(parent, record)
             self._tallies[parent] = reader.tally
 
     def result(self) -> ReadBack:
         """Return everything that was found."""
         return ReadBack(self._checker.report(), self._tallies, self._segments, self._places, self._altered)
 
-    def _take(self, parent: PhysicalPartition, record: LogicalRecord, seen: SegmentSeen) -> None:
+    def take(self, parent: PhysicalPartition, record: LogicalRecord) -> None:
+        """Take the next record of a logical partition."""
+        seen = self._segments.setdefault(parent, {}).setdefault(record.segment, SegmentSeen())
         source = self._partition(record.source_topic, record.source_partition)
         found, intact = self._identify(record)
         self._altered += not intact

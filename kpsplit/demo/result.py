@@ -56,7 +56,6 @@ class DemoResult:
     starts: tuple[PhantomStart, ...]
     throughput: tuple[Series, ...]
     slowness: tuple[Series, ...]
-    seconds: float
     verdicts: tuple[Verdict, ...] = ()
 
     @property

@@ -98,6 +98,7 @@ class Play:
         """
         with Watch(connection, self.parents, self.show) as self.watch:
             self._children.wait("get their first delivery report", lambda c: c.news.ok > 0, START_SECONDS)
+            self._chronicle.began = monotonic()
             self._stretch("writing")
             hot = self._hottest(self.parents)[0]
             self._chronicle.hot = hot
@@ -106,7 +107,7 @@ class Play:
             self._stretch(f"{hot} is split into {SPLIT_INTO}")
             self._split_again(hot)
             self._stretch("one range is split again")
-            self._run(f"merge of {hot}", self._operations.plan_merge(hot))
+            self._run("merge", f"of all ranges back into {hot}", self._operations.plan_merge(hot))
             self._stretch("merged")
             self.phase = "writers finish"
             self._say("the writers finish: rest of the input, last delivery reports")
@@ -139,7 +140,7 @@ class Play:
                 self._say(f"{child.name} is resumed (SIGCONT): what it had queued lands behind the cut")
 
         try:
-            self._run(f"split of {hot}", plan, wake)
+            self._run(f"split into {SPLIT_INTO}", f"of {hot}", plan, wake)
         finally:
             child.resume()
 
@@ -155,13 +156,19 @@ class Play:
             self._say(f"    {plans[-1].problems()[0].message}; trying the next hottest range")
             plans.append(self._operations.plan_split(hot, SPLIT_AGAIN_INTO, of=range_))
         plan = plans[-1] if not plans[-1].problems() else plans[0]
-        self._run(f"split of {hot} {plan.ranges[0].lo:08x}:{plan.ranges[-1].hi:08x}", plan)
+        self._run(
+            f"range split into {SPLIT_AGAIN_INTO}",
+            f"{plan.ranges[0].lo:08x}:{plan.ranges[-1].hi:08x} of {hot}",
+            plan,
+        )
 
-    def _run(self, label: str, plan: Plan, also: Callable[[StepDone], None] = lambda _: None) -> None:
+    def _run(
+        self, label: str, detail: str, plan: Plan, also: Callable[[StepDone], None] = lambda _: None
+    ) -> None:
         shares = "" if plan.shares is None else ", predicted shares " + _percentages(plan.shares)
         self.phase = label
-        self._say(f"{label} into {len(plan.ranges)}{shares}")
-        log = OperationLog(label)
+        self._say(f"{label} {detail}{shares}")
+        log = OperationLog(label, detail)
         self._chronicle.operations.append(log)
 
         def observe(step: StepDone) -> None:
@@ -203,7 +210,7 @@ class Play:
         found = samples.hottest(places, since)
         grown = [samples.grown(place, since) for place in found]
         total = sum(grown) or 1
-        self._say(f"measured: {found[0]} is the hottest, {grown[0]:,} of {total:,} records "
+        self._say(f"measured: {short(found[0])} is the hottest, {grown[0]:,} of {total:,} records "
                   f"({grown[0] / total:.0%})")  # fmt: skip
         return found
 
@@ -216,7 +223,7 @@ class Play:
     def _place(self, watch: Watch, place: PhysicalPartition) -> Place:
         rate = watch.samples.rate(place, RATE_SECONDS)
         return Place(
-            str(place), self._role(place), watch.samples.end(place), rate, place == self._chronicle.hot
+            short(place), self._role(place), watch.samples.end(place), rate, place == self._chronicle.hot
         )
 
     def _role(self, place: PhysicalPartition) -> str:
@@ -227,6 +234,11 @@ class Play:
 
     def _say(self, text: str) -> None:
         self._narrator.say(text)
+
+
+def short(place: PhysicalPartition) -> str:
+    """Return a name for the board: ``orders/3``, or ``split-3-1/0`` for a phantom."""
+    return f"{place.topic.rpartition('.')[2]}/{place.partition}"
 
 
 def _role_of(segment: Segment) -> str:

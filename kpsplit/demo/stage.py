@@ -48,7 +48,6 @@ def stage(
         scenario.make_topic(connection, chronicle.topic)
         scenario.enrol(operations, chronicle.topic, narrator.say)
         orders = orders_for(options, lines, connection, chronicle.topic, folder)
-        chronicle.began = monotonic()
         with Children(orders) as children:
             play = scenario.Play(options, operations, children, chronicle, narrator)
             play.run(connection)

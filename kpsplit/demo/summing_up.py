@@ -55,7 +55,6 @@ def sum_up(
         starts=phantom_starts(state.lineage, first),
         throughput=_throughput(chronicle, state, back, journals),
         slowness=_slowness(chronicle, ours, hot),
-        seconds=chronicle.ended - chronicle.began,
     )
 
 
@@ -71,12 +70,16 @@ def _held_elsewhere(before: Mapping[str, News], after: Mapping[str, News], affec
 
 
 def _undisturbed(journals: Journals, chronicle: Chronicle) -> list[Entry]:
-    """Return the records of kpsplit's producers, without those that were under way in the suspension."""
+    """Return the records of kpsplit's producers that tell about fences.
+
+    Left out: those sent before all writers had started, and those that were under way in the suspension.
+    """
     return [
         entry
         for name, entries in journals.items()
         if name != PLAIN_WRITER
         for entry in without_suspended(entries, chronicle.suspension if name == SUSPENDED else None)
+        if entry.sent_at >= chronicle.began
     ]
 
 

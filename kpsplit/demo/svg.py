@@ -83,11 +83,11 @@ def points(pairs: Iterable[tuple[float, float]]) -> str:
 
 
 def staircase(
-    values: Sequence[float], width: float, x: Scale, y: Scale | LogScale
+    values: Sequence[float], width: float, x: Scale, y: Scale | LogScale, first: int = 0
 ) -> list[tuple[float, float]]:
-    """Return the corners of a line that is level within each bin of time."""
+    """Return the corners of a line that is level within each bin; ``first``: the first bin's index."""
     corners = []
-    for index, value in enumerate(values):
+    for index, value in enumerate(values, first):
         level = y(value)
         corners += [(x(min(index * width, x.high)), level), (x(min((index + 1) * width, x.high)), level)]
     return corners

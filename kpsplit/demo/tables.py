@@ -44,7 +44,6 @@ def records_table(result: DemoResult) -> Rows:
         ("out of order", f"{history.out_of_order:,}"),
         ("strays skipped by the reader", f"{result.back.strays:,}"),
         ("strays sent again by producers", f"{strays_told:,}"),
-        ("records per second", f"{history.sent / result.seconds:,.0f}" if result.seconds else "0"),
     )
     return Rows("Records", ("", "records"), rows)
 
@@ -78,7 +77,7 @@ def pauses_table(result: DemoResult) -> Rows:
         fence = operation.fence
         rows.append(
             (
-                operation.label,
+                f"{operation.label} {operation.detail}",
                 f"{fence.seconds * 1000:.0f}" if fence else "–",
                 f"{spread.count}",
                 f"{spread.p50:.0f}",

@@ -23,8 +23,9 @@ from kpsplit.splitter.steps import PlannedMarker
 
 _POLL = 0.001
 MOST_PRODUCERS = 8
-_STATISTICS_MS = 20
+_STATISTICS_MS = 100
 _CONNECT_SECONDS = 3.0
+_WARMING_POLL = 0.02
 _MESSAGE_TIMEOUT_MS = 30_000
 
 
@@ -83,6 +84,11 @@ class Markers:
         there |= {a.planned.source: a.offset for a in appends if a.offset is not None}
         epochs = self._leader_epochs(there, deadline)
         return tuple(Cut(m.segment, there[m.source], epochs.get(m.source)) for m in wanted)
+
+    def keep_warm(self) -> None:
+        """Take what the producers have to say out of their queues while nothing is appended."""
+        for producer in self._producers:
+            producer.poll(0)
 
     def close(self) -> None:
         """Drop the producers; nothing of theirs may be sent any more."""
@@ -177,10 +183,10 @@ class _WarmProducer:
     def warm_up(self, leaders: Mapping[str, Mapping[int, int | None]], limit: Deadline) -> None:
         """Connect and learn the leaders; where that takes too long, appending will only take longer."""
         while not self._connected and limit.left() > 0:
-            self._producer.poll(_STATISTICS_MS / 1000)
+            self._producer.poll(_WARMING_POLL)
         for topic, wanted in leaders.items():
             while self._leaders(topic) != wanted and limit.left() > 0:
-                self._producer.poll(_STATISTICS_MS / 1000)
+                self._producer.poll(_WARMING_POLL)
 
     def send(self, append: _Append, timestamp: int) -> None:
         """Produce one marker."""
@@ -211,7 +217,7 @@ class _WarmProducer:
         return {n: p.leader if p.leader >= 0 else None for n, p in found.partitions.items()}
 
     def _note(self, statistics: str) -> None:
-        self._connected = is_connected(json.loads(statistics))
+        self._connected = self._connected or is_connected(json.loads(statistics))
 
 
 def producers_for(places: int) -> int:

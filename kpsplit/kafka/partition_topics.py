@@ -32,6 +32,10 @@ class PartitionTopics:
         """Get ready, outside the fence, to append markers to these partitions."""
         self._markers.prepare(places)
 
+    def keep_warm(self) -> None:
+        """Stay ready to append markers while answers are waited for; to be called now and then."""
+        self._markers.keep_warm()
+
     def create_subtopic(self, attempt: Attempt, parent: PhysicalPartition, deadline: Deadline) -> str:
         """Create the attempt's sub-topic beside the parent, wait until it is served; return its topic id."""
         return self._subtopics.create(attempt, parent, deadline)

@@ -117,8 +117,12 @@ class Retirement:
         if subtopic.topic_id is not None and found.topic_id != subtopic.topic_id:
             return "this is another topic of the same name; kpsplit does not touch it"
         if subtopic.state is SubTopicState.ABANDONED:
-            alike = len(found.partitions) == subtopic.partitions
-            return None if alike else "this is no sub-topic of kpsplit's: its partitions differ"
+            if len(found.partitions) != subtopic.partitions:
+                return "this is no sub-topic of kpsplit's: its partitions differ"
+            empty = self._subtopics.is_empty(found)
+            return (
+                None if empty else "it holds records, and kpsplit wrote none: look at it, delete it yourself"
+            )
         left = self._undrained(state, subtopic, deadline)
         if left and force:
             for item in left[:_SHOWN]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -23,9 +23,10 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Attempt, EndedBy, Outcome, PartitionState
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import subtopic_name
-from kpsplit.splitter.records.producers import PauseReport
+from kpsplit.splitter.records.producers import PauseReport, ProducerRecord
 from kpsplit.splitter.records.stamp import instance_name
 from kpsplit.splitter.states import Phase
+from kpsplit.splitter.writers import Registrations
 
 PAUSE_REPORT_SECONDS = 1.0
 """How long producers' reports of their pauses are waited for."""
@@ -118,7 +119,8 @@ class Runner:
         return self._log.claim(deadline)
 
     def _driver(self) -> Driver:
-        return Driver(Ports(self._log, self._writers, self._topics, SystemClock()), self._observer)
+        writers = WarmingWriters(self._writers, self._topics.keep_warm)
+        return Driver(Ports(self._log, writers, self._topics, SystemClock()), self._observer)
 
     def _report(self, outcome: Outcome, started: float, deadline: Deadline) -> Report:
         seconds = monotonic() - started
@@ -145,6 +147,27 @@ class Runner:
                 self._writers.await_change(limit.left())
         except KpsplitError:
             return told
+
+
+class WarmingWriters:
+    """The driver's WritersPort; keeps the markers' producers warm while answers are waited for."""
+
+    def __init__(self, log: ProducersLog, keep_warm: Callable[[], None]) -> None:
+        self._log = log
+        self._keep_warm = keep_warm
+
+    def read(self, deadline: Deadline) -> Registrations:
+        """Read the topic to the end that it has now."""
+        return self._log.read(deadline)
+
+    def await_change(self, seconds: float) -> None:
+        """Return when a record arrived, or after that many seconds."""
+        self._keep_warm()
+        self._log.await_change(seconds)
+
+    def expire(self, producers: Iterable[ProducerRecord], deadline: Deadline) -> None:
+        """Record that these registrations have expired."""
+        self._log.expire(producers, deadline)
 
 
 def refuse_moved_on(plan: Plan, state: PartitionState) -> None:

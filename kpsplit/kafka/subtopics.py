@@ -81,7 +81,7 @@ class SubTopics:
             return self._await(name, assignment, deadline)
         except SubTopicTakenError:
             raise
-        except (KpsplitError, KeyboardInterrupt):
+        except (Exception, KeyboardInterrupt):
             self._delete_quietly(name)
             raise
 
@@ -109,10 +109,10 @@ class SubTopics:
         Raises:
             CheckFailedError: it holds records, or is known to be somebody else's.
         """
-        found = self._admin.layout(name)
+        found = self._admin.known(name)
         if found is None:
             return False
-        if name in self._foreign or not self._is_empty(found):
+        if name in self._foreign or not self.is_empty(found):
             raise CheckFailedError(
                 f"topic {name} is not deleted: it is not kpsplit's, or holds records",
                 hint="look at it, and delete it yourself if nobody needs it",
@@ -140,7 +140,7 @@ class SubTopics:
         """Tell a topic that a repeated request of this very call made from one of somebody else."""
         found = self._admin.layout(name)
         replicas = [list(p.replicas) for p in found.partitions] if found else None
-        if found is None or replicas != assignment or not self._is_empty(found):
+        if found is None or replicas != assignment or not self.is_empty(found):
             raise self._taken(name)
 
     def _await(self, name: str, assignment: list[list[int]], deadline: Deadline) -> str:
@@ -148,11 +148,12 @@ class SubTopics:
         found = self._admin.layout(name)
         if found is None:
             raise DeadlineExceededError(f"topic {name} vanished while it was created")
-        if not self._is_empty(found):
+        if not self.is_empty(found):
             raise self._taken(name)
         return found.topic_id
 
-    def _is_empty(self, topic: TopicFacts) -> bool:
+    def is_empty(self, topic: TopicFacts) -> bool:
+        """Tell whether no partition of a topic has ever held a record."""
         places = [PhysicalPartition(topic.name, i) for i in range(len(topic.partitions))]
         ends = self._admin.end_offsets(places)
         return len(ends) == len(places) and all(end.offset == 0 for end in ends.values())

@@ -46,7 +46,9 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], ProducerSet
     Raises:
         ConfigurationError: a setting contradicts what the protocol needs, or an unknown ``kpsplit.`` key.
     """
-    given = {k: v for k, v in config.items() if v is not None}
+    deprecated = config.get("default.topic.config") or {}
+    given = {k: v for k, v in {**deprecated, **config}.items() if v is not None}
+    given.pop("default.topic.config", None)
     for name in given:
         if name.startswith("kpsplit.") and name not in _OWN_KEYS:
             raise ConfigurationError(
@@ -64,7 +66,7 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], ProducerSet
 
 
 def _settings(given: Mapping[str, Any]) -> ProducerSettings:
-    timeout_ms = given.get("message.timeout.ms", given.get("delivery.timeout.ms", 300_000))
+    timeout = "message.timeout.ms" if "message.timeout.ms" in given else "delivery.timeout.ms"
     return ProducerSettings(
         partitioner=str(given.get("partitioner", DEFAULT_PARTITIONER)),
         client_id=str(given.get("client.id", "rdkafka")),
@@ -73,7 +75,7 @@ def _settings(given: Mapping[str, Any]) -> ProducerSettings:
         only_errors=_flag(given, "delivery.report.only.error", False),
         queue_messages=_number(given, "queue.buffering.max.messages", 100_000) or (1 << 31) - 1,
         queue_bytes=_number(given, "queue.buffering.max.kbytes", 1_048_576) * 1024,
-        message_timeout=float(timeout_ms) / 1000 or float("inf"),
+        message_timeout=_number(given, timeout, 300_000) / 1000 or float("inf"),
         takeover=_flag(given, "kpsplit.takeover.enable", True),
     )
 

@@ -98,7 +98,7 @@ class Writer(threading.Thread):
         self.keys = [b"key-%d" % i for i in range(keys)]
         self.count = 0
         self._over = threading.Event()
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
 
     def run(self) -> None:
         try:
@@ -108,7 +108,7 @@ class Writer(threading.Thread):
                     self.count += 1
                 self.producer.poll(0)
                 time.sleep(0.002)
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 - told by stop()
             self.error = error
 
     def stop(self) -> None:

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from kpsplit import Producer
+from kpsplit.errors import DeadlineExceededError
 from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.key_range import KeyRange
-from tests.broker.operating import PAUSE_MS, enrolled, merge, operating, split
-from tests.broker.producing import Journal, Writer, eventually
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import EndedBy, Result
+from kpsplit.splitter.records.control import Partitioner
+from kpsplit.splitter.states import Phase
+from tests.broker import suspended_child
+from tests.broker.operating import (
+    PAUSE_MS,
+    SHORT_LEASE_MS,
+    DiedError,
+    dying_after,
+    enrolled,
+    merge,
+    operating,
+    split,
+    state_of,
+)
+from tests.broker.producing import Journal, Writer, eventually, records_of
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")
@@ -21,45 +44,334 @@ def operations(bootstrap: str) -> Iterator[Operations]:
         yield running
 
 
-@pytest.mark.timeout(120)
+def begun(producer: Producer, topic: str, journal: Journal) -> None:
+    """Write one record, so that the producer is registered and its route is open."""
+    journal.send(producer, topic, b"first")
+    assert producer.flush(30) == 0
+
+
+def die_in_the_fence(operations: Operations, parent: PhysicalPartition, max_pause_ms: int = 300) -> None:
+    """Begin a split and leave it at its fence."""
+    with pytest.raises(DiedError):
+        plan = operations.plan_split(parent, 2, even=True)
+        operations.run(plan, max_pause_ms=max_pause_ms, observer=dying_after("Fence"), force=True)
+
+
 def test_threads_write_through_a_split_a_nested_split_and_a_merge(operations, bootstrap, make_topic) -> None:
     topic = make_topic(partitions=2)
     parent = enrolled(operations, topic)
     journal = Journal()
-    with Producer({"bootstrap.servers": bootstrap, "linger.ms": 1}) as shared:
-        with Producer({"bootstrap.servers": bootstrap}) as own:
-            writers = [
-                Writer(shared, topic, journal, "a"),
-                Writer(shared, topic, journal, "b"),
-                Writer(own, topic, journal, "c"),
-            ]
-            for writer in writers:
-                writer.start()
-            for step in (
-                lambda: split(operations, parent),
-                lambda: operations.run(
-                    operations.plan_split(parent, 2, of=KeyRange(1 << 30, 2 << 30), even=True),
-                    max_pause_ms=PAUSE_MS,
-                    force=True,
+
+    def nested() -> None:
+        plan = operations.plan_split(parent, 2, of=KeyRange(1 << 30, 2 << 30), even=True)
+        operations.run(plan, max_pause_ms=PAUSE_MS, force=True)
+
+    steps: list[Callable[[], Any]] = [
+        lambda: split(operations, parent),
+        nested,
+        lambda: merge(operations, parent),
+    ]
+    with (
+        Producer({"bootstrap.servers": bootstrap, "linger.ms": 1}) as shared,
+        Producer({"bootstrap.servers": bootstrap}) as own,
+    ):
+        users = [(shared, "a"), (shared, "b"), (own, "c")]
+        writers = [Writer(producer, topic, journal, who) for producer, who in users]
+        for writer in writers:
+            writer.start()
+        for step in steps:
+            wanted = [w.count + 64 for w in writers]
+            eventually(
+                lambda wanted=wanted: all(
+                    w.count > n or w.error for w, n in zip(writers, wanted, strict=True)
                 ),
-                lambda: merge(operations, parent),
-            ):
-                before = [w.count for w in writers]
-                eventually(
-                    lambda before=before: all(
-                        w.count > b + 100 or w.error for w, b in zip(writers, before, strict=True)
-                    ),
-                    "writers to write",
-                )
-                step()
-            for writer in writers:
-                writer.stop()
-            assert own.flush(30) == 0
-            stats = own.layout_stats()
-        assert shared.flush(30) == 0
-    tally = journal.check(operations, bootstrap, topic, 2)
-    assert tally.strays == 0
+                "writers to write",
+            )
+            step()
+        for writer in writers:
+            writer.stop()
+        assert (own.flush(30), shared.flush(30)) == (0, 0)
+        stats = own.layout_stats()
+    journal.check(operations, bootstrap, topic, 2)
     mine = stats.partitions[f"{topic}/0"]
-    assert (mine.epoch, mine.fences, mine.strays, mine.failed, mine.waiting) == (3, 3, 0, 0, 0)
-    assert mine.held > 0
-    assert len(stats.pauses_ms) == 3
+    assert (mine.epoch, mine.failed, mine.waiting, mine.pending) == (3, 0, 0, 0)
+    assert stats.last_error is None
+
+
+def test_a_topic_is_enrolled_while_a_producer_writes_to_it_and_to_another(
+    operations, bootstrap, make_topic
+) -> None:
+    topic, other = make_topic(), make_topic()
+    parent = PhysicalPartition(topic, 0)
+    journal = Journal()
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
+        writer = Writer(producer, topic, journal, "a")
+        aside = Writer(producer, other, Journal(), "b")
+        writer.start()
+        aside.start()
+        eventually(lambda: writer.count > 100, "unstamped records")
+        operations.enrol(topic, Partitioner.CONSISTENT_RANDOM)
+        eventually(lambda: f"{topic}/0" in producer.layout_stats().partitions, "the route of the topic")
+        plan = operations.plan_split(parent, 2, even=True)
+        operations.run(plan, max_pause_ms=PAUSE_MS, force=True)
+        before = writer.count
+        eventually(lambda: writer.count > before + 100, "records behind the split")
+        writer.stop()
+        aside.stop()
+        assert producer.flush(30) == 0
+    tally = journal.check(operations, bootstrap, topic)
+    read, _ = records_of(operations, bootstrap, parent)
+    stamped = [r.stamp is not None for r in read if r.segment == 0]
+    assert stamped[0] is False and stamped == sorted(stamped), "unstamped ones first, then stamped ones"
+    assert all(r.stamp for r in read if r.segment != 0)
+    assert tally.strays == 0
+
+
+def test_a_producer_takes_over_from_an_operator_that_died_in_the_fence(
+    operations, bootstrap, make_topic
+) -> None:
+    topic = make_topic()
+    parent = enrolled(operations, topic)
+    journal = Journal()
+    small = {"bootstrap.servers": bootstrap, "queue.buffering.max.messages": 10}
+    with Producer(small) as producer:
+        begun(producer, topic, journal)
+        die_in_the_fence(operations, parent)
+        eventually(lambda: producer.layout_stats().partitions[f"{topic}/0"].fences, "the fence")
+        for _ in range(10):
+            producer.produce(topic, b"", b"first", on_delivery=lambda *_: None)
+        assert len(producer) == 10
+        with pytest.raises(BufferError):
+            producer.produce(topic, b"one too many", b"first")
+        assert producer.flush(0.2) == 10, "what is held counts"
+        assert producer.flush(30) == 0
+        journal.send(producer, topic, b"first")
+        assert producer.flush(30) == 0
+    state = state_of(operations, parent)
+    assert (state.phase, state.epoch) == (Phase.STEADY, 0)
+    assert state.last and (state.last.result, state.last.ended_by) == (Result.ROLLED_BACK, EndedBy.TAKEOVER)
+    read, _ = records_of(operations, bootstrap, parent)
+    assert [r.value for r in read] == [b"p:b'first':0", *[b""] * 10, b"p:b'first':1"]
+
+
+def test_a_new_producer_takes_over_where_nobody_else_is_left(operations, bootstrap, make_topic) -> None:
+    topic = make_topic()
+    parent = enrolled(operations, topic)
+    die_in_the_fence(operations, parent)
+    journal = Journal()
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
+        begun(producer, topic, journal)
+    journal.check(operations, bootstrap, topic)
+    assert state_of(operations, parent).phase is Phase.STEADY
+
+
+def test_an_application_that_never_polls_does_not_hold_up_a_fence(operations, bootstrap, make_topic) -> None:
+    topic = make_topic()
+    parent = enrolled(operations, topic)
+    journal = Journal()
+    with Producer({"bootstrap.servers": bootstrap, "linger.ms": 50}) as producer:
+        begun(producer, topic, journal)
+        for n in range(50):
+            journal.send(producer, topic, b"key-%d" % (n % 5))
+        plan = operations.plan_split(parent, 2, even=True)
+        report = operations.run(plan, max_pause_ms=PAUSE_MS, force=True)
+        assert report.outcome.result is Result.COMMITTED
+        assert len(journal.reports) == 1, "callbacks wait for the application"
+        assert producer.flush(30) == 0
+    assert journal.check(operations, bootstrap, topic).strays == 0
+
+
+class Child:
+    """A producer in a process of its own."""
+
+    def __init__(self, bootstrap: str, topic: str, linger_ms: int) -> None:
+        arguments = [sys.executable, suspended_child.__file__, bootstrap, topic, str(linger_ms)]
+        self.process = subprocess.Popen(
+            arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+
+    def tell(self, command: str) -> str:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline()
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait(10)
+
+
+@pytest.fixture
+def child_of(bootstrap: str) -> Iterator[Callable[[str], Child]]:
+    children: list[Child] = []
+
+    def start(topic: str) -> Child:
+        children.append(Child(bootstrap, topic, 400))
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.end()
+
+
+def suspended_across(child: Child, operation: Callable[[], Any]) -> dict[str, Any]:
+    """Let a child queue records, suspend it, run an operation, wake it; return what it was told."""
+    assert child.tell("send 5") == "sent\n"
+    child.process.send_signal(signal.SIGSTOP)
+    operation()
+    child.process.send_signal(signal.SIGCONT)
+    told: dict[str, Any] = json.loads(child.tell("flush"))
+    assert told["left"] == 0
+    assert [r for r in told["reports"] if r[1] is not None] == []
+    return told
+
+
+def check_children(operations: Operations, bootstrap: str, topic: str, told: list[Any], count: int) -> Any:
+    read, tally = records_of(operations, bootstrap, PhysicalPartition(topic, 0))
+    order: dict[bytes | None, list[bytes | None]] = defaultdict(list)
+    for record in read:
+        order[record.key].append(record.value)
+        number = int((record.value or b"").rpartition(b":")[2])
+        assert record.headers == ((("n", b"%d" % number),) if number % 2 else ())
+    keys = suspended_child.KEYS
+    assert order == {key: [b"child:%s:%d" % (key, n) for n in range(count)] for key in keys}
+    places = {(r.value or b"").decode(): (None, topic, 0, r.logical_offset) for r in read}
+    assert {v: tuple(rest) for v, *rest in told} == places
+    assert len(told) == len(places)
+    assert not tally.foreign
+    return tally
+
+
+def test_a_producer_suspended_across_the_cut_sends_its_strays_again_in_order(
+    operations, bootstrap, make_topic, child_of
+) -> None:
+    topic = make_topic()
+    parent = enrolled(operations, topic)
+    child = child_of(topic)
+    child.tell("send 3")
+    first = json.loads(child.tell("flush"))
+
+    def split_in_two() -> None:
+        plan = operations.plan_split(parent, 2, even=True)
+        assert operations.run(plan, max_pause_ms=PAUSE_MS, force=True).outcome.result is Result.COMMITTED
+
+    told = suspended_across(child, split_in_two)
+    tally = check_children(operations, bootstrap, topic, first["reports"] + told["reports"], 8)
+    assert told["strays"] == 20
+    sealed = state_of(operations, parent).lineage.get(0)
+    assert sealed.end is not None
+    assert len(records_beyond(bootstrap, parent, sealed.end)) == 20 and tally.delivered == 0
+
+
+def records_beyond(bootstrap: str, place: PhysicalPartition, offset: int) -> list[Any]:
+    """Physical records behind an offset."""
+    from tests.broker.operating import records
+
+    return [m for m in records(bootstrap, place) if (m.offset() or 0) > offset]
+
+
+def test_a_producer_suspended_across_a_merge_is_rejected_by_the_hard_seal_and_sends_again(
+    operations, bootstrap, make_topic, child_of
+) -> None:
+    topic = make_topic()
+    parent = enrolled(operations, topic)
+    plan = operations.plan_split(parent, 2, even=True)
+    operations.run(plan, max_pause_ms=PAUSE_MS, force=True)
+    child = child_of(topic)
+    child.tell("send 3")
+    first = json.loads(child.tell("flush"))
+    told = suspended_across(child, lambda: merge(operations, parent))
+    check_children(operations, bootstrap, topic, first["reports"] + told["reports"], 8)
+    assert told["strays"] == 20
+    child.tell("send 2")
+    last = json.loads(child.tell("flush"))
+    check_children(operations, bootstrap, topic, first["reports"] + told["reports"] + last["reports"], 10)
+
+
+@pytest.fixture
+def transactional(bootstrap: str, topic_name: Callable[[], str]) -> Iterator[Producer]:
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic_name()})
+    producer.init_transactions(30)
+    yield producer
+    producer.close()
+
+
+def test_a_transaction_longer_than_max_pause_aborts_the_attempt_and_is_kept(
+    operations, bootstrap, make_topic, transactional
+) -> None:
+    topic = make_topic()
+    parent = enrolled(operations, topic)
+    journal = Journal()
+    transactional.begin_transaction()
+    journal.send(transactional, topic, b"key")
+    transactional.flush(30)
+    plan = operations.plan_split(parent, 2, even=True)
+    with pytest.raises(DeadlineExceededError):
+        operations.run(plan, max_pause_ms=SHORT_LEASE_MS // 2, force=True)
+    journal.send(transactional, topic, b"key")
+    transactional.commit_transaction(30)
+    assert transactional.flush(30) == 0
+    split(operations, parent, 2)
+    transactional.begin_transaction()
+    journal.send(transactional, topic, b"key")
+    transactional.commit_transaction(30)
+    assert transactional.flush(30) == 0
+    journal.check(operations, bootstrap, topic)
+    assert state_of(operations, parent).epoch == 1
+
+
+def test_a_fence_waits_for_the_end_of_a_transaction(operations, bootstrap, make_topic, transactional) -> None:
+    topic = make_topic()
+    parent = enrolled(operations, topic)
+    journal = Journal()
+    ended: list[Any] = []
+
+    def split_in_two() -> None:
+        with operating(bootstrap) as own:
+            try:
+                plan = own.plan_split(parent, 2, even=True)
+                ended.append(own.run(plan, max_pause_ms=SHORT_LEASE_MS * 9 // 10, force=True).state.epoch)
+            except DeadlineExceededError:  # a slow machine; the transaction is kept in any case
+                ended.append(0)
+
+    transactional.begin_transaction()
+    journal.send(transactional, topic, b"key")
+    transactional.flush(30)
+    operator = threading.Thread(target=split_in_two)
+    operator.start()
+    eventually(lambda: transactional.layout_stats().partitions[f"{topic}/0"].fences, "the fence")
+    journal.send(transactional, topic, b"key")
+    transactional.commit_transaction(30)
+    operator.join(60)
+    assert transactional.flush(30) == 0
+    journal.check(operations, bootstrap, topic)
+    assert ended == [state_of(operations, parent).epoch]
+
+
+def test_transactions_that_begin_in_the_fence_are_held_and_then_committed_or_aborted(
+    operations, bootstrap, make_topic, transactional
+) -> None:
+    topic = make_topic()
+    parent = enrolled(operations, topic)
+    journal = Journal()
+    transactional.begin_transaction()
+    journal.send(transactional, topic, b"key")
+    transactional.commit_transaction(30)
+    die_in_the_fence(operations, parent)
+    eventually(lambda: transactional.layout_stats().partitions[f"{topic}/0"].fences, "the fence")
+    dropped: list[Any] = []
+    transactional.begin_transaction()
+    transactional.produce(
+        topic, b"dropped", b"key", on_delivery=lambda error, _: dropped.append(error.name())
+    )
+    assert transactional.layout_stats().partitions[f"{topic}/0"].waiting == 1
+    transactional.abort_transaction(30)
+    transactional.begin_transaction()
+    journal.send(transactional, topic, b"key")
+    transactional.commit_transaction(30)
+    assert transactional.flush(30) == 0
+    assert dropped == ["_PURGE_QUEUE"]
+    journal.check(operations, bootstrap, topic)
+    assert state_of(operations, parent).phase is Phase.STEADY

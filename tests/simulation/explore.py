@@ -30,8 +30,8 @@ class Explored:
 def explore(world: World, limit: int = 10_000_000) -> Explored:
     """Visit every state of a world, or as many as the limit allows, until one is wrong.
 
-    A state in which nothing happens by itself any more is an end state: everything sent must be reported there.
-    From every state some end state must be reachable without a fault.
+    A state in which nothing happens by itself any more is an end state: everything sent must be reported
+    there. From every state some end state must be reachable without a fault.
     """
     first = world.initial()
     numbers: dict[Global, int] = {first: 0}

@@ -1,13 +1,15 @@
 """A small world around the project's own fence code, for exhaustive exploration (design, section 6).
 
 The world is one logical partition, one or two producers with one or two records each, and an operator that
-splits the partition and merges it back. What decides is the project's code: ``PartitionFence``, the hot path's
-rule (``Dispatcher.refresh``), the lease rules (``Renewal``, ``owes``), ``to_answer`` and ``to_acknowledge``, ``machine.apply``,
-``steps.decide``, ``Registrations``, ``not_ready``, ``not_acknowledged`` and ``classify``. The world only chooses what happens next.
+splits the partition and merges it back. What decides is the project's code: ``PartitionFence``, the hot
+path's rule (``Dispatcher.refresh``), the lease rules (``Renewal``, ``owes``), ``to_answer`` and
+``to_acknowledge``, ``machine.apply``, ``steps.decide``, ``Registrations``, ``not_ready``,
+``not_acknowledged`` and ``classify``. The world only chooses what happens next.
 
-Time is not modelled by clocks. A lease remembers how long the control topic was when its end was asked for; it
-may run out at any moment; and an operator's patience, counted from one of its records, ends only when every lease that was
-asked for before that record has run out. That is all that monotonic clocks of equal rate promise.
+Time is not modelled by clocks. A lease remembers how long the control topic was when its end was asked for;
+it may run out at any moment; and an operator's patience, counted from one of its records, ends only when
+every lease that was asked for before that record has run out. That is all that monotonic clocks of equal rate
+promise.
 
 States are tuples of small values. What the real objects do is remembered per (snapshot, input), so that each
 distinct step of the real code runs once, however many global states contain it.
@@ -114,8 +116,8 @@ class Operator(NamedTuple):
     expiring: frozenset[int] = NOBODY
     late: tuple[tuple[int, str, bool], ...] = ()
     """Markers that a dead operator may still append."""
-    asleep: str | None = None
-    """The attempt whose operator was put to sleep while it waited for readiness."""
+    asleep: tuple[str, int] | None = None
+    """The attempt whose operator was put to sleep while it waited for readiness, and since which record."""
 
 
 class Global(NamedTuple):
@@ -405,14 +407,14 @@ class World:
         operator = world.operator
         state = self.states[world.control[-1]]
         yield from self._late_markers(world)
-        if operator.asleep is not None:
-            silent = writers.not_ready(self._live(world.producers), str(PARENT), operator.asleep)
+        if operator.asleep is not None and self._patience_over(world, operator.asleep[1]):
+            silent = writers.not_ready(self._live(world.producers), str(PARENT), operator.asleep[0])
             gone = {r.instance for r in silent}
             producers = tuple(
                 p._replace(expired=True) if i in gone else p for i, p in enumerate(world.producers)
             )
             yield (
-                f"the operator of {operator.asleep} wakes and expires {sorted(gone)}",
+                f"the operator of {operator.asleep[0]} wakes and expires {sorted(gone)}",
                 True,
                 world._replace(producers=producers, operator=operator._replace(asleep=None)),
             )
@@ -487,7 +489,7 @@ class World:
         if not silent:
             after = operator._replace(**{what: True})  # type: ignore[arg-type]
             yield f"all {what}", False, world._replace(operator=after)
-        elif self._patience_over(world):
+        elif self._patience_over(world, len(world.control) - 1):
             waiting = frozenset(r.instance for r in silent)
             yield (
                 f"patience is over with {sorted(waiting)}",
@@ -495,8 +497,7 @@ class World:
                 world._replace(operator=operator._replace(expiring=waiting)),
             )
 
-    def _patience_over(self, world: Global) -> bool:
-        since = len(world.control) - 1
+    def _patience_over(self, world: Global, since: int) -> bool:
         asked = [p.lease for p in world.producers if p.lease >= 0]
         asked += [p.asking[0] for p in world.producers if p.asking is not None]
         return all(a > since for a in asked)
@@ -533,7 +534,9 @@ class World:
                 for m in planned[:1]
             )
         after = self._recorded(world, Abort(attempt.id, EndedBy.TAKEOVER, "gone"))
-        asleep = attempt.id if self.scope.zombie and state.phase is Phase.PREPARING else operator.asleep
+        asleep = operator.asleep
+        if self.scope.zombie and state.phase is Phase.PREPARING:
+            asleep = (attempt.id, len(world.control) - 1)
         dead = Operator(operator.attempts, operator.aborted + 1, late=late, asleep=asleep)
         return f"ABORT {attempt.id}", True, after._replace(operator=dead)
 
@@ -589,7 +592,7 @@ class World:
         return registrations.live(PARENT.topic)
 
     def _owed(self, world: Global, producer: Held) -> tuple[bool, str | None, str | None]:
-        """Return whether the producer owes anything, the attempt to be answered, the fence to be acknowledged."""
+        """Return whether anything is owed, the attempt to be answered, the fence to be acknowledged."""
         key = (world.control[producer.view], producer.registered, producer.ready, producer.acknowledged)
         if key not in self._answers:
             states = [self.states[key[0]]] if producer.registered else []

@@ -51,7 +51,7 @@ def test_a_sealed_topic_takes_no_record() -> None:
     assert is_sealed({"max.message.bytes": "0"}) and not is_sealed({"max.message.bytes": "1048588"})
 
 
-@pytest.mark.parametrize(("places", "producers"), [(0, 1), (1, 1), (2, 1), (5, 3), (64, 8)])
+@pytest.mark.parametrize(("places", "producers"), [(0, 1), (1, 1), (5, 3), (64, 8)])
 def test_markers_of_many_partitions_go_over_several_connections(places: int, producers: int) -> None:
     assert producers_for(places) == producers
 

@@ -1,0 +1,130 @@
+"""`kpsplit demo` from end to end, as a user runs it. No test here looks at a time."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+REPOSITORY = Path(__file__).parents[2]
+PATIENCE = 110
+PASS = re.compile(
+    r"PASS sent=(\d+) delivered=(\d+) lost=0 duplicated=0 out_of_order=0 strays=(\d+) "
+    r"pause_p50_ms=\d+ pause_p99_ms=\d+ pause_max_ms=\d+"
+)
+START_OF_WRITING = "steady traffic"
+
+
+@contextmanager
+def running(bootstrap: str, folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A demo on the session's cluster; killed at the end if it still runs."""
+    command = [sys.executable, "-m", "kpsplit.admin_cli", "demo", "-b", bootstrap]
+    with (folder / "stderr").open("w") as stderr:
+        demo = subprocess.Popen(
+            [*command, "--html", str(folder / "page.html"), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+        try:
+            yield demo
+        finally:
+            for process in [*writers_of(demo), demo]:
+                process.kill()
+            demo.wait()
+
+
+def writers_of(demo: subprocess.Popen[str]) -> list[psutil.Process]:
+    try:
+        children = psutil.Process(demo.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return [child for child in children if "kpsplit.demo.worker" in child.cmdline()]
+
+
+def wait_for_writing(demo: subprocess.Popen[str], folder: Path) -> list[psutil.Process]:
+    end = monotonic() + PATIENCE / 2
+    while START_OF_WRITING not in (folder / "stderr").read_text():
+        assert demo.poll() is None and monotonic() < end, (folder / "stderr").read_text()
+        sleep(0.05)
+    return writers_of(demo)
+
+
+def result_of(demo: subprocess.Popen[str], folder: Path) -> tuple[int, str]:
+    """The exit code and the last line on stdout."""
+    out, _ = demo.communicate(timeout=PATIENCE)
+    return demo.returncode, (out.splitlines() or [(folder / "stderr").read_text()])[-1]
+
+
+def test_a_short_demo_passes_and_draws_its_page(bootstrap: str, tmp_path: Path) -> None:
+    with running(bootstrap, tmp_path, "--duration", "4", "--rate", "1500", "--seed", "11") as demo:
+        code, last = result_of(demo, tmp_path)
+    told = (tmp_path / "stderr").read_text()
+    match = PASS.fullmatch(last)
+    assert match is not None and code == 0, f"{last}\n{told}"
+    sent, delivered, strays = map(int, match.groups())
+    assert sent == delivered > 1000
+    assert strays > 0, "the suspended writer had nothing in flight"
+    page = (tmp_path / "page.html").read_text()
+    assert page.startswith("<!doctype html>") and last in page
+    assert "refused: nothing was retired" in told and "deleted " in told
+
+
+def apache_logs() -> Path:
+    """Real log lines that are not part of the repository."""
+    named = os.environ.get("KPSPLIT_TEST_DATA")
+    folder = Path(named) if named else REPOSITORY.parent / "shared" / "data"
+    path = folder / "apache_logs"
+    if not path.is_file():
+        pytest.skip(f"no {path}: set KPSPLIT_TEST_DATA to a folder with a file apache_logs")
+    return path
+
+
+def test_real_lines_come_back_complete_and_in_order_per_key(bootstrap: str, tmp_path: Path) -> None:
+    path = apache_logs()
+    arguments = ("--input", str(path), "--key-regex", r"^(\S+)", "--duration", "4")
+    with running(bootstrap, tmp_path, *arguments) as demo:
+        code, last = result_of(demo, tmp_path)
+    match = PASS.fullmatch(last)
+    assert match is not None and code == 0, f"{last}\n{(tmp_path / 'stderr').read_text()}"
+    lines = len(path.read_bytes().splitlines())
+    assert (int(match[1]), int(match[2])) == (lines, lines)
+
+
+def test_a_writer_that_is_killed_fails_the_demo_with_the_reason(bootstrap: str, tmp_path: Path) -> None:
+    with running(bootstrap, tmp_path, "--duration", "60", "--rate", "500") as demo:
+        writers = wait_for_writing(demo, tmp_path)
+        assert len(writers) == 5
+        writers[0].kill()
+        code, last = result_of(demo, tmp_path)
+        assert not any(writer.is_running() for writer in writers)
+    assert (code, last) == (3, "FAIL reason=writer writer-1 was killed by signal 9")
+
+
+def test_ctrl_c_ends_the_demo_and_all_its_writers(bootstrap: str, tmp_path: Path) -> None:
+    with running(bootstrap, tmp_path, "--duration", "60", "--rate", "500") as demo:
+        writers = wait_for_writing(demo, tmp_path)
+        demo.send_signal(signal.SIGINT)
+        code, _ = result_of(demo, tmp_path)
+        assert not any(writer.is_running() for writer in writers)
+    assert code == 130
+
+
+def test_writers_do_not_outlive_a_demo_that_is_killed(bootstrap: str, tmp_path: Path) -> None:
+    with running(bootstrap, tmp_path, "--duration", "60", "--rate", "500") as demo:
+        writers = wait_for_writing(demo, tmp_path)
+        writers[-1].suspend()
+        demo.kill()
+        _, alive = psutil.wait_procs(writers, timeout=10)
+    assert not alive

@@ -1,0 +1,333 @@
+"""Every interleaving of the fence's own code at small scope, and a violation for each guard that is left out.
+
+The default scopes take about a minute; ``KPSPLIT_EXPLORE=thorough`` adds the large ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import chain, islice
+from typing import Any
+
+import pytest
+
+from kpsplit.producer.dispatcher import Dispatcher
+from kpsplit.producer.fence import PartitionFence
+from kpsplit.producer.lease import Renewal
+from kpsplit.splitter import reading, writers
+from kpsplit.splitter.fence_answers import may_renew
+from kpsplit.splitter.lineage import SegmentKind
+from kpsplit.splitter.states import Phase
+from tests.simulation import fence_world
+from tests.simulation.explore import explore
+from tests.simulation.fence_world import HIGH, LOW, Scope, World
+
+pytestmark = pytest.mark.timeout(1800)
+
+THOROUGH = os.environ.get("KPSPLIT_EXPLORE") == "thorough"
+ONE, TWO, APART = ((LOW,),), ((LOW, LOW),), ((LOW, HIGH),)
+MERGE: dict[str, Any] = {"begin": ("split",), "operations": ("merge",)}
+BOTH: dict[str, Any] = {"operations": ("split", "merge")}
+
+SCOPES = {
+    "a split, two records of one key": Scope(TWO),
+    "a split, two keys in two ranges": Scope(APART),
+    "a split, acknowledgements get lost": Scope(TWO, errors=True, lapses=False),
+    "a split, the application gives up": Scope(TWO, gives_up=True),
+    "a split that is aborted, then another": Scope(ONE, aborts=1),
+    "a split, two producers": Scope(((LOW,), (LOW,)), lapses=False),
+    "a merge, two records of one key": Scope(TWO, **MERGE),
+    "a merge, two keys from two ranges": Scope(APART, **MERGE),
+    "a merge, markers one by one, one late": Scope(ONE, **MERGE, aborts=1, one_by_one=True, lapses=False),
+    "a split and a merge": Scope(ONE, **BOTH),
+}
+LARGE = {
+    "reading takes time, producers join": Scope(ONE, aborts=1, joining=True, slow_reading=True),
+    "reading takes time": Scope(ONE, aborts=1, slow_reading=True),
+    "reading takes time at a merge": Scope(ONE, **MERGE, aborts=1, slow_reading=True),
+    "a split and a merge, two producers": Scope(((LOW,), (LOW,)), **BOTH, lapses=False),
+    "a split, two records, aborted": Scope(TWO, aborts=1),
+    "a split with lost acknowledgements and leases": Scope(TWO, errors=True),
+    "a merge that is aborted, markers one by one": Scope(ONE, **MERGE, aborts=1, one_by_one=True),
+    "two producers with leases": Scope(((LOW,), (LOW,))),
+    "a split and a merge, two records": Scope(TWO, **BOTH),
+}
+
+
+@pytest.mark.parametrize("name", [*SCOPES, *(LARGE if THOROUGH else ())])
+def test_nothing_is_lost_doubled_reordered_or_left_without_a_report(name: str) -> None:
+    found = explore(World({**SCOPES, **LARGE}[name]))
+    print(f"{name}: {found}")
+    assert found.violation is None, str(found)
+    assert found.complete and found.ends
+
+
+# -- what happens without each guard ---------------------------------------------------------------
+
+
+def report_under_a_fence(patch: pytest.MonkeyPatch) -> None:
+    def refresh(self: Any, fence: Any) -> None:
+        for writer in fence.writers:
+            writer.good_until = self.lease_until
+
+    real = PartitionFence._final_while_open
+
+    def final(self: Any, writer: Any, lease_valid: bool) -> Any:
+        fenced, writer.fenced = writer.fenced, False
+        try:
+            return real(self, writer, lease_valid)
+        finally:
+            writer.fenced = fenced
+
+    patch.setattr(Dispatcher, "refresh", refresh)
+    patch.setattr(PartitionFence, "_final_while_open", final)
+
+
+def report_without_a_lease(patch: pytest.MonkeyPatch) -> None:
+    real = World._do_report
+
+    def report(self: Any, fence: Any, *arguments: Any) -> Any:
+        *most, _, counted = arguments
+        return real(self, fence, *most, True, counted)
+
+    patch.setattr(World, "_do_report", report)
+
+
+def do_not_look_at_offsets(patch: pytest.MonkeyPatch) -> None:
+    real = PartitionFence._final_by_end
+    patch.setattr(PartitionFence, "_final_by_end", lambda self, writer, end: real(self, writer, 1 << 62))
+
+
+def do_not_wait_for_acknowledgements(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(writers, "not_acknowledged", lambda *_: ())
+
+
+def do_not_wait_for_readiness(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(writers, "not_ready", lambda *_: ())
+
+
+def do_not_wait_for_leases(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(World, "_patience_over", lambda *_: True)
+
+
+def acknowledge_with_records_in_flight(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PartitionFence, "quiescent", lambda self: True)
+
+
+def renew_while_a_prepare_is_unanswered(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fence_world, "owes", lambda *_: False)
+
+
+def renew_while_a_fence_is_unacknowledged(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fence_world, "owes", lambda states, own: not may_renew(states, own))
+
+
+def never_register_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Renewal, "must_register", lambda *_, **__: False)
+    patch.setattr(World, "_renewal", _renewal_without_registering)
+    patch.setattr(Renewal, "renews", lambda self, view, *, lease_valid, owing: not owing)
+
+
+def _renewal_without_registering(self: Any, world: Any, index: int, name: str) -> Any:
+    producer = world.producers[index]
+    end = len(world.control)
+    if producer.asking is not None:
+        for view in {max(producer.view, producer.asking[0] - 1), end - 1}:
+            yield f"{name} has read", False, self._renewed(self._seen(world, index, view), index)
+    elif producer.lease < end or self._suspended(producer):
+        yield self._asking(world, index, name, producer._replace(asking=(end, None)))
+
+
+def trust_a_registration_whatever_happened_since(patch: pytest.MonkeyPatch) -> None:
+    def renews(self: Renewal, view: Any, *, lease_valid: bool, owing: bool) -> bool:
+        registered_in, self.registered_in = self.registered_in, None
+        return not owing and (lease_valid or registered_in is not None)
+
+    patch.setattr(Renewal, "renews", renews)
+
+
+def open_new_segments_at_once(patch: pytest.MonkeyPatch) -> None:
+    def blocked(self: Any, writer: Any) -> bool:
+        return bool(self.suspended or writer.fenced)
+
+    patch.setattr(PartitionFence, "_blocked", blocked)
+
+
+def send_what_was_held_before_the_strays(patch: pytest.MonkeyPatch) -> None:
+    def sendable(self: Any, limit: int | None = None) -> Any:
+        found: list[Any] = []
+        astray = self._strays_by_segment()
+        for writer in self.writers:
+            if not self._blocked(writer):
+                segment = writer.segment.id
+                waiting = chain(self._held.get(segment, ()), astray.get(segment, ()))
+                found += ((writer, record) for record in islice(waiting, limit))
+        return found
+
+    patch.setattr(PartitionFence, "sendable", sendable)
+
+
+def send_strays_in_any_order(patch: pytest.MonkeyPatch) -> None:
+    real = PartitionFence._strays_by_segment
+
+    def backwards(self: Any) -> Any:
+        return {segment: records[::-1] for segment, records in real(self).items()}
+
+    patch.setattr(PartitionFence, "_strays_by_segment", backwards)
+
+
+def send_rejected_records_again_blindly(patch: pytest.MonkeyPatch) -> None:
+    def rejected(self: Any, writer: Any, record: Any, *, lease_valid: bool) -> Any:
+        return self.acknowledged(writer, record, 1 << 40, lease_valid=lease_valid)
+
+    patch.setattr(PartitionFence, "rejected", rejected)
+
+
+def take_any_attempts_answers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        writers,
+        "not_acknowledged",
+        lambda live, partition, _: tuple(
+            r for r in live if partition in r.ready and partition not in r.acknowledged
+        ),
+    )
+
+
+def take_any_attempts_readiness(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        writers, "not_ready", lambda live, partition, _: tuple(r for r in live if partition not in r.ready)
+    )
+
+
+def read_strays_of_an_older_epoch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reading, "_is_stray", lambda segment, _: segment.kind is SegmentKind.OVERFLOW)
+
+
+def read_the_overflow(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reading, "_is_stray", lambda segment, stamp: stamp.epoch < segment.opened_epoch)
+
+
+def read_past_the_marker_of_an_attempt_under_way(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reading, "_under_way", lambda *_: False)
+
+
+def read_past_an_unknown_marker(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reading, "_is_last", lambda *_: True)
+
+
+def forget_what_is_astray(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PartitionFence, "unclear", lambda self: [])
+
+
+def send_without_a_lease(patch: pytest.MonkeyPatch) -> None:
+    real = PartitionFence._blocked
+
+    def blocked(self: Any, writer: Any) -> bool:
+        suspended, self.suspended = self.suspended, False
+        try:
+            return real(self, writer)
+        finally:
+            self.suspended = suspended
+
+    patch.setattr(PartitionFence, "_blocked", blocked)
+
+
+LOST, TWICE, DISORDER, READER, STUCK = "LOST", "DUPLICATED", "OUT OF ORDER", "READER", "no report"
+LATE = Scope(ONE, aborts=1)
+TABLE: list[tuple[Callable[[pytest.MonkeyPatch], None], Scope, str]] = [
+    (report_under_a_fence, Scope(ONE), LOST),
+    (report_without_a_lease, Scope(ONE), LOST),
+    (do_not_look_at_offsets, Scope(ONE), LOST),
+    (do_not_wait_for_acknowledgements, Scope(ONE), LOST),
+    (do_not_wait_for_readiness, Scope(ONE), LOST),
+    (do_not_wait_for_leases, Scope(ONE), LOST),
+    (renew_while_a_prepare_is_unanswered, Scope(ONE), LOST),
+    (renew_while_a_fence_is_unacknowledged, LATE, LOST),
+    (never_register_again, LATE, LOST),
+    (trust_a_registration_whatever_happened_since, LATE, LOST),
+    (open_new_segments_at_once, Scope(TWO), DISORDER),
+    (send_what_was_held_before_the_strays, Scope(TWO), DISORDER),
+    (send_strays_in_any_order, Scope(TWO), DISORDER),
+    (send_rejected_records_again_blindly, Scope(ONE, **MERGE), TWICE),
+    (forget_what_is_astray, Scope(ONE, **MERGE), STUCK),
+    (take_any_attempts_answers, LATE, LOST),
+    (take_any_attempts_readiness, LATE, LOST),
+    (read_strays_of_an_older_epoch, Scope(ONE, **BOTH), TWICE),
+    (read_past_the_marker_of_an_attempt_under_way, Scope(ONE), READER),
+    (read_past_an_unknown_marker, Scope(ONE), READER),
+]
+
+
+@pytest.mark.parametrize(("leave_out", "scope", "expected"), TABLE, ids=[row[0].__name__ for row in TABLE])
+def test_a_guard_that_is_left_out_is_missed(
+    leave_out: Callable[[pytest.MonkeyPatch], None],
+    scope: Scope,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leave_out(monkeypatch)
+    found = explore(World(scope), limit=300_000)
+    print(f"{leave_out.__name__}: {found}")
+    assert found.violation is not None, f"no violation in {found.states} states"
+    assert any(word in found.violation for word in expected.split("|")), str(found)
+    assert found.trace
+
+
+NOT_NEEDED = [
+    # What is in flight at the cut goes astray and is sent again: safe, but every fence would make strays, and
+    # a transaction with strays must be aborted.
+    (acknowledge_with_records_in_flight, Scope(TWO)),
+    # What is sent without a lease is not reported until the lease is renewed, and goes astray at worst: safe,
+    # but a producer cut off for long would fill the log with strays.
+    (send_without_a_lease, Scope(TWO)),
+    # A stamp in an overflow is always older than the overflow, so the epoch rule finds it as well.
+    (read_the_overflow, Scope(ONE, **BOTH)),
+]
+
+
+@pytest.mark.parametrize(("leave_out", "scope"), NOT_NEEDED, ids=[row[0].__name__ for row in NOT_NEEDED])
+def test_a_guard_that_only_saves_work_is_not_missed(
+    leave_out: Callable[[pytest.MonkeyPatch], None], scope: Scope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_out(monkeypatch)
+    found = explore(World(scope))
+    print(f"{leave_out.__name__}: {found}")
+    assert found.violation is None and found.complete, str(found)
+
+
+def test_an_expiry_must_not_come_from_an_operator_that_lost_its_claim(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that slept through the end of its attempt would expire producers that write with a valid lease."""
+    scope = Scope(ONE, aborts=1, zombie=True)
+    found = explore(World(scope))
+    print(f"late expiry: {found}")
+    assert found.violation is not None and LOST in found.violation
+    monkeypatch.setattr(writers.Registrations, "is_expired", lambda *_: False)
+    found = explore(World(scope))
+    print(f"expiries ignored, each attempt asks everybody: {found}")
+    assert found.violation is None and found.complete, str(found)
+
+
+def test_a_record_counted_before_it_is_in_hand_is_overtaken() -> None:
+    """Between the two the fence would see it neither in flight nor pending, and open the next segment."""
+    found = explore(World(Scope(TWO, counts_early=True)), limit=300_000)
+    assert found.violation is not None and DISORDER in found.violation, str(found)
+
+
+def test_a_dead_producer_is_not_waited_for_for_ever() -> None:
+    """The operation ends although the only registered producer never does anything."""
+    world = World(Scope(ONE))
+    state = world.initial()
+    for _ in range(30):
+        moves = {
+            label: after
+            for label, fault, after in world.moves(state)
+            if not label.startswith("p0 ") and (not fault or "lease" in label)
+        }
+        if not moves:
+            break
+        state = next(iter(moves.values()))
+    last = world.states[state.control[-1]]
+    assert (last.phase, last.epoch) == (Phase.STEADY, 1)

@@ -1,0 +1,290 @@
+"""The demo's verdicts, its last line, its summary and its page."""
+
+from __future__ import annotations
+
+import io
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from kpsplit.consumer.lineage_reader import Gap, GapReason, Tally
+from kpsplit.consumer.logical_record import LogicalRecord
+from kpsplit.demo.charts import label_rows, runs, usual_height
+from kpsplit.demo.chronicle import Chronicle, OperationLog, Span
+from kpsplit.demo.figures import Latencies, Series, Spread
+from kpsplit.demo.journal import Entry
+from kpsplit.demo.options import PLAIN_WRITER
+from kpsplit.demo.orders import News, Stage
+from kpsplit.demo.page import page
+from kpsplit.demo.readback import ReadBack, Reading, SegmentSeen
+from kpsplit.demo.result import DemoResult, PhantomStart, Verdict, failed_line, last_line
+from kpsplit.demo.summary import table_lines, write_summary
+from kpsplit.demo.svg import LogScale, Scale, powers, ticks
+from kpsplit.demo.tables import Rows
+from kpsplit.demo.traffic import LINE_HEADER, Line, value_of
+from kpsplit.demo.verdicts import QUESTIONS, phantom_starts
+from kpsplit.kafka.status import Report
+from kpsplit.splitter.driver import StepDone
+from kpsplit.splitter.lineage import Lineage
+from kpsplit.splitter.reading import ForeignReason
+from kpsplit.splitter.records.producers import PauseReport
+from kpsplit.testing import Anomaly, Delivery, SendOutcome, check_history
+from tests.unit.samples import PARENT, life
+
+STATE = life().merged
+SPREAD = Spread(3, 10.0, 20.0, 21.0)
+
+
+def operation(label: str, began: float) -> OperationLog:
+    outcome = STATE.last
+    assert outcome is not None
+    pauses = {"a": PauseReport(outcome.attempt.id, 40, 7, 0)}
+    steps = [(began, StepDone("Fence", 0.01)), (began + 0.1, StepDone("Commit", 0.02))]
+    return OperationLog(label, "of orders/3", steps, Report(outcome, STATE, pauses, 1.0))
+
+
+def a_result() -> DemoResult:
+    """A demo that went well, with few records."""
+    history = check_history([], [], [STATE.lineage])
+    seen = {s.id: SegmentSeen(5, 10 * s.id, 10 * s.id + 4) for s in STATE.lineage}
+    back = ReadBack(replace(history, sent=5, ok=5, delivered=5), {PARENT: Tally()}, {PARENT: seen}, {}, 0)
+    places = [str(s) for s in STATE.lineage.sources()]
+    result = DemoResult(
+        chronicle=Chronicle(
+            100.0,
+            "orders",
+            104.0,
+            PARENT,
+            [operation("split into 4", 101.0), operation("merge", 103.0)],
+            Span("writer-4 suspended", 100.5, 101.1),
+        ),
+        news={"writer-1": News(Stage.DONE, 5, 5, 0, 0, 2, 1, (40, 50)), PLAIN_WRITER: News(Stage.DONE, 1, 1)},
+        state=STATE,
+        back=back,
+        pauses=Spread.of([40, 50]),
+        latencies=Latencies(SPREAD, SPREAD, SPREAD, SPREAD),
+        longest_waits=(44.0, 55.0),
+        held_elsewhere=0,
+        starts=(PhantomStart(2, "orders.split-3-1/0", 1001, 1000, 1000),),
+        throughput=tuple(Series(name, 1.0, (1.0, 2.0, 0.0, 5000.0)) for name in [*places, "orders/<other>"]),
+        slowness=(
+            Series("affected partition", 1.0, (1.0, None, 300.0, 2.0)),
+            Series("other partitions", 1.0, (1.0, 2.0, 3.0, 2.0)),
+        ),
+    )
+    return judged(result)
+
+
+def judged(result: DemoResult) -> DemoResult:
+    return replace(result, verdicts=tuple(question(result) for question in QUESTIONS))
+
+
+def test_the_last_line_of_a_demo_that_went_well() -> None:
+    assert last_line(a_result()) == (
+        "PASS sent=5 delivered=5 lost=0 duplicated=0 out_of_order=0 strays=0 "
+        "pause_p50_ms=40 pause_p99_ms=50 pause_max_ms=50"
+    )
+
+
+def failed(result: DemoResult) -> str:
+    line = last_line(judged(result))
+    assert line.startswith("FAIL sent=") and "\n" not in line
+    return line.partition("reason=")[2]
+
+
+def with_back(**changes: object) -> DemoResult:
+    result = a_result()
+    return replace(result, back=replace(result.back, **changes))  # type: ignore[arg-type]
+
+
+def test_any_finding_of_the_history_checker_fails_the_demo() -> None:
+    stray = Delivery(PARENT, 0, 0, b"k", "nobody's", PARENT, 0)
+    history = check_history([], [stray], [STATE.lineage])
+    assert history.count(Anomaly.NEVER_SENT) == 1
+    assert failed(with_back(history=history)).startswith("history: never sent: 1")
+
+
+def test_a_failed_send_fails_the_demo() -> None:
+    history = replace(a_result().back.history, sent=6, failed=1)
+    assert failed(with_back(history=history)).startswith(
+        "complete: 6 sent, 5 reported as delivered, 1 failed"
+    )
+
+
+def test_an_altered_value_fails_the_demo() -> None:
+    assert failed(with_back(altered=2)) == "content: 2 values differ from what was sent"
+
+
+@pytest.mark.parametrize("kind", ["foreign", "gap", "malformed"])
+def test_a_reader_that_met_anything_odd_fails_the_demo(kind: str) -> None:
+    tally = Tally()
+    if kind == "foreign":
+        tally.foreign[ForeignReason.BEHIND_THE_END] += 1
+    elif kind == "gap":
+        tally.gaps.append(Gap(0, PARENT, 0, 5, GapReason.EXPIRED))
+    else:
+        tally.malformed_headers += 1
+    assert failed(with_back(tallies={PARENT: tally})).startswith("reading: ")
+
+
+def test_a_phantom_that_begins_at_the_parents_log_end_fails_the_demo() -> None:
+    result = replace(a_result(), starts=(PhantomStart(2, "t/0", 1000, 1000, 1000),))
+    assert failed(result) == "logical offsets: t/0: 1000 > 1000"
+
+
+def test_phantoms_are_compared_with_the_parents_end_at_their_ancestors_split() -> None:
+    starts = phantom_starts(STATE.lineage, {s.id: s.progression.base for s in STATE.lineage})
+    assert {s.segment for s in starts} == {2, 3, 4, 5, 7, 8}
+    assert {s.parent_end for s in starts} == {1000}
+    assert all(s.ok for s in starts)
+    nested = next(s for s in starts if s.segment == 7)
+    assert nested.above == STATE.lineage.get(4).logical(10)
+    assert not phantom_starts(Lineage.unsplit(PARENT), {})
+
+
+def test_a_demo_that_did_not_come_to_its_end_fails_in_one_line() -> None:
+    assert failed_line("writer-1 was\nkilled\x1b[31m") == "FAIL reason=writer-1 was killed [31m"
+
+
+def test_the_summary_has_every_table_and_no_line_is_a_result_line() -> None:
+    stream = io.StringIO()
+    write_summary(a_result(), stream)
+    text = stream.getvalue()
+    for heading in (
+        "Records",
+        "Writers",
+        "Pauses of",
+        "Logical offsets of orders/3",
+        "Phantoms begin",
+        "Checks",
+    ):
+        assert f"\n{heading}" in f"\n{text}"
+    assert not any(line.startswith(("PASS", "FAIL")) for line in text.splitlines())
+
+
+def test_tables_are_aligned() -> None:
+    rows = Rows("T", ("name", "n"), (("a", "1"), ("bb", "1,000")))
+    assert table_lines(rows) == ["T", "  name      n", "  a         1", "  bb    1,000"]
+
+
+class Outline(HTMLParser):
+    """Checks that elements are closed in order, and collects what would load something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loads += [tag for name, _ in attrs if name in ("src", "href", "srcset")]
+        if tag in ("script", "link", "iframe", "object"):
+            self.loads.append(tag)
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_well_formed_and_loads_nothing() -> None:
+    text = page(a_result())
+    outline = Outline()
+    outline.feed(text)
+    assert outline.open == []
+    assert outline.loads == []
+    assert "url(" not in text and "@import" not in text
+
+
+def test_every_picture_is_a_sound_document() -> None:
+    text = page(a_result())
+    pictures = [p.partition("</svg>")[0] + "</svg>" for p in text.split("<svg")[1:]]
+    assert len(pictures) == 3
+    for picture in pictures:
+        ElementTree.fromstring("<svg" + picture)
+    assert "split into 4: fence 110 ms" in text
+    assert "writer-4 suspended" in text
+    assert "orders/&lt;other&gt;" in text and "<other>" not in text
+
+
+def test_the_page_shows_a_failure() -> None:
+    result = a_result()
+    text = page(replace(result, verdicts=(Verdict("history", False, "lost: 1"),)))
+    assert 'class="verdict failed"' in text
+    assert "FAIL sent=5" in text
+
+
+def test_scales_map_data_to_the_picture() -> None:
+    scale = Scale(0, 10, 100, 0)
+    assert (scale(0), scale(5), scale(10)) == (100, 50, 0)
+    assert Scale(3, 3, 7, 9)(3) == 7
+    log = LogScale(1, 1000, 0, 300)
+    assert (log(0), log(1), log(10), log(1000)) == (0, 0, 100, 300)
+
+
+@pytest.mark.parametrize("high", [0, 0.3, 1, 7, 40, 999, 5500, 123456])
+def test_ticks_are_few_round_and_reach_the_top(high: float) -> None:
+    marks = ticks(high, 6)
+    assert marks[0] == 0 and marks[-1] >= high and 2 <= len(marks) <= 7
+
+
+def test_powers_reach_the_top() -> None:
+    assert powers(0) == [1, 10]
+    assert powers(1001) == [1, 10, 100, 1000, 10000]
+
+
+def test_labels_that_would_overlap_get_rows_of_their_own() -> None:
+    assert label_rows([(0, 100), (50, 100), (120, 50), (160, 10)]) == [0, 1, 0, 1]
+
+
+def test_gaps_divide_a_line_into_runs() -> None:
+    assert runs([None, 1.0, 2.0, None, 3.0]) == [(1, [1.0, 2.0]), (4, [3.0])]
+    assert runs([]) == []
+
+
+def test_one_burst_does_not_dwarf_the_rest() -> None:
+    assert usual_height([10.0] * 99 + [1000.0]) == pytest.approx(13.5)
+    assert usual_height([10.0, 11.0]) == 11.0
+    assert usual_height([]) == 0.0
+
+
+def record(offset: int, key: bytes | None, value: bytes, line: int | None = None) -> LogicalRecord:
+    headers = () if line is None else ((LINE_HEADER, b"%d" % line),)
+    return LogicalRecord(offset, 0, 0, key, value, headers, PARENT.topic, PARENT.partition, offset, 1, None)
+
+
+def entry(sequence: int, key: bytes | None, offset: int | None) -> Entry:
+    outcome = SendOutcome.UNKNOWN if offset is None else SendOutcome.OK
+    return Entry(sequence, key, PARENT.partition, 1.0, outcome, PARENT.partition, offset, 2.0)
+
+
+def test_records_are_matched_with_journals_by_their_values() -> None:
+    reading = Reading([Lineage.unsplit(PARENT)], None)
+    reading.take_journals(PARENT.topic, {"writer-1": [entry(0, b"k", 0)], PLAIN_WRITER: [entry(0, b"k", 1)]})
+    reading.take(PARENT, record(0, b"k", value_of("writer-1", 0)))
+    reading.take(PARENT, record(1, b"k", value_of(PLAIN_WRITER, 0)))
+    back = reading.result()
+    assert back.history.clean and back.history.delivered == 2 and not back.altered
+    assert back.segments[PARENT][0] == SegmentSeen(2, 0, 1)
+    assert back.places["writer-1", 0] == PARENT
+
+
+def test_values_that_are_not_what_was_sent_are_counted() -> None:
+    reading = Reading([Lineage.unsplit(PARENT)], None)
+    reading.take_journals(PARENT.topic, {"writer-1": [entry(0, b"k", 0)]})
+    reading.take(PARENT, record(0, b"k", value_of("writer-1", 0) + b"!"))
+    reading.take(PARENT, record(1, b"k", b"garbage"))
+    back = reading.result()
+    assert back.altered == 2
+    assert back.history.count(Anomaly.NEVER_SENT) == 1
+
+
+def test_lines_are_matched_by_their_numbers_and_compared_byte_by_byte() -> None:
+    lines = [Line(0, b"a 0", b"a"), Line(1, b"a 1", b"a")]
+    reading = Reading([Lineage.unsplit(PARENT)], lines)
+    reading.take_journals(PARENT.topic, {"writer-2": [entry(0, b"a", 0), entry(1, b"a", 1)]})
+    reading.take(PARENT, record(0, b"a", b"a 0", 0))
+    reading.take(PARENT, record(1, b"a", b"a one", 1))
+    back = reading.result()
+    assert back.history.clean and back.altered == 1

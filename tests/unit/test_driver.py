@@ -1,0 +1,393 @@
+"""The driver over ports in memory: whatever dies wherever, the partition ends in one layout and writable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from kpsplit.errors import (
+    ConflictError,
+    DeadlineExceededError,
+    FencedError,
+    KpsplitError,
+    UnknownOutcomeError,
+)
+from kpsplit.splitter.driver import Driver, Ports
+from kpsplit.splitter.events import Cut, Event
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.machine import apply
+from kpsplit.splitter.partition_state import Attempt, EndedBy, PartitionState, Result, SubTopic
+from kpsplit.splitter.records.producers import Expiry, ProducerRecord
+from kpsplit.splitter.states import Phase
+from kpsplit.splitter.steps import PlannedMarker
+from kpsplit.splitter.writers import Registrations
+from tests.unit.samples import PARENT, UNSPLIT, merge_attempt, split_attempt
+
+LEASE = 5.0
+RANGES = WHOLE.split_evenly(2)
+
+
+class DiedError(BaseException):
+    """The operator's process is gone."""
+
+
+@dataclass
+class Fault:
+    """At the ``at``-th call of any port, before or after its effect, raise."""
+
+    at: int = -1
+    after: bool = False
+    error: Callable[[], BaseException] = DiedError
+    only: str = ""
+    hook: Callable[[], None] | None = None
+
+
+@dataclass
+class Cluster:
+    """What outlives operators."""
+
+    state: PartitionState = UNSPLIT
+    holder: int = 0
+    now: float = 100.0
+    logs: dict[PhysicalPartition, list[str]] = field(default_factory=dict)
+    topics: set[str] = field(default_factory=set)
+    sealed: set[str] = field(default_factory=set)
+    registrations: Registrations = field(default_factory=Registrations)
+    answers: dict[int, str] = field(default_factory=dict)
+    """What each producer does: answers, acknowledges nothing ("unacknowledged") or is silent."""
+    history: list[PartitionState] = field(default_factory=list)
+
+    def producer(self, instance: int, behaviour: str = "answers") -> None:
+        self.answers[instance] = behaviour
+        self.registrations.fold(ProducerRecord(instance, 1, f"p{instance}", topics=(PARENT.topic,)))
+
+    def let_producers_answer(self) -> None:
+        attempt = self.state.attempt
+        for record in self.registrations.all():
+            behaviour = self.answers[record.instance]
+            if attempt is None or behaviour == "silent":
+                continue
+            mine = {str(PARENT): attempt.id}
+            if self.state.phase is Phase.PREPARING:
+                self.registrations.fold(replace(record, ready=mine))
+            elif behaviour == "answers" and self.state.phase is Phase.FENCED and record.ready == mine:
+                self.registrations.fold(replace(record, acknowledged=mine))
+
+
+class Time:
+    """A deadline, and the clock, on the cluster's simulated time."""
+
+    def __init__(self, cluster: Cluster, seconds: float = 0.0) -> None:
+        self._cluster, self._at = cluster, cluster.now + seconds
+
+    def now(self) -> float:
+        return self._cluster.now
+
+    def deadline(self, seconds: float) -> Time:
+        return Time(self._cluster, seconds)
+
+    def left(self) -> float:
+        return max(0.0, self._at - self._cluster.now)
+
+    def check(self, what: str) -> None:
+        if self.left() <= 0:
+            raise DeadlineExceededError(f"waited for {what}")
+
+
+class Simulated:
+    """All ports of one operator."""
+
+    def __init__(self, cluster: Cluster, fault: Fault | None = None) -> None:
+        self.cluster, self.fault, self.calls, self.token = cluster, fault or Fault(), 0, -1
+        self.names: list[str] = []
+
+    @property
+    def ports(self) -> Ports:
+        return Ports(self, self, self, Time(self.cluster))
+
+    def _around(self, name: str, effect: Callable[[], Any]) -> Any:
+        number, self.calls = self.calls, self.calls + 1
+        self.names.append(name)
+        self.cluster.now += 0.001
+        mine = number == self.fault.at and (not self.fault.only or self.fault.only == name)
+        if mine and not self.fault.after:
+            self._strike()
+        result = effect()
+        if mine and self.fault.after:
+            self._strike()
+        return result
+
+    def _strike(self) -> None:
+        if self.fault.hook is not None:
+            self.fault.hook()
+        else:
+            raise self.fault.error()
+
+    def claim(self, deadline: Any) -> PartitionState:
+        def effect() -> PartitionState:
+            self.cluster.holder += 1
+            self.token = self.cluster.holder
+            return self.cluster.state
+
+        return self._around("claim", effect)
+
+    def record(self, before: PartitionState, event: Event, deadline: Any) -> PartitionState:
+        deadline.check(str(event.kind))
+
+        def effect() -> PartitionState:
+            if self.token != self.cluster.holder:
+                raise FencedError("another operator took over")
+            assert before == self.cluster.state
+            self.cluster.state = apply(before, event)
+            self.cluster.history.append(self.cluster.state)
+            return self.cluster.state
+
+        return self._around("record", effect)
+
+    def lease_seconds(self) -> float:
+        return LEASE
+
+    def read(self, deadline: Any) -> Registrations:
+        def effect() -> Registrations:
+            self.cluster.let_producers_answer()
+            return self.cluster.registrations
+
+        return self._around("read", effect)
+
+    def await_change(self, seconds: float) -> None:
+        self.cluster.now += seconds
+
+    def expire(self, producers: Iterable[ProducerRecord], deadline: Any) -> None:
+        def effect() -> None:
+            for record in producers:
+                self.cluster.registrations.fold(Expiry(record.instance, record.generation))
+
+        self._around("expire", effect)
+
+    def create_subtopic(self, attempt: Attempt, parent: PhysicalPartition, deadline: Any) -> str:
+        def effect() -> str:
+            assert attempt.subtopic is not None
+            self.cluster.topics.add(attempt.subtopic)
+            return f"id of {attempt.subtopic}"
+
+        return self._around("create_subtopic", effect)
+
+    def co_locate(self, parent: Any, sources: Any, deadline: Any) -> None:
+        self._around("co_locate", lambda: None)
+
+    def append_markers(self, markers: Iterable[PlannedMarker], deadline: Any) -> tuple[Cut, ...]:
+        def effect() -> tuple[Cut, ...]:
+            cuts = []
+            for planned in markers:
+                log = self.cluster.logs.setdefault(planned.source, ["r"] * 10)
+                if planned.marker.attempt_id not in log:
+                    log.append(planned.marker.attempt_id)
+                cuts.append(Cut(planned.segment, log.index(planned.marker.attempt_id), 0))
+            return tuple(cuts)
+
+        return self._around("append_markers", effect)
+
+    def seal(self, subtopics: Iterable[SubTopic], deadline: Any) -> None:
+        self._around("seal", lambda: self.cluster.sealed.update(t.name for t in subtopics))
+
+    def delete_abandoned(self, name: str, deadline: Any) -> None:
+        self._around("delete_abandoned", lambda: self.cluster.topics.discard(name))
+
+
+def renewed(state: PartitionState, attempt: Attempt) -> Attempt:
+    return split_attempt(state, 0, attempt.ranges, f"{attempt.id}'")
+
+
+def run(cluster: Cluster, fault: Fault | None = None, name: str = "s", seconds: float = 60.0) -> Simulated:
+    simulated = Simulated(cluster, fault)
+    attempt = split_attempt(cluster.state, 0, RANGES, name)
+    Driver(simulated.ports).run(attempt, cluster.state.epoch, Time(cluster, seconds))
+    return simulated
+
+
+def with_producers(*behaviours: str) -> Cluster:
+    cluster = Cluster()
+    for instance, behaviour in enumerate(behaviours):
+        cluster.producer(instance, behaviour)
+    return cluster
+
+
+def number_of_calls() -> int:
+    return run(with_producers("answers")).calls
+
+
+def assert_resting(cluster: Cluster) -> None:
+    """The old layout or the new one, nothing under way, nothing fenced."""
+    state = cluster.state
+    assert state.phase is Phase.STEADY and state.attempt is None and not state.fenced_segments()
+    open_ranges = tuple(s.range for s in state.lineage.open_segments())
+    assert (state.epoch, open_ranges) in ((0, (WHOLE,)), (1, RANGES))
+    if state.epoch == 1:
+        segment = state.lineage.get(0)
+        assert segment.end is not None and state.last is not None
+        assert cluster.logs[PARENT][segment.end] == state.last.attempt.id
+
+
+def test_a_split_goes_through_all_phases_and_a_merge_back() -> None:
+    cluster = with_producers("answers", "answers")
+    run(cluster)
+    assert_resting(cluster)
+    assert [s.phase for s in cluster.history] == [
+        Phase.PREPARING,
+        Phase.FENCED,
+        Phase.COMMITTED,
+        Phase.STEADY,
+    ]
+    simulated = Simulated(cluster)
+    attempt = merge_attempt(cluster.state, (2, 3), WHOLE)
+    outcome = Driver(simulated.ports).run(attempt, 1, Time(cluster, 60))
+    assert outcome.result is Result.COMMITTED and cluster.state.epoch == 2
+    assert cluster.sealed == {"orders.split-3-1"} and "co_locate" in simulated.names
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("at", range(number_of_calls()))
+def test_an_operator_that_dies_anywhere_is_rolled_back_or_finished_by_the_next(at: int, after: bool) -> None:
+    cluster = with_producers("answers")
+    with pytest.raises(DiedError):
+        run(cluster, Fault(at, after))
+    committed, under_way = cluster.state.epoch, cluster.state.attempt
+    outcome = Driver(Simulated(cluster).ports).resume(renewed, Time(cluster, 60))
+    assert_resting(cluster)
+    assert (outcome is None) == (under_way is None)
+    assert cluster.state.epoch >= committed
+    if cluster.state.epoch == 0:  # it died before it recorded anything
+        run(cluster)
+        assert cluster.state.epoch == 1
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("at", range(number_of_calls()))
+def test_what_a_dead_operator_left_can_be_aborted_before_its_commit_and_only_then(
+    at: int, after: bool
+) -> None:
+    cluster = with_producers("answers")
+    with pytest.raises(DiedError):
+        run(cluster, Fault(at, after))
+    driver = Driver(Simulated(cluster).ports)
+    if cluster.state.phase is Phase.COMMITTED:
+        with pytest.raises(ConflictError, match="can only go forward"):
+            driver.abort(EndedBy.REQUEST, "asked", Time(cluster, 60))
+        assert cluster.state.phase is Phase.COMMITTED
+        return
+    under_way = cluster.state.attempt
+    outcome = driver.abort(EndedBy.REQUEST, "asked", Time(cluster, 60))
+    assert_resting(cluster)
+    assert (outcome is None) == (under_way is None)
+    if outcome is not None:
+        assert (outcome.result, outcome.ended_by) == (Result.ROLLED_BACK, EndedBy.REQUEST)
+        assert cluster.topics == set(), "the sub-topic was deleted"
+
+
+@pytest.mark.parametrize("error", [KpsplitError, KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("at", range(number_of_calls()))
+def test_an_error_anywhere_rolls_back_or_says_that_the_layout_changed(
+    at: int, after: bool, error: type[BaseException]
+) -> None:
+    cluster = with_producers("answers")
+    raised = error("broken")
+    with pytest.raises(error) as caught:
+        run(cluster, Fault(at, after, lambda: raised))
+    if cluster.state.phase is Phase.COMMITTED:
+        if isinstance(caught.value, KpsplitError):
+            assert caught.value.changed and "resume" in (caught.value.hint or "")
+        Driver(Simulated(cluster).ports).resume(renewed, Time(cluster, 60))
+        assert cluster.state.epoch == 1
+    assert_resting(cluster)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["not written", "written"])
+@pytest.mark.parametrize("at", range(number_of_calls()))
+def test_a_write_of_unknown_outcome_is_read_back_and_never_repeated_blindly(at: int, after: bool) -> None:
+    cluster = with_producers("answers")
+    unknown = Fault(at, after, lambda: UnknownOutcomeError("no acknowledgement"))
+    try:
+        simulated = run(cluster, unknown)
+    except UnknownOutcomeError:  # the very first claim: nothing had begun
+        assert at == 0 and cluster.state == UNSPLIT
+        return
+    assert_resting(cluster)
+    assert cluster.state.epoch == 1
+    assert [s.phase for s in cluster.history].count(Phase.COMMITTED) == 1
+    assert cluster.logs[PARENT].count("s") == 1, "the marker of the same attempt is reused"
+    assert simulated.calls > at
+
+
+@pytest.mark.parametrize("at", range(1, number_of_calls()))
+def test_of_two_operators_the_newer_wins_and_the_older_stops(at: int) -> None:
+    cluster = with_producers("answers")
+    newer: list[PartitionState] = []
+
+    def another() -> None:
+        attempt = split_attempt(UNSPLIT, 0, RANGES, "newer")
+        if cluster.state.next_split > 1:
+            attempt = replace(attempt, subtopic="orders.split-3-2")
+        try:
+            Driver(Simulated(cluster).ports).run(attempt, 0, Time(cluster, 60))
+        except ConflictError:  # the older one had committed: its layout is finished
+            assert cluster.state.epoch == 1
+        newer.append(cluster.state)
+
+    try:
+        run(cluster, Fault(at, True, hook=another))
+    except (ConflictError, FencedError):
+        pass
+    else:
+        assert newer[0].epoch == 1 and newer[0].last is not None and newer[0].last.attempt.id == "s"
+    assert_resting(cluster)
+    assert cluster.state == newer[0] and cluster.state.epoch == 1
+    assert [s.phase for s in cluster.history].count(Phase.COMMITTED) == 1
+
+
+def test_a_producer_that_never_acknowledges_in_time_aborts_the_attempt() -> None:
+    cluster = with_producers("answers", "unacknowledged")
+    with pytest.raises(DeadlineExceededError, match="acknowledgement of the fence") as caught:
+        run(cluster)
+    assert caught.value.changed is False
+    assert_resting(cluster)
+    assert cluster.state.epoch == 0 and cluster.logs == {}
+
+
+def test_silent_producers_are_expired_before_the_fence_and_not_waited_for_in_it() -> None:
+    cluster = with_producers("answers", "silent")
+    before = cluster.now
+    simulated = run(cluster)
+    assert cluster.state.epoch == 1 and "expire" in simulated.names
+    assert LEASE < cluster.now - before < LEASE * 1.3
+    fenced_for = simulated.names.index("append_markers") - simulated.names.index("expire")
+    assert fenced_for < 5
+
+
+def test_a_deadline_that_passes_in_preparation_rolls_back() -> None:
+    cluster = with_producers("silent")
+    with pytest.raises(DeadlineExceededError, match="readiness"):
+        run(cluster, seconds=1.0)
+    assert_resting(cluster)
+    assert cluster.state.last is not None and "readiness" in cluster.state.last.reason
+
+
+def test_a_plan_for_another_epoch_is_refused() -> None:
+    cluster = with_producers()
+    run(cluster)
+    attempt = split_attempt(UNSPLIT, 0, RANGES, "late")
+    with pytest.raises(ConflictError, match="at epoch 1; the plan was made for epoch 0"):
+        Driver(Simulated(cluster).ports).run(attempt, 0, Time(cluster, 60))
+    assert_resting(cluster)
+
+
+def test_there_may_be_nothing_to_resume_or_to_abort() -> None:
+    cluster = with_producers()
+    driver = Driver(Simulated(cluster).ports)
+    assert driver.resume(renewed, Time(cluster, 60)) is None
+    assert driver.abort(EndedBy.REQUEST, "asked", Time(cluster, 60)) is None
+    assert cluster.history == []

@@ -1,0 +1,253 @@
+"""The fence of one logical partition, step by step; tests/simulation explores its interleavings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kpsplit.producer.fence import Outgoing, PartitionFence, SegmentWriter
+from kpsplit.splitter.events import Abort
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.machine import apply
+from kpsplit.splitter.partition_state import EndedBy, PartitionState
+from tests.unit.samples import UNSPLIT, committed, fenced, merge_attempt, operated, split_attempt
+
+LOW, HIGH = 0x10000000, 0xF0000000
+SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(4))
+
+Fence = PartitionFence[str, SegmentWriter[str]]
+
+
+def fence_of(state: PartitionState = UNSPLIT) -> Fence:
+    return PartitionFence(state, SegmentWriter)
+
+
+def send(fence: Fence, key: int | None = LOW) -> tuple[Any, Outgoing[str]]:
+    """Send the next record as the hot path does; it must be possible."""
+    writer = fence.writer_for(key, fence.next_sequence)
+    assert writer.open
+    record = Outgoing(key, fence.next_sequence, f"r{fence.next_sequence}")
+    fence.next_sequence += 1
+    writer.sent += 1
+    return writer, record
+
+
+def released(fence: Fence, limit: int | None = None) -> list[tuple[int, int]]:
+    """Send what may be sent; return (segment, sequence) of each record."""
+    ready = fence.sendable(limit)
+    for writer, _ in ready:
+        writer.sent += 1
+    fence.sent([record for _, record in ready])
+    return [(writer.segment.id, record.sequence) for writer, record in ready]
+
+
+def numbers(finals: list[Any]) -> list[tuple[int, int | None]]:
+    return [(f.record.sequence, f.offset) for f in finals]
+
+
+def test_keys_go_to_their_segment_and_records_without_one_to_each_in_turn() -> None:
+    fence = fence_of(operated(UNSPLIT, SPLIT, {0: 1000}))
+    assert [fence.writer_for(k, 0).segment.id for k in (0, LOW, 0x40000000, HIGH, 0xFFFFFFFF)] == [
+        2,
+        2,
+        3,
+        5,
+        5,
+    ]
+    assert [fence.writer_for(None, n).segment.id for n in range(5)] == [2, 3, 4, 5, 2]
+
+
+def test_a_fence_holds_records_in_order_and_an_abort_lets_them_go() -> None:
+    fence = fence_of()
+    fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=True)
+    assert not fence.writers[0].open
+    fence.hold(LOW, "a")
+    fence.hold(HIGH, "b")
+    assert (fence.waiting(), fence.sendable(), fence.next_sequence) == (2, [], 2)
+    rolled_back = apply(fenced(UNSPLIT, SPLIT), Abort("s", EndedBy.TAKEOVER, "gone"))
+    fence.observe(rolled_back, lease_valid=True)
+    assert not fence.writers[0].open
+    assert released(fence) == [(0, 0), (0, 1)]
+    assert fence.writers[0].open
+    assert fence.statistics.held == 2 and fence.statistics.fences == 1
+
+
+def test_what_was_held_goes_to_the_segments_of_the_new_layout() -> None:
+    fence = fence_of()
+    fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=True)
+    for key in (HIGH, LOW, HIGH):
+        fence.hold(key, "r")
+    fence.observe(committed(UNSPLIT, SPLIT, {0: 1000}), lease_valid=True)
+    assert [w.open for w in fence.writers] == [False, True, True, False]
+    assert released(fence) == [(2, 1), (5, 0), (5, 2)]
+    assert all(w.open for w in fence.writers)
+
+
+def test_held_records_are_handed_out_in_portions() -> None:
+    fence = fence_of()
+    fence.suspend(True)
+    for _ in range(5):
+        fence.hold(LOW, "r")
+    assert fence.sendable() == []
+    fence.suspend(False)
+    assert released(fence, 2) == [(0, 0), (0, 1)]
+    assert not fence.writers[0].open
+    assert released(fence, 2) == [(0, 2), (0, 3)]
+    assert released(fence, 2) == [(0, 4)]
+    assert fence.writers[0].open and released(fence, 2) == []
+
+
+def test_a_report_is_final_only_under_a_lease_and_without_a_fence() -> None:
+    fence = fence_of()
+    writer, record = send(fence)
+    assert fence.acknowledged(writer, record, 7, lease_valid=False) == []
+    assert (writer.in_flight, fence.pending(), fence.busy()) == (0, 1, True)
+    assert numbers(fence.resolve(lease_valid=True)) == [(0, 7)]
+    writer, record = send(fence)
+    fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=True)
+    assert not fence.quiescent()
+    assert fence.acknowledged(writer, record, 8, lease_valid=True) == []
+    assert fence.quiescent()
+    assert fence.resolve(lease_valid=True) == []
+    assert numbers(fence.observe(committed(UNSPLIT, SPLIT, {0: 9}), lease_valid=True)) == [(1, 8)]
+    assert fence.delivered()[0] == 2
+
+
+def test_strays_are_sent_again_in_order_before_anything_newer() -> None:
+    fence = fence_of()
+    sent = [send(fence) for _ in range(3)]
+    fence.suspend(True)
+    fence.hold(LOW, "newer")
+    fence.observe(operated(UNSPLIT, SPLIT, {0: 1}), lease_valid=False)
+    fence.suspend(False)
+    assert released(fence) == [] and not fence.writers[0].open
+    for (writer, record), offset in zip(sent[::-1], (4, 3), strict=False):
+        assert fence.acknowledged(writer, record, offset, lease_valid=True) == []
+    assert released(fence) == []
+    assert numbers(fence.acknowledged(*sent[0], 0, lease_valid=True)) == [(0, 0)]
+    assert released(fence) == [(2, 1), (2, 2), (2, 3)]
+    assert fence.statistics.strays == 2 and fence.closing == []
+
+
+def test_a_failure_is_final_at_once_and_opens_what_it_kept_closed() -> None:
+    fence = fence_of()
+    writer, record = send(fence)
+    fence.observe(operated(UNSPLIT, SPLIT, {0: 1}), lease_valid=True)
+    assert not fence.writers[0].open
+    assert numbers(fence.failed(writer, record)) == [(0, None)]
+    assert fence.writers[0].open and fence.statistics.failed == [0]
+
+
+def merged_with_rejected() -> tuple[Fence, Any]:
+    split = operated(UNSPLIT, SPLIT, {0: 1000})
+    fence = fence_of(split)
+    first, second = send(fence), send(fence)
+    fence.rejected(*first, lease_valid=False)
+    fence.rejected(*second, lease_valid=False)
+    merge = merge_attempt(split, (2, 3, 4, 5), WHOLE)
+    merged = operated(split, merge, {1: 1002, 2: 5, 3: 0, 4: 0, 5: 0})
+    fence.observe(merged, lease_valid=True)
+    return fence, first[0]
+
+
+def test_rejected_records_wait_until_the_log_was_looked_at() -> None:
+    fence, writer = merged_with_rejected()
+    assert released(fence) == []
+    assert fence.unclear() == [(writer, [0, 1])]
+    assert numbers(fence.looked_up(writer, {0: 4})) == [(0, 4)]
+    assert released(fence) == [(6, 1)]
+
+
+def test_rejected_records_whose_log_is_gone_fail_and_are_not_sent_again() -> None:
+    fence, writer = merged_with_rejected()
+    assert numbers(fence.looked_up(writer, None)) == [(0, None), (1, None)]
+    assert fence.waiting() == 0 and fence.writers[0].open
+    assert fence.statistics.failed == [0, 1]
+
+
+def test_a_rejection_in_an_open_segment_is_a_failure_like_any_other() -> None:
+    fence = fence_of(operated(UNSPLIT, SPLIT, {0: 1000}))
+    assert numbers(fence.rejected(*send(fence), lease_valid=True)) == [(0, None)]
+    assert fence.statistics.failed == [0]
+
+
+def test_giving_up_fails_what_is_held_and_what_went_astray() -> None:
+    fence = fence_of()
+    writer, record = send(fence)
+    fence.observe(operated(UNSPLIT, SPLIT, {0: 1}), lease_valid=True)
+    fence.hold(LOW, "held")
+    fence.acknowledged(writer, record, 3, lease_valid=True)
+    assert [r.sequence for r in fence.drop_waiting(lambda r: r.sequence == 0)] == [1]
+    assert not fence.writers[0].open
+    assert [r.sequence for r in fence.drop_waiting()] == [0]
+    assert fence.waiting() == 0 and fence.writers[0].open
+    assert fence.statistics.failed == [1, 0]
+
+
+def test_pending_records_can_be_given_up_for_good() -> None:
+    fence = fence_of()
+    fence.acknowledged(*send(fence), 3, lease_valid=False)
+    assert numbers(fence.give_up_pending()) == [(0, None)]
+    assert fence.pending() == 0 and fence.statistics.failed == [0]
+
+
+def test_a_transaction_that_began_before_the_fence_goes_on_and_defers_it() -> None:
+    fence = fence_of()
+    fence.transaction(True)
+    fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=True)
+    assert fence.writers[0].open and not fence.quiescent()
+    writer, record = send(fence)
+    fence.acknowledged(writer, record, 0, lease_valid=True)
+    assert not fence.quiescent() and fence.pending() == 1
+    fence.transaction(False)
+    assert fence.quiescent() and not fence.writers[0].open
+
+
+def test_a_transaction_that_begins_in_the_fence_is_held() -> None:
+    fence = fence_of()
+    fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=True)
+    fence.transaction(True)
+    assert not fence.writers[0].open and fence.quiescent()
+
+
+@pytest.mark.parametrize("aborted", [True, False])
+def test_records_of_an_aborted_transaction_are_never_sent_again(aborted: bool) -> None:
+    fence = fence_of()
+    fence.transaction(True)
+    writer, record = send(fence)
+    fence.transaction(False, aborted=aborted)
+    fence.observe(operated(UNSPLIT, SPLIT, {0: 1}), lease_valid=True)
+    finals = fence.acknowledged(writer, record, 5, lease_valid=True)
+    assert numbers(finals) == ([(0, None)] if aborted else [])
+    assert released(fence) == ([] if aborted else [(2, 0)])
+
+
+def test_older_states_are_ignored() -> None:
+    fence = fence_of()
+    newest = operated(UNSPLIT, SPLIT, {0: 1000})
+    fence.observe(newest, lease_valid=True)
+    assert fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=True) == []
+    assert fence.state is newest and fence.writers[0].open
+
+
+def test_a_hundred_thousand_held_records_are_released_in_one_pass_each() -> None:
+    """Counted, not timed: what a portion costs does not grow with what is left."""
+    fence = fence_of()
+    fence.suspend(True)
+    for _ in range(100_000):
+        fence.hold(LOW, "r")
+    fence.suspend(False)
+    calls = 0
+    real = fence.writer_for
+
+    def counting(key: int | None, sequence: int) -> Any:
+        nonlocal calls
+        calls += 1
+        return real(key, sequence)
+
+    fence.writer_for = counting  # type: ignore[method-assign]
+    portions = 0
+    while released(fence, 500):
+        portions += 1
+    assert portions == 200 and calls == 0

@@ -1,0 +1,48 @@
+"""Which producers an operator waits for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kpsplit.splitter.records.producers import Expiry, ProducerRecord
+from kpsplit.splitter.writers import Registrations, not_acknowledged, not_ready
+
+A = ProducerRecord(1, 1, "a", topics=("orders", "bills"))
+B = ProducerRecord(2, 5, "b", topics=("orders",))
+
+
+def folded(*records: ProducerRecord | Expiry) -> Registrations:
+    registrations = Registrations()
+    for record in records:
+        registrations.fold(record)
+    return registrations
+
+
+def test_only_producers_of_the_topic_that_may_be_writing_are_live() -> None:
+    assert folded(A, B).live("orders") == (A, B)
+    assert folded(A, B).live("bills") == (A,)
+    assert folded(A, replace(B, closed=True)).live("orders") == (A,)
+    assert len(folded(A, replace(B, closed=True)).all()) == 2
+
+
+def test_an_expiry_ends_a_generation_and_those_before_it_in_whatever_order_it_is_read() -> None:
+    for records in ([A, B, Expiry(2, 5)], [Expiry(2, 5), A, B], [A, B, Expiry(2, 5), Expiry(2, 3)]):
+        assert folded(*records).live("orders") == (A,)
+    again = replace(B, generation=6)
+    assert folded(A, B, Expiry(2, 5), again).live("orders") == (A, again)
+
+
+def test_an_answer_counts_for_its_attempt_alone() -> None:
+    ready = replace(A, ready={"orders/3": "x"})
+    assert not_ready((ready, B), "orders/3", "x") == (B,)
+    assert not_ready((ready, B), "orders/3", "y") == (ready, B)
+    assert not_ready((ready,), "orders/4", "x") == (ready,)
+
+
+def test_only_those_that_answered_prepare_are_asked_for_the_fence() -> None:
+    ready = replace(A, ready={"orders/3": "x"})
+    assert not_acknowledged((ready, B), "orders/3", "x") == (ready,)
+    stale = replace(ready, acknowledged={"orders/3": "w"})
+    assert not_acknowledged((stale,), "orders/3", "x") == (stale,)
+    done = replace(ready, acknowledged={"orders/3": "x"})
+    assert not_acknowledged((done,), "orders/3", "x") == ()
