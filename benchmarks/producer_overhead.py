@@ -157,7 +157,7 @@ def main(argv: list[str] | None = None, prepare: Callable[[str], dict[str, str]]
             Case("split into 4 vs plain with one header", plain, split, HEADER, None),
             Case("not enrolled vs plain without header", plain, plain, None, None),
         ]
-        print(f"{options.records} records of 100 bytes, callback, {options.pairs} pairs: throughput kpsplit / plain")
+        print(f"{options.records} records of 100 bytes, {options.pairs} pairs: throughput kpsplit / plain")
         print(f"{'':44} {'median':>6}   {'range':>14}")
         summary = {}
         for case in cases:

@@ -158,7 +158,7 @@ class LiveNarrator:
 
     def show(self, board: Board) -> None:
         """Draw the table anew."""
-        title = Text(f"{monotonic() - self._began:6.1f} s  {board.phase}", style="bold")
+        title = Text(board.phase, style="bold")
         self._live.update(Group(title, places_table(board.places), writers_table(board.writers)))
 
 

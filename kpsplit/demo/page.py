@@ -22,8 +22,9 @@ section { background: #fff; border: 1px solid #dde3e9; border-radius: 10px; padd
 .verdict { border-left: 8px solid #2e8b57; }
 .verdict.failed { border-left-color: #c0392b; }
 .verdict code { font-size: 13.5px; }
-.cards { display: flex; flex-wrap: wrap; gap: 12px; margin-top: 14px; }
-.card { border: 1px solid #dde3e9; border-radius: 8px; padding: 8px 12px; min-width: 88px; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(96px, 1fr)); gap: 10px;
+  margin-top: 14px; }
+.card { border: 1px solid #dde3e9; border-radius: 8px; padding: 8px 10px; }
 .card b { display: block; font-size: 21px; font-variant-numeric: tabular-nums; }
 .card span { color: #5b6673; font-size: 12.5px; }
 svg { width: 100%; height: auto; display: block; }

@@ -97,7 +97,7 @@ class Play:
             KpsplitError: an operation failed, or a writer is not well.
         """
         with Watch(connection, self.parents, self.show) as self.watch:
-            self._children.wait("get their first delivery report", lambda c: c.news.ok > 0, START_SECONDS)
+            self._children.wait("get delivery reports", lambda c: c.news.ok > c.news.waiting, START_SECONDS)
             self._chronicle.began = monotonic()
             self._stretch("writing")
             hot = self._hottest(self.parents)[0]
@@ -112,6 +112,8 @@ class Play:
             self.phase = "writers finish"
             self._say("the writers finish: rest of the input, last delivery reports")
             self._children.finish(FINISH_SECONDS)
+        self.phase = "all writers have ended; what they sent is read back and checked"
+        self.show()
 
     def news(self) -> dict[str, News]:
         """Return the writers' latest news."""

@@ -153,7 +153,7 @@ class Driver:
         """Roll back on any error but a newer operator's; an interruption in C code comes as a SystemError."""
         try:
             yield
-        except (FencedError, ConflictError):
+        except FencedError:
             raise
         except (Exception, KeyboardInterrupt) as error:
             self._roll_back(attempt_id, error)

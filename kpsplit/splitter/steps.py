@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kpsplit.errors import ConflictError, InvariantError
+from kpsplit.errors import FencedError, InvariantError
 from kpsplit.splitter.events import Abort, Commit, Cut, Event, Fence, Finish
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import (
@@ -119,14 +119,14 @@ def decide(state: PartitionState, progress: Progress) -> Step:
     """Return the next step of an attempt.
 
     Raises:
-        ConflictError: another attempt is under way, or this one was ended by somebody else.
+        FencedError: another attempt is under way, or this one was ended by somebody else.
         InvariantError: the partition is frozen.
     """
     attempt = state.attempt
     if attempt is None:
         return _ended(state, progress)
     if attempt.id != progress.attempt_id:
-        raise ConflictError(f"{state.parent}: attempt {attempt.id} of {attempt.operator} is under way")
+        raise FencedError(f"{state.parent}: attempt {attempt.id} of {attempt.operator} is under way")
     match state.phase:
         case Phase.PREPARING:
             return _preparing(state, attempt, progress)
@@ -148,7 +148,7 @@ def settle(state: PartitionState, ended_by: EndedBy, reason: str) -> Abort | Non
 def _ended(state: PartitionState, progress: Progress) -> Done:
     last = state.last
     if last is None or last.attempt.id != progress.attempt_id:
-        raise ConflictError(f"{state.parent}: attempt {progress.attempt_id} is not under way")
+        raise FencedError(f"{state.parent}: attempt {progress.attempt_id} is not under way")
     return Done(last)
 
 

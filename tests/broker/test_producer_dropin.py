@@ -12,6 +12,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka.admin import AdminClient, NewTopic
 from confluent_kafka.serialization import StringSerializer
 
 from kpsplit import Producer, SerializingProducer
@@ -54,6 +55,9 @@ def own_headers(message: Message) -> list[tuple[str, bytes]]:
 
 def test_it_works_before_any_topic_of_kpsplit_exists(kafka_runtime: Any) -> None:
     with DevCluster(brokers=1) as bare:
+        new = NewTopic("somewhere", num_partitions=1, replication_factor=1)
+        admin = AdminClient({"bootstrap.servers": bare.bootstrap})
+        admin.create_topics([new])["somewhere"].result(60)
         told: list[Any] = []
         with Producer({"bootstrap.servers": bare.bootstrap}) as producer:
             producer.produce(

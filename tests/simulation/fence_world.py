@@ -331,8 +331,8 @@ class World:
             asked = (end, producer.registering)
             yield self._asking(world, index, name, producer._replace(asking=asked, registering=None))
         elif rules.must_register(lease_valid=valid, owing=owing) and producer.registered:
-            view = seen([self.states[world.control[producer.view]]])
-            after = self._with(world, index, producer._replace(registering=view, expired=False))
+            now = seen([self.states[world.control[producer.view]]])
+            after = self._with(world, index, producer._replace(registering=now, expired=False))
             expiring = after.operator.expiring - {index}
             after = after._replace(operator=after.operator._replace(expiring=expiring))
             yield f"{name} registers again", False, after
@@ -904,7 +904,8 @@ def _writer_state(writer: RouteWriter) -> tuple[Any, ...]:
 
 def _restore_writer(writer: RouteWriter, rest: list[Any]) -> None:
     writer.open, writer.fenced, writer.sent, pending = rest
-    writer.pending = [Acknowledged(Outgoing(key, number, None), offset) for key, number, offset in pending]
+    nothing: Any = None
+    writer.pending = [Acknowledged(Outgoing(key, number, nothing), offset) for key, number, offset in pending]
 
 
 def _agree(verdict: reading.Verdict, final: reading.Verdict) -> bool:

@@ -85,7 +85,7 @@ def report_under_a_fence(patch: pytest.MonkeyPatch) -> None:
 
 
 def report_without_a_lease(patch: pytest.MonkeyPatch) -> None:
-    real = World._do_report
+    real: Any = World._do_report
 
     def report(self: Any, fence: Any, *arguments: Any) -> Any:
         *most, _, counted = arguments

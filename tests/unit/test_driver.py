@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -29,6 +29,9 @@ from tests.unit.samples import PARENT, UNSPLIT, merge_attempt, split_attempt
 
 LEASE = 5.0
 RANGES = WHOLE.split_evenly(2)
+
+
+T = TypeVar("T")
 
 
 class DiedError(BaseException):
@@ -109,7 +112,7 @@ class Simulated:
     def ports(self) -> Ports:
         return Ports(self, self, self, Time(self.cluster))
 
-    def _around(self, name: str, effect: Callable[[], Any]) -> Any:
+    def _around(self, name: str, effect: Callable[[], T]) -> T:
         number, self.calls = self.calls, self.calls + 1
         self.names.append(name)
         self.cluster.now += 0.001
