@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from kpsplit.demo.chronicle import Span
@@ -58,6 +58,16 @@ def latencies(entries: Iterable[Entry], hot: int, fences: Sequence[Span]) -> Lat
         found[entry.partition == hot, inside].append((ended - began) * 1000)
     spreads = {which: Spread.of(values) for which, values in found.items()}
     return Latencies(spreads[True, True], spreads[True, False], spreads[False, True], spreads[False, False])
+
+
+def until_caught_up(entries: Iterable[Entry], suspension: Span) -> Span:
+    """Return the suspension with what followed it: until all that was sent before its end was reported."""
+    reports = (
+        e.reported_at
+        for e in entries
+        if e.reported_at is not None and suspension.overlaps(e.sent_at, e.reported_at)
+    )
+    return replace(suspension, ended=max(reports, default=suspension.ended))
 
 
 def without_suspended(entries: Iterable[Entry], suspension: Span | None) -> list[Entry]:

@@ -75,7 +75,7 @@ def page(result: DemoResult) -> str:
         _section(
             "What an application feels",
             "The slowest delivery report of each fifth of a second, from produce() to the report, nothing "
-            "subtracted (kpsplit producers, without what was under way while its own writer was suspended).",
+            "subtracted (kpsplit producers; the suspended one is left out until it has caught up).",
             slowness_chart(result.slowness, chronicle.fences, chronicle.began),
         ),
         _section(

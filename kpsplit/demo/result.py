@@ -43,7 +43,11 @@ class PhantomStart:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """Everything."""
+    """Everything.
+
+    ``held_elsewhere``: records of other partitions that were held. ``catching_up``: seconds from the end of
+    the suspension until all that the suspended writer had under way was reported.
+    """
 
     chronicle: Chronicle
     news: Mapping[str, News]
@@ -53,6 +57,7 @@ class DemoResult:
     latencies: Latencies
     longest_waits: tuple[float, ...]
     held_elsewhere: int
+    catching_up: float
     starts: tuple[PhantomStart, ...]
     throughput: tuple[Series, ...]
     slowness: tuple[Series, ...]

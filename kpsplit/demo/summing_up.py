@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from kpsplit.demo.chronicle import Chronicle
+from kpsplit.demo.chronicle import Chronicle, Span
 from kpsplit.demo.figures import (
     Series,
     Spread,
@@ -13,6 +13,7 @@ from kpsplit.demo.figures import (
     latencies,
     longest_waits,
     throughput,
+    until_caught_up,
     without_suspended,
 )
 from kpsplit.demo.journal import Entry
@@ -41,6 +42,7 @@ def sum_up(
     """Return the result, still without verdicts. ``before``: the writers' news before the first operation."""
     hot = state.parent.partition
     fences = chronicle.fences
+    late = _catching_up(journals, chronicle)
     ours = _undisturbed(journals, chronicle)
     first = {i: seen.first for i, seen in back.segments[state.parent].items()}
     return DemoResult(
@@ -52,6 +54,7 @@ def sum_up(
         latencies=latencies(ours, hot, fences),
         longest_waits=tuple(longest_waits(ours, hot, fences)),
         held_elsewhere=_held_elsewhere(before, news, str(state.parent)),
+        catching_up=late.ended - chronicle.suspension.ended if late and chronicle.suspension else 0.0,
         starts=phantom_starts(state.lineage, first),
         throughput=_throughput(chronicle, state, back, journals),
         slowness=_slowness(chronicle, ours, hot),
@@ -72,15 +75,23 @@ def _held_elsewhere(before: Mapping[str, News], after: Mapping[str, News], affec
 def _undisturbed(journals: Journals, chronicle: Chronicle) -> list[Entry]:
     """Return the records of kpsplit's producers that tell about fences.
 
-    Left out: those sent before all writers had started, and those that were under way in the suspension.
+    Left out: those sent before all writers had started, and those of the suspended writer that were under way
+    before it had caught up.
     """
+    late = _catching_up(journals, chronicle)
     return [
         entry
         for name, entries in journals.items()
         if name != PLAIN_WRITER
-        for entry in without_suspended(entries, chronicle.suspension if name == SUSPENDED else None)
+        for entry in without_suspended(entries, late if name == SUSPENDED else None)
         if entry.sent_at >= chronicle.began
     ]
+
+
+def _catching_up(journals: Journals, chronicle: Chronicle) -> Span | None:
+    if chronicle.suspension is None:
+        return None
+    return until_caught_up(journals.get(SUSPENDED, ()), chronicle.suspension)
 
 
 def _throughput(

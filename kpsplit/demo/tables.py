@@ -105,10 +105,11 @@ def latencies_table(result: DemoResult) -> Rows:
         )
     )
     held = ("records of other partitions that were held", f"{result.held_elsewhere:,}", "", "", "")
+    late = ("the suspended writer, until it had caught up", "", "", "", f"{result.catching_up * 1000:.1f}")
     return Rows(
         "From produce() to the delivery report, in ms",
         ("kpsplit producers", "records", "p50", "p99", "max"),
-        (*rows, held),
+        (*rows, held, late),
     )
 
 

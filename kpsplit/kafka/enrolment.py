@@ -96,6 +96,14 @@ def check_records(
     return partitioner_check(everything, partitioner, count)
 
 
+def wait_a_lease(tail: ControlTail, deadline: Deadline) -> None:
+    """Let the lease pass that is in force now: what producers know from before is then not relied on."""
+    until = monotonic() + tail.view.settings.lease_ms / 1000 * LEASE_MARGIN
+    while (left := until - monotonic()) > 0:
+        deadline.check("a lease to pass")
+        tail.poll(min(left, deadline.left()))
+
+
 class Enroller:
     """Writes enrolments. Not thread safe."""
 
@@ -121,7 +129,7 @@ class Enroller:
         if enrolment.settled:
             return enrolment
         started = monotonic()
-        self._wait_a_lease(deadline)
+        wait_a_lease(self._tail, deadline)
         known = self._tail.read_to_end(deadline).enrolments.get(enrolment.topic)
         if known is None or replace(known, settled=False) != replace(enrolment, settled=False):
             raise ConflictError(
@@ -133,12 +141,6 @@ class Enroller:
             self._write(settled, deadline)
         self._observe(StepDone("Settle", monotonic() - started, "one lease has passed"))
         return settled
-
-    def _wait_a_lease(self, deadline: Deadline) -> None:
-        until = monotonic() + self._tail.view.settings.lease_ms / 1000 * LEASE_MARGIN
-        while (left := until - monotonic()) > 0:
-            deadline.check("a lease to pass")
-            self._tail.poll(min(left, deadline.left()))
 
     def _write(self, enrolment: Enrolment, deadline: Deadline) -> None:
         started = monotonic()

@@ -14,7 +14,13 @@ from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.doctor import diagnose
-from kpsplit.kafka.enrolment import Enroller, check_records, existing_enrolment, refuse_unfit
+from kpsplit.kafka.enrolment import (
+    Enroller,
+    check_records,
+    existing_enrolment,
+    refuse_unfit,
+    wait_a_lease,
+)
 from kpsplit.kafka.examination import examine
 from kpsplit.kafka.initialise import create_own_topics, settings_to_write, write_settings
 from kpsplit.kafka.planning import Planner
@@ -116,6 +122,7 @@ class Operations:
         tail = self._control = self._control or ControlTail(self._connection)
         settings = settings_to_write(tail.read_to_end(deadline), lease_ms)
         if settings is not None:
+            wait_a_lease(tail, deadline)  # an enrolment waits for the new lease only
             write_settings(self._acknowledged(), settings, deadline)
         return created
 
@@ -129,6 +136,8 @@ class Operations:
         """
         deadline = self._begin()
         view = self._read(deadline)
+        if not view.initialised:
+            raise UsageError("kpsplit is not set up on this cluster", hint="run: kpsplit init")
         facts = self._admin.describe(topic)
         refuse_unfit(facts, view)
         known = existing_enrolment(facts, partitioner, view)

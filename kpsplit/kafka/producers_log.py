@@ -78,7 +78,7 @@ class ProducersLog:
         self._tail.poll(seconds)
 
     def expire(self, producers: Iterable[ProducerRecord], deadline: Deadline) -> None:
-        """Record that registrations have expired; abort what their transactions left open."""
+        """Note that these producers stayed silent; abort what their transactions left open."""
         for record in producers:
             if record.transactional_id is not None:
                 self._fence_transactions(record.transactional_id, deadline)

@@ -33,7 +33,7 @@ from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.fence_answers import to_acknowledge, to_answer
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.control import DEFAULT_LEASE_MS, Enrolment
+from kpsplit.splitter.records.control import LOOK_LEASE_MS, Enrolment
 from kpsplit.splitter.records.producers import Certificate, PauseReport
 from kpsplit.splitter.states import Phase
 
@@ -213,7 +213,7 @@ class Coordinator(threading.Thread):
         if control_topic_exists(self._admin):
             self._tail = ControlTail(self._connection)
             return True
-        lease = DEFAULT_LEASE_MS / 1000
+        lease = LOOK_LEASE_MS / 1000
         dispatcher = self._dispatcher
         with dispatcher.lock:
             dispatcher.renew(asked + lease)

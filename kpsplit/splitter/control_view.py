@@ -6,6 +6,7 @@ from kpsplit.errors import FutureVersionError, RecordError
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import (
+    LOOK_LEASE_MS,
     Enrolment,
     Settings,
     decode_enrolment,
@@ -23,7 +24,7 @@ class ControlView:
     """
 
     def __init__(self) -> None:
-        self.settings = Settings()
+        self.settings = Settings(LOOK_LEASE_MS)
         self.initialised = False
         self.enrolments: dict[str, Enrolment] = {}
         self.states: dict[PhysicalPartition, PartitionState] = {}

@@ -119,8 +119,8 @@ class Driver:
                 hint=f"run: kpsplit resume {state.parent}",
             )
         before = state.attempt
-        state = self._settle(state, ended_by, reason, deadline, forward=False)
-        return state.last if before is not None else None
+        settled = self._settle(state, ended_by, reason, deadline, forward=False)
+        return settled.last if before is not None and settled.attempt is None else None
 
     def _begin(self, state: PartitionState, attempt: Attempt, deadline: Deadline) -> Outcome:
         with self._rolled_back_on_error(attempt.id):
@@ -199,34 +199,41 @@ class Driver:
         return state, progress
 
     def _await_ready(self, state: PartitionState, attempt: Attempt, limit: Deadline) -> str:
-        """Wait for answers to PREPARE; expire whoever is silent for a lease."""
-        live, expired = self._await_answers(state, attempt, writers.not_ready, "readiness", limit)
-        silent = f", {expired} silent ones expired" if expired else ""
-        return f"{live - expired} producers ready{silent}"
+        """Wait for answers to PREPARE; go on without those that are silent for a lease."""
+        asked, silent = self._await_answers(state, attempt, writers.not_ready, "readiness", limit)
+        if not silent:
+            return f"{asked} producers ready"
+        self._ports.writers.expire(silent, limit)
+        return f"{asked - len(silent)} producers ready, {len(silent)} silent ones expired"
 
     def _await_acknowledged(self, state: PartitionState, attempt: Attempt, limit: Deadline) -> str:
-        """Wait for acknowledgements of the fence; a lease that has run out is as good as one."""
-        _, expired = self._await_answers(
+        """Wait for acknowledgements of the fence; a lease that has run out is as good as one.
+
+        Not so for a producer with transactions: one that is open may be committed behind the cut.
+        """
+        _, silent = self._await_answers(
             state, attempt, writers.not_acknowledged, "acknowledgement of the fence", limit
         )
-        return f"{expired} producers expired in the fence" if expired else "all producers hold"
+        return f"the leases of {len(silent)} producers ran out" if silent else "all producers hold"
 
     def _await_answers(
         self, state: PartitionState, attempt: Attempt, missing: Missing, what: str, limit: Deadline
-    ) -> tuple[int, int]:
-        """Wait until nobody's answer is missing, or a lease has certainly run out; return (live, expired)."""
+    ) -> tuple[int, tuple[ProducerRecord, ...]]:
+        """Wait until nobody's answer is missing, or a lease has certainly run out.
+
+        Returns how many were asked, and who stayed silent.
+        """
         certain = self._ports.clock.now() + self._ports.control.lease_seconds() * writers.LEASE_MARGIN
         while True:
             limit.check(f"the producers' {what}")
-            live = self._ports.writers.read(limit).live(state.parent.topic)
-            waiting = missing(live, str(state.parent), attempt.id)
-            if not waiting:
-                return len(live), 0
+            asked = self._ports.writers.read(limit).to_ask(state.parent.topic)
+            waiting = missing(asked, str(state.parent), attempt.id)
             left = certain - self._ports.clock.now()
-            if left <= 0:
-                self._ports.writers.expire(waiting, limit)
-                return len(live), len(waiting)
-            self._ports.writers.await_change(min(left, limit.left(), ANSWER_POLL_SECONDS))
+            in_doubt = state.phase is Phase.FENCED and any(r.transactional_id for r in waiting)
+            if not waiting or (left <= 0 and not in_doubt):
+                return len(asked), waiting
+            patience = ANSWER_POLL_SECONDS if left <= 0 else min(left, ANSWER_POLL_SECONDS)
+            self._ports.writers.await_change(min(patience, limit.left()))
 
     def _claim(self, deadline: Deadline) -> PartitionState:
         started = self._ports.clock.now()

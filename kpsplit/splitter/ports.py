@@ -73,7 +73,7 @@ class WritersPort(Protocol):
         ...
 
     def expire(self, producers: Iterable[ProducerRecord], deadline: Deadline) -> None:
-        """Record that these registrations have expired; fence the transactional ids among them."""
+        """Note that these producers stayed silent; fence the transactional ids among them."""
         ...
 
 

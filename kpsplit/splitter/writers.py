@@ -1,9 +1,13 @@
 """Which producers an operator must wait for (design, section 6).
 
-A producer that is registered for the topic and whose registration has not expired must answer PREPARE; one
-that stays silent for a whole lease cannot have a fresh view any more (a lease is not renewed while an attempt
-is unanswered) and is expired: it registers again before it trusts its view. At the FENCE only those that
-answered PREPARE of *this* attempt can still be writing, so only those are waited for.
+Every producer that ever registered for the topic and did not close is asked at each PREPARE. One that stays
+silent for a whole lease cannot have a fresh view any more (a lease is not renewed while an attempt is
+unanswered), so the operator goes on without it. At the FENCE only those that answered PREPARE of *this*
+attempt can still be writing, so only those are waited for.
+
+That a producer stayed silent is noted (its registration *expired*) for people who look at the status. Nothing
+is decided by the note: an operator that slept through the end of its attempt could write it about a producer
+that is alive, and the next operation would wait for nobody (``tests/simulation`` has the trace).
 """
 
 from __future__ import annotations
@@ -36,14 +40,16 @@ class Registrations:
         return tuple(self._records.values())
 
     def is_expired(self, record: ProducerRecord) -> bool:
-        """Tell whether the registration has expired."""
+        """Tell whether an operator found the producer silent since it last registered."""
         return record.generation <= self._expired.get(record.instance, 0)
 
+    def to_ask(self, topic: str) -> tuple[ProducerRecord, ...]:
+        """Return the producers of a topic that an operator must ask: all that did not close."""
+        return tuple(r for r in self._records.values() if topic in r.topics and not r.closed)
+
     def live(self, topic: str) -> tuple[ProducerRecord, ...]:
-        """Return the registered producers of a topic that may be writing."""
-        return tuple(
-            r for r in self._records.values() if topic in r.topics and not r.closed and not self.is_expired(r)
-        )
+        """Return the producers of a topic that answered the latest operator, for people to look at."""
+        return tuple(r for r in self.to_ask(topic) if not self.is_expired(r))
 
 
 def not_ready(live: Iterable[ProducerRecord], partition: str, attempt_id: str) -> tuple[ProducerRecord, ...]:

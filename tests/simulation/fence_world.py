@@ -589,7 +589,7 @@ class World:
                 registrations.fold(self._record(index, producer))
             if producer.expired:
                 registrations.fold(Expiry(index, 1))
-        return registrations.live(PARENT.topic)
+        return registrations.to_ask(PARENT.topic)
 
     def _owed(self, world: Global, producer: Held) -> tuple[bool, str | None, str | None]:
         """Return whether anything is owed, the attempt to be answered, the fence to be acknowledged."""

@@ -12,6 +12,7 @@ from kpsplit.demo.figures import (
     longest_waits,
     percentile,
     throughput,
+    until_caught_up,
     without_suspended,
 )
 from kpsplit.demo.journal import Entry
@@ -63,6 +64,13 @@ def test_what_was_under_way_in_a_writers_suspension_is_left_out() -> None:
     left = without_suspended(entries, Span("suspended", 5.0, 8.0))
     assert [e.sent_at for e in left] == [1.0, 9.5, 6.0]
     assert without_suspended(entries, None) == entries
+
+
+def test_a_suspended_writer_has_caught_up_when_all_that_was_under_way_is_reported() -> None:
+    suspension = Span("suspended", 5.0, 8.0)
+    entries = [entry(HOT, 1.0, 1.1), entry(HOT, 4.9, 9.0), entry(HOT, 7.9, 8.5), entry(HOT, 8.2, 9.9)]
+    assert until_caught_up(entries, suspension) == Span("suspended", 5.0, 9.0)
+    assert until_caught_up([], suspension) == suspension
 
 
 def test_throughput_counts_records_per_second_in_bins() -> None:

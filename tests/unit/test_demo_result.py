@@ -67,6 +67,7 @@ def a_result() -> DemoResult:
         latencies=Latencies(SPREAD, SPREAD, SPREAD, SPREAD),
         longest_waits=(44.0, 55.0),
         held_elsewhere=0,
+        catching_up=0.5,
         starts=(PhantomStart(2, "orders.split-3-1/0", 1001, 1000, 1000),),
         throughput=tuple(Series(name, 1.0, (1.0, 2.0, 0.0, 5000.0)) for name in [*places, "orders/<other>"]),
         slowness=(

@@ -32,6 +32,11 @@ def test_an_expiry_ends_a_generation_and_those_before_it_in_whatever_order_it_is
     assert folded(A, B, Expiry(2, 5), again).live("orders") == (A, again)
 
 
+def test_whoever_did_not_close_is_asked_even_if_somebody_noted_an_expiry() -> None:
+    assert folded(A, B, Expiry(2, 5)).to_ask("orders") == (A, B)
+    assert folded(A, replace(B, closed=True)).to_ask("orders") == (A,)
+
+
 def test_an_answer_counts_for_its_attempt_alone() -> None:
     ready = replace(A, ready={"orders/3": "x"})
     assert not_ready((ready, B), "orders/3", "x") == (B,)

@@ -29,6 +29,9 @@ VERSION = 1
 
 DEFAULT_LEASE_MS = 5000
 
+LOOK_LEASE_MS = 3000
+"""The lease of producers while the cluster has no settings yet: how long "nothing is enrolled" stays good."""
+
 ROOM_TO_END = 100_000
 """Bytes kept free when an attempt begins, for the segments it opens and the record of how it ended."""
 
