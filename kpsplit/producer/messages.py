@@ -14,9 +14,6 @@ from kpsplit.splitter.lineage import PhysicalPartition, Segment
 Callback = Callable[[Any, Any], None]
 Headers = dict[str, Any] | list[tuple[str, Any]] | None
 
-NO_OFFSET = -1001
-"""confluent_kafka.OFFSET_INVALID: what a report of a failed record says."""
-
 CREATE_TIME = 1
 """confluent_kafka.TIMESTAMP_CREATE_TIME: the producer gave the time."""
 
@@ -24,14 +21,82 @@ CREATE_TIME = 1
 class LogicalMessage(Message):
     """A delivery report whose topic, partition and offset are the logical ones.
 
-    Used where they differ from Kafka's own; ``source()`` tells the physical place.
+    Used where they differ from Kafka's own; ``source()`` tells the physical place. It wraps librdkafka's
+    report instead of copying it: one is made for every record of a phantom partition.
     """
 
-    _source: tuple[str, int, int | None]
+    __slots__ = ("_error", "_offset", "_parent", "_raw", "_source")
+
+    _raw: Any
+    _parent: PhysicalPartition
+    _source: PhysicalPartition
+    _offset: tuple[int | None, int | None]
+    _error: Any
+
+    def topic(self) -> str:
+        """Return the logical partition's topic."""
+        return self._parent.topic
+
+    def partition(self) -> int:
+        """Return the logical partition's number."""
+        return self._parent.partition
+
+    def offset(self) -> int | None:
+        """Return the logical offset, None for a record that failed."""
+        return self._offset[0]
 
     def source(self) -> tuple[str, int, int | None]:
         """Return topic, partition and offset of the real record (offset None: not written)."""
-        return self._source
+        return self._source.topic, self._source.partition, self._offset[1]
+
+    def error(self) -> Any:
+        """Return why the record failed, None if it was delivered."""
+        return self._error
+
+    def key(self) -> Any:
+        """Return the record's key."""
+        return self._raw.key()
+
+    def value(self) -> Any:
+        """Return the record's value."""
+        return self._raw.value()
+
+    def headers(self) -> Any:
+        """Return None, as the reports of confluent-kafka do."""
+        return self._raw.headers()
+
+    def timestamp(self) -> tuple[int, int]:
+        """Return the kind of the record's time, and the time in ms."""
+        timestamp: tuple[int, int] = self._raw.timestamp()
+        return timestamp
+
+    def latency(self) -> Any:
+        """Return the seconds from produce() to the broker's answer."""
+        return self._raw.latency()
+
+    def leader_epoch(self) -> Any:
+        """Return the leader epoch of the physical partition, where the report tells it."""
+        return self._raw.leader_epoch()
+
+    def __len__(self) -> int:
+        """Return the size of the value in bytes."""
+        return len(self._raw)
+
+
+def _wrap(
+    raw: Any,
+    parent: PhysicalPartition,
+    source: PhysicalPartition,
+    offset: tuple[int | None, int | None],
+    error: Any,
+) -> LogicalMessage:
+    told: LogicalMessage = Message.__new__(LogicalMessage)
+    told._raw = raw
+    told._parent = parent
+    told._source = source
+    told._offset = offset
+    told._error = error
+    return told
 
 
 @dataclass(slots=True)
@@ -84,35 +149,16 @@ def logical_message(
     if is_identity(segment, parent) and (error is None or found_at is None):
         return message
     offset = found_at if error is not None else message.offset()
-    logical = LogicalMessage(
-        topic=parent.topic,
-        partition=parent.partition,
-        offset=NO_OFFSET if offset is None else segment.logical(offset),
-        key=message.key(),
-        value=message.value(),
-        error=error if found_at is None else None,
-        timestamp=message.timestamp(),
-        latency=message.latency() or 0.0,
-    )
-    logical._source = (segment.source.topic, segment.source.partition, offset)
-    return logical
+    told = (None, None) if offset is None else (segment.logical(offset), offset)
+    return _wrap(message, parent, segment.source, told, error if found_at is None else None)
 
 
 def failed_message(parent: PhysicalPartition, content: Content, error: Any) -> Any:
     """Return the delivery report of a record that was never given to librdkafka."""
     value = content.value.encode() if isinstance(content.value, str) else content.value
-    logical = LogicalMessage(
-        topic=parent.topic,
-        partition=parent.partition,
-        offset=NO_OFFSET,
-        key=content.key,
-        value=value,
-        error=error,
-        timestamp=(CREATE_TIME, content.timestamp),
-        latency=0.0,
-    )
-    logical._source = (parent.topic, parent.partition, None)
-    return logical
+    timestamp = (CREATE_TIME, content.timestamp)
+    raw = Message(key=content.key, value=value, error=error, timestamp=timestamp, latency=0.0)
+    return _wrap(raw, parent, parent, (None, None), error)
 
 
 def timestamp_of(message: Any) -> int:
