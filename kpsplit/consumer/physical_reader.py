@@ -57,18 +57,7 @@ class PhysicalReader:
         self._patience = patience
         self._admin = ClusterAdmin(connection)
         self._consumer = Consumer(
-            connection.client(
-                "reader",
-                group_id="kpsplit-unused",
-                enable_auto_commit=False,
-                enable_auto_offset_store=False,
-                enable_partition_eof=True,
-                isolation_level="read_committed",
-                auto_offset_reset="error",
-                allow_auto_create_topics=False,
-                queued_max_messages_kbytes=BUFFER_KBYTES,
-                fetch_wait_max_ms=100,
-            )
+            connection.reader("reader", auto_offset_reset="error", queued_max_messages_kbytes=BUFFER_KBYTES)
         )
         self._source: PhysicalPartition | None = None
         self._fetched: deque[Message] = deque()

@@ -39,6 +39,9 @@ _CONNECTION_KEYS = frozenset(
 )
 _SECRET_WORDS = ("password", "secret", "ssl.key.pem", "sasl.jaas.config", "oauthbearer.config", "token")
 
+FETCH_WAIT_MS = 100
+"""Bounds how late a reader notices the end of a log; a record that arrives is handed over at once."""
+
 quiet = logging.getLogger("kpsplit.librdkafka")
 """librdkafka's own log lines go here instead of to stderr; attach a handler to see them."""
 quiet.addHandler(logging.NullHandler())
@@ -72,6 +75,22 @@ class Connection:
         """Return the configuration of a client of ours; ``extra`` uses ``_`` for ``.`` in names."""
         ours = {n if n.endswith("_cb") else n.replace("_", "."): value for n, value in extra.items()}
         return {**self._properties, "client.id": f"kpsplit-{role}", "logger": quiet, **ours}
+
+    def reader(self, role: str, **extra: Any) -> dict[str, Any]:
+        """Return the configuration of a consumer that is assigned by hand and changes nothing.
+
+        It reads committed and reports the end of each partition unless ``extra`` says otherwise.
+        """
+        ours: dict[str, Any] = {
+            "group_id": "kpsplit-unused",
+            "enable_auto_commit": False,
+            "enable_auto_offset_store": False,
+            "enable_partition_eof": True,
+            "isolation_level": "read_committed",
+            "allow_auto_create_topics": False,
+            "fetch_wait_max_ms": FETCH_WAIT_MS,
+        }
+        return self.client(role, **{**ours, **extra})
 
     @property
     def properties(self) -> dict[str, Any]:

@@ -85,19 +85,7 @@ def read_at(
 
 
 def _consumer(connection: Connection, isolation: str) -> Consumer:
-    return Consumer(
-        connection.client(
-            "slice",
-            group_id="kpsplit-unused",
-            enable_auto_commit=False,
-            enable_auto_offset_store=False,
-            enable_partition_eof=True,
-            isolation_level=isolation,
-            auto_offset_reset="earliest",
-            allow_auto_create_topics=False,
-            fetch_wait_max_ms=100,
-        )
-    )
+    return Consumer(connection.reader("slice", isolation_level=isolation, auto_offset_reset="earliest"))
 
 
 def _at_end(error: KafkaError | None) -> bool:

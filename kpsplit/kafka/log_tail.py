@@ -17,9 +17,6 @@ from kpsplit.kafka.error_map import error_of, translate, translated
 from kpsplit.kafka.retries import learn_leaders, while_leaders_move
 from kpsplit.splitter.ports import Deadline
 
-FETCH_WAIT_MS = 100
-"""Bounds how late the end is noticed; a record that arrives is handed over at once in any case."""
-
 OFFSET_REQUEST_SECONDS = 5.0
 MIN_REQUEST_SECONDS = 0.1
 _IGNORED = {
@@ -108,18 +105,8 @@ class LogTail:
         self._fold = fold
         self._admin = AdminClient(connection.client("admin"))
         self._consumer = Consumer(
-            connection.client(
-                "tail",
-                group_id="kpsplit-unused",
-                enable_auto_commit=False,
-                enable_auto_offset_store=False,
-                enable_partition_eof=True,
-                isolation_level="read_committed",
-                auto_offset_reset="error",
-                allow_auto_create_topics=False,
-                fetch_wait_max_ms=FETCH_WAIT_MS,
-                fetch_error_backoff_ms=50,
-                reconnect_backoff_max_ms=1000,
+            connection.reader(
+                "tail", auto_offset_reset="error", fetch_error_backoff_ms=50, reconnect_backoff_max_ms=1000
             )
         )
         self._consumer.assign([TopicPartition(topic, partition, 0)])

@@ -67,15 +67,7 @@ def find_own_records(
         KpsplitError: the log could not be read in time.
     """
     consumer = Consumer(
-        connection.client(
-            "lookup",
-            group_id="kpsplit-unused",
-            enable_auto_commit=False,
-            enable_partition_eof=True,
-            isolation_level="read_uncommitted",
-            auto_offset_reset="earliest",
-            allow_auto_create_topics=False,
-        )
+        connection.reader("lookup", isolation_level="read_uncommitted", auto_offset_reset="earliest")
     )
     found: dict[int, int] = {}
     consumer.assign([TopicPartition(segment.source.topic, segment.source.partition, segment.start)])
