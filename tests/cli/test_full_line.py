@@ -177,7 +177,7 @@ def test_retiring_deletes_the_emptied_sub_topics(line, admin) -> None:
 
 
 def test_the_doctor_answers_with_named_checks_and_finds_nothing_wrong_with_the_line(line) -> None:
-    """Other tests of the session leave broken partitions behind: those may be found, and make it exit with 3."""
+    """Other tests of the session leave broken partitions behind: it may find those, and exit with 3."""
     ran = line.said["doctor"]
     checks = ran.json["checks"]
     assert all(set(c) == {"name", "ok", "message", "remedy"} for c in checks)
