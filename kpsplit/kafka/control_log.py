@@ -61,10 +61,6 @@ class ControlTail:
         """Follow the topic for that time; tell whether the view changed."""
         return self._tail.poll(seconds)
 
-    def end(self, seconds: float) -> int:
-        """Return the last stable offset of the control topic now."""
-        return self._tail.end(seconds)
-
     def ask_end(self) -> EndRequest:
         """Ask for the last stable offset without waiting for the answer."""
         return self._tail.ask_end()

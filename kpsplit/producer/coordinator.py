@@ -290,7 +290,7 @@ class Coordinator(threading.Thread):
                     continue
                 finals = fence.observe(state, lease_valid=dispatcher.lease_valid())
                 dispatcher.refresh(fence)
-                dispatcher.observe_finals(fence, finals)
+                dispatcher.queue_callbacks(fence, finals)
                 self._pauses.observe(fence)
                 self._watch(fence)
             for topic in [t for t, r in dispatcher.routes.items() if r is PASS_THROUGH]:
@@ -499,4 +499,4 @@ class Coordinator(threading.Thread):
                 del self._lookups[place]
                 found = lookup.result()
                 with dispatcher.lock:
-                    dispatcher.observe_finals(fence, fence.looked_up(writer, found))
+                    dispatcher.queue_callbacks(fence, fence.looked_up(writer, found))

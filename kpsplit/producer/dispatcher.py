@@ -115,7 +115,7 @@ class Dispatcher:
         self.lease_until = until
         for fence in self.fences():
             fence.suspend(False)
-            self._queue(fence, fence.resolve(lease_valid=self.lease_valid()))
+            self.queue_callbacks(fence, fence.resolve(lease_valid=self.lease_valid()))
             self.refresh(fence)
 
     def lapse(self) -> None:
@@ -275,7 +275,7 @@ class Dispatcher:
         for fence in self.fences():
             for record in fence.drop_waiting():
                 self._fail(fence.state.parent, record.payload, refusal)
-            self._queue(fence, fence.give_up_pending())
+            self.queue_callbacks(fence, fence.give_up_pending())
 
     # -- reports -----------------------------------------------------------------------------------
 
@@ -344,7 +344,7 @@ class Dispatcher:
                 finals = fence.failed(writer, record)
             if self.fatal is not None:
                 finals += fence.give_up_pending()
-            self._queue(fence, finals)
+            self.queue_callbacks(fence, finals)
             self.wake.set()
 
     def _may_be_written(self, writer: RouteWriter, error: Any) -> bool:
@@ -354,10 +354,6 @@ class Dispatcher:
         """
         sealable = writer.segment.kind is SegmentKind.PHANTOM and self.settings.transactional_id is None
         return sealable and error.code() in _REJECTIONS
-
-    def observe_finals(self, fence: Fence, finals: list[Final[Content]]) -> None:
-        """Queue the callbacks of records that became final (``lock`` held)."""
-        self._queue(fence, finals)
 
     def run_callbacks(self) -> int:
         """Run queued callbacks in the application's thread; return how many.
@@ -415,7 +411,8 @@ class Dispatcher:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _queue(self, fence: Fence, finals: list[Final[Content]]) -> None:
+    def queue_callbacks(self, fence: Fence, finals: list[Final[Content]]) -> None:
+        """Queue the callbacks of records that became final (``lock`` held)."""
         for final in finals:
             content = final.record.payload
             callback = content.callback
