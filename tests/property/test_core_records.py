@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kpsplit.errors import FutureVersionError, KpsplitError, RecordError
+from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import (
+    ENROLMENT_VERSION,
     Enrolment,
     Partitioner,
     Settings,
@@ -28,12 +30,26 @@ from kpsplit.splitter.records.keys import (
     is_topic_name,
     parse_control_key,
     partition_key,
+    slots_topic,
     subtopic_name,
 )
 from kpsplit.splitter.records.marker import Marker, MarkerKind
-from kpsplit.splitter.records.offsets import Boundary, SegmentEnd, boundaries, decode_boundary
+from kpsplit.splitter.records.offsets import (
+    NO_GENERATION,
+    Boundary,
+    Cause,
+    CommitKey,
+    Position,
+    RangeCommit,
+    SegmentEnd,
+    boundaries,
+    decode_boundary,
+    decode_range_commit,
+    parse_offset_key,
+)
 from kpsplit.splitter.records.producers import Certificate, Expiry, PauseReport, ProducerRecord, decode_record
 from kpsplit.splitter.records.stamp import Stamp
+from kpsplit.splitter.slots import MAX_SLOTS
 from tests.property.strategies import key_ranges, states
 
 INT64 = st.integers(0, 2**63 - 1)
@@ -44,7 +60,14 @@ places = st.builds(PhysicalPartition, topics, st.integers(0, MAX_PARTITION))
 attempts = st.text(max_size=64)
 
 settings_records = st.builds(Settings, st.integers(100, 600_000))
-enrolments = st.builds(Enrolment, topics, texts, st.sampled_from(Partitioner), st.booleans())
+enrolments = st.builds(
+    Enrolment,
+    topics,
+    texts,
+    st.sampled_from(Partitioner),
+    st.booleans(),
+    st.none() | st.integers(1, MAX_SLOTS),
+)
 stamps = st.builds(Stamp, st.integers(0, 2**32 - 1), UINT64, UINT64)
 markers = st.builds(Marker, st.sampled_from(MarkerKind), places, attempts)
 segment_ends = st.builds(SegmentEnd, INT64, places, INT64, st.none() | INT64)
@@ -80,6 +103,18 @@ producer_records = st.builds(
 )
 expiries = st.builds(Expiry, UINT64, INT64)
 
+range_commits = st.builds(
+    RangeCommit,
+    group=texts,
+    parent=places,
+    range=key_ranges(),
+    positions=st.dictionaries(INT64, st.builds(Position, INT64, st.none() | INT64), max_size=4),
+    member=texts,
+    generation=st.just(NO_GENERATION) | INT64,
+    cause=st.sampled_from(Cause),
+)
+
+COMMIT_KEY = CommitKey("g", PhysicalPartition("orders", 3), WHOLE)
 PRODUCER_KEY = b"00000000000000a1"
 DECODERS: list[Callable[[bytes], object]] = [
     decode_settings,
@@ -88,6 +123,7 @@ DECODERS: list[Callable[[bytes], object]] = [
     decode_boundary,
     Marker.decode,
     Stamp.decode,
+    lambda data: decode_range_commit(COMMIT_KEY, data),
     lambda data: decode_record(PRODUCER_KEY, data),
     lambda data: decode_record(PRODUCER_KEY + b"!", data),
 ]
@@ -97,6 +133,7 @@ valid_bytes = st.one_of(
     enrolments.map(encode_enrolment),
     states().map(encode_state),
     boundary_records.map(lambda b: b.encode()),
+    range_commits.map(lambda c: c.encode()),
     markers.map(lambda m: m.encode()),
     producer_records.map(lambda r: r.encode()),
     expiries.map(lambda e: e.encode()),
@@ -166,6 +203,18 @@ def test_every_sub_topic_has_a_name_that_kafka_accepts(place: PhysicalPartition,
     assert is_topic_name(subtopic_name(place, number))
 
 
+@given(range_commits)
+def test_a_range_commit_and_its_key_are_read_back(record: RangeCommit) -> None:
+    key = parse_offset_key(record.key)
+    assert key == CommitKey(record.group, record.parent, record.range)
+    assert decode_range_commit(key, record.encode()) == record
+
+
+@given(places)
+def test_every_slots_topic_has_a_name_that_kafka_accepts(place: PhysicalPartition) -> None:
+    assert is_topic_name(slots_topic(place.topic))
+
+
 @given(st.binary(max_size=60))
 def test_random_bytes_never_crash_a_reader(data: bytes) -> None:
     read_everywhere(data)
@@ -173,7 +222,11 @@ def test_random_bytes_never_crash_a_reader(data: bytes) -> None:
 
 @given(st.binary(max_size=40), st.binary(max_size=40))
 def test_random_keys_never_crash_a_reader(key: bytes, value: bytes) -> None:
-    for read in (lambda: parse_control_key(key), lambda: decode_record(key, value)):
+    for read in (
+        lambda: parse_control_key(key),
+        lambda: parse_offset_key(key),
+        lambda: decode_record(key, value),
+    ):
         try:
             read()
         except RecordError as error:
@@ -227,7 +280,7 @@ def test_a_field_of_another_type_or_size_never_crashes_a_reader(
     read_everywhere(json.dumps(value).encode())
 
 
-@given(valid_bytes, st.integers(2, 0xFFFF))
+@given(valid_bytes, st.integers(ENROLMENT_VERSION + 1, 0xFFFF))
 def test_a_newer_version_is_always_told_from_garbage(data: bytes, version: int) -> None:
     newer = json.dumps(json.loads(data) | {"v": version}).encode()
     for decode in DECODERS:

@@ -52,14 +52,19 @@ def test_a_state_is_read_back_as_it_was_written(name: str) -> None:
 
 def test_encoding_is_canonical() -> None:
     data = encode_enrolment(Enrolment("orders", "id", Partitioner.EXPLICIT, True))
-    assert data == b'{"partitioner":"explicit","settled":true,"topic":"orders","topic_id":"id","v":1}'
+    assert (
+        data
+        == b'{"partitioner":"explicit","settled":true,"slots":null,"topic":"orders","topic_id":"id","v":2}'
+    )
     assert encode_settings(Settings(5000)) == b'{"lease_ms":5000,"v":1}'
 
 
 @pytest.mark.parametrize("partitioner", Partitioner)
-@pytest.mark.parametrize("settled", [True, False])
-def test_an_enrolment_is_read_back_as_it_was_written(partitioner: Partitioner, settled: bool) -> None:
-    enrolment = Enrolment("orders", "id", partitioner, settled)
+@pytest.mark.parametrize(("settled", "slots"), [(True, 64), (True, 1), (True, None), (False, None)])
+def test_an_enrolment_is_read_back_as_it_was_written(
+    partitioner: Partitioner, settled: bool, slots: int | None
+) -> None:
+    enrolment = Enrolment("orders", "id", partitioner, settled, slots)
     assert decode_enrolment(encode_enrolment(enrolment)) == enrolment
 
 

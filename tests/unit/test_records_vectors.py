@@ -11,17 +11,26 @@ from typing import Any
 import pytest
 
 from kpsplit.errors import FutureVersionError, RecordError
+from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records import control
 from kpsplit.splitter.records.keys import parse_control_key
 from kpsplit.splitter.records.marker import Marker
-from kpsplit.splitter.records.offsets import decode_boundary
+from kpsplit.splitter.records.offsets import CommitKey, decode_boundary, decode_range_commit, parse_offset_key
 from kpsplit.splitter.records.producers import decode_record
 from kpsplit.splitter.records.stamp import Stamp
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "wire-format.md").read_text("utf-8")
 VECTORS = json.loads((DOCS / "vectors/records.json").read_text("utf-8"))
+
+
+def _range_commit(data: bytes) -> bytes:
+    value = json.loads(data)
+    range_ = KeyRange(value.get("lo", 0), value.get("hi", 1)) if value.get("lo") != value.get("hi") else WHOLE
+    key = CommitKey("billing", PhysicalPartition("orders", 3), range_)
+    return decode_range_commit(key, data).encode()
+
 
 FORMS: dict[str, Callable[[bytes], bytes]] = {
     "settings": lambda data: control.encode_settings(control.decode_settings(data)),
@@ -30,6 +39,7 @@ FORMS: dict[str, Callable[[bytes], bytes]] = {
     "producer": lambda data: decode_record(b"000000000000a1b2", data).encode(),
     "expiry": lambda data: decode_record(b"000000000000a1b2!", data).encode(),
     "boundary": lambda data: decode_boundary(data).encode(),
+    "range commit": _range_commit,
     "marker": lambda data: Marker.decode(data).encode(),
 }
 
@@ -42,6 +52,13 @@ def test_every_form_has_a_vector() -> None:
 def test_a_published_record_is_read_and_written_again_byte_by_byte(vector: dict[str, str]) -> None:
     data = vector["value"].encode("ascii")
     assert FORMS[vector["form"]](data) == data
+
+
+@pytest.mark.parametrize("vector", VECTORS["older"], ids=lambda v: v["form"])
+def test_a_published_record_of_an_older_version_is_read_and_written_in_the_newest(
+    vector: dict[str, str],
+) -> None:
+    assert FORMS[vector["form"]](vector["older"].encode()) == vector["value"].encode()
 
 
 @pytest.mark.parametrize("vector", VECTORS["garbage"], ids=lambda v: v["why"])
@@ -65,11 +82,14 @@ def test_a_published_stamp_is_read_and_written_byte_by_byte(vector: dict[str, An
 
 
 def test_the_keys_of_published_records_are_those_of_the_page() -> None:
-    keys = {v["form"]: v["key"] for v in VECTORS["records"]}
+    keys = {v["form"]: v["key"] for v in reversed(VECTORS["records"])}
     assert parse_control_key(keys["settings"].encode()) is None
     assert parse_control_key(keys["enrolment"].encode()) == "orders"
     assert parse_control_key(keys["state"].encode()) == PhysicalPartition("orders", 3)
-    assert json.loads(keys["boundary"])["group"] is None
+    for form in ("boundary", "range commit"):
+        key = parse_offset_key(keys[form].encode())
+        assert key.encode() == keys[form].encode()
+        assert isinstance(key, CommitKey) == (form == "range commit")
 
 
 def fields(value: Any) -> Iterator[str]:

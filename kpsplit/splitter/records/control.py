@@ -23,9 +23,13 @@ from kpsplit.splitter.partition_state import (
 )
 from kpsplit.splitter.records.keys import is_topic_name, place_field, topic_field
 from kpsplit.splitter.records.strict_json import MAX_BYTES, Fields, decode, encode_readable
+from kpsplit.splitter.slots import MAX_SLOTS
 from kpsplit.splitter.states import Phase
 
 VERSION = 1
+
+ENROLMENT_VERSION = 2
+"""Version 1 had no ``slots``."""
 
 DEFAULT_LEASE_MS = 5000
 
@@ -56,12 +60,17 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
-    """A topic whose partitions may be split. ``settled``: one lease has passed since it was recorded."""
+    """A topic whose partitions may be split.
+
+    ``settled``: one lease has passed since it was recorded. ``slots``: how many key ranges of each partition
+    the members of a group share, None until the slots topic exists; fixed from then on.
+    """
 
     topic: str
     topic_id: str
     partitioner: Partitioner
     settled: bool
+    slots: int | None = None
 
 
 def encode_settings(settings: Settings) -> bytes:
@@ -85,11 +94,12 @@ def encode_enrolment(enrolment: Enrolment) -> bytes:
     """Return the value of an enrolment."""
     return encode_readable(
         {
-            "v": VERSION,
+            "v": ENROLMENT_VERSION,
             "topic": enrolment.topic,
             "topic_id": enrolment.topic_id,
             "partitioner": enrolment.partitioner.value,
             "settled": enrolment.settled,
+            "slots": enrolment.slots,
         },
         decode_enrolment,
     )
@@ -101,12 +111,13 @@ def decode_enrolment(data: bytes | None) -> Enrolment:
     Raises:
         RecordError: malformed. FutureVersionError: written by a newer kpsplit.
     """
-    fields = decode(data, "enrolment", VERSION)
+    fields = decode(data, "enrolment", ENROLMENT_VERSION)
     enrolment = Enrolment(
         topic_field(fields, "topic"),
         fields.text("topic_id", 100),
         fields.choice("partitioner", Partitioner),
         fields.boolean("settled"),
+        fields.optional_integer("slots", 1, MAX_SLOTS) if fields.version > 1 else None,
     )
     fields.done()
     return enrolment

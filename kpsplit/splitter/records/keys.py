@@ -16,6 +16,7 @@ from kpsplit.splitter.records.strict_json import Fields
 CONTROL_TOPIC = "__kpsplit.control"
 PRODUCERS_TOPIC = "__kpsplit.producers"
 OFFSETS_TOPIC = "__kpsplit.offsets"
+SLOTS_PREFIX = "__kpsplit.slots."
 SETTINGS_KEY = b"_cluster"
 
 MAX_TOPIC_NAME = 249
@@ -110,8 +111,11 @@ def collides(name: str, other: str) -> bool:
 
 
 def slots_topic(topic: str) -> str:
-    """Return the name of the slots topic of a topic."""
-    return f"__kpsplit.slots.{topic}"
+    """Return the name of the slots topic of a topic; one that is too long is shortened with a hash."""
+    if len(SLOTS_PREFIX) + len(topic) <= MAX_TOPIC_NAME:
+        return SLOTS_PREFIX + topic
+    digest = hashlib.sha256(topic.encode("ascii")).hexdigest()[:16]
+    return f"{SLOTS_PREFIX}{topic[: MAX_TOPIC_NAME - len(SLOTS_PREFIX) - 17]}-{digest}"
 
 
 def operator_transactional_id(parent: PhysicalPartition) -> str:

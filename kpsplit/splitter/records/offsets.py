@@ -1,20 +1,119 @@
 """Records of the offset log ``__kpsplit.offsets`` (design, sections 4, 7 and 10).
 
-Here: boundary records, of no group. One per key range that an operation opened, written in the transaction of
-its commit, so that the offset log alone says where a range ends and where it goes on.
+Boundary records are of no group: one per key range that an operation opened, written in the transaction of
+its commit, so that the offset log alone says where a range ends and where it goes on. Range commits are a
+group's: "G has processed [lo, hi) of orders/3 up to these positions"; a key without a value withdraws one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.keys import place_field
-from kpsplit.splitter.records.strict_json import Fields, decode, encode, encode_readable
+from kpsplit.splitter.records.strict_json import Fields, decode, decode_unversioned, encode_readable
 
 VERSION = 1
+
+MAX_GROUP = 1000
+"""The greatest length of a group's or member's name, in characters."""
+
+NO_GENERATION = -1
+"""The generation of a range commit that no member wrote: a seek."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryKey:
+    """The key of a boundary record."""
+
+    parent: PhysicalPartition
+    range: KeyRange
+
+    def encode(self) -> bytes:
+        """Return the record's key."""
+        return _key(None, self.parent, self.range)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitKey:
+    """The key of a range commit."""
+
+    group: str
+    parent: PhysicalPartition
+    range: KeyRange
+
+    def encode(self) -> bytes:
+        """Return the record's key."""
+        return _key(self.group, self.parent, self.range)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The next physical offset in a segment; the leader epoch of the record before it (None: not known)."""
+
+    next: int
+    leader_epoch: int | None = None
+
+
+class Cause(StrEnum):
+    """Why a range commit was written."""
+
+    PROGRESS = "progress"
+    """A member processed records: its positions never go back."""
+    SEEK = "seek"
+    """Somebody moved the group: its positions may be anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeCommit:
+    """Group ``group`` has processed ``range`` of ``parent`` up to ``positions`` (by segment id).
+
+    What the positions say of segments that are not listed: ``splitter.cursor``. ``member`` and ``generation``
+    are those of the group's member that wrote it (of a seek: who asked for it, and NO_GENERATION), for
+    people: the broker has checked them.
+    """
+
+    group: str
+    parent: PhysicalPartition
+    range: KeyRange
+    positions: Mapping[int, Position]
+    member: str
+    generation: int
+    cause: Cause = Cause.PROGRESS
+
+    @property
+    def key(self) -> bytes:
+        """The record's key: (group, topic, partition, lo, hi)."""
+        return CommitKey(self.group, self.parent, self.range).encode()
+
+    def encode(self) -> bytes:
+        """Return the record's value.
+
+        Raises:
+            RecordError: a field is over its limit, or the record is too large.
+        """
+        key = CommitKey(self.group, self.parent, self.range)
+        return encode_readable(
+            {
+                "v": VERSION,
+                "topic": self.parent.topic,
+                "partition": self.parent.partition,
+                "lo": self.range.lo,
+                "hi": self.range.hi,
+                "positions": [
+                    {"segment": segment, "next": at.next, "leader_epoch": at.leader_epoch}
+                    for segment, at in sorted(self.positions.items())
+                ],
+                "member": self.member,
+                "generation": self.generation,
+                "cause": self.cause.value,
+            },
+            lambda data: decode_range_commit(key, data),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +141,7 @@ class Boundary:
     @property
     def key(self) -> bytes:
         """The record's key: (no group, topic, partition, lo, hi)."""
-        return encode(
-            {
-                "group": None,
-                "topic": self.parent.topic,
-                "partition": self.parent.partition,
-                "lo": self.range.lo,
-                "hi": self.range.hi,
-            }
-        )
+        return BoundaryKey(self.parent, self.range).encode()
 
     def encode(self) -> bytes:
         """Return the record's value.
@@ -107,6 +198,47 @@ def boundaries(state: PartitionState) -> tuple[Boundary, ...]:
     )
 
 
+def parse_offset_key(data: bytes | None) -> BoundaryKey | CommitKey:
+    """Read a key of the offset log.
+
+    Raises:
+        RecordError: it is none that kpsplit writes.
+    """
+    fields = decode_unversioned(data, "offset log key")
+    group = fields.optional_text("group", MAX_GROUP)
+    parent, range_ = place_field(fields), _range(fields)
+    fields.done()
+    return BoundaryKey(parent, range_) if group is None else CommitKey(group, parent, range_)
+
+
+def decode_range_commit(key: CommitKey, data: bytes | None) -> RangeCommit:
+    """Read the range commit that stands under a key.
+
+    Raises:
+        RecordError: malformed, or of another range than its key.
+        FutureVersionError: written by a newer kpsplit.
+    """
+    fields = decode(data, "range commit", VERSION)
+    parent, range_ = place_field(fields), _range(fields)
+    if (parent, range_) != (key.parent, key.range):
+        fields.fail("key and value name different ranges")
+    listed = fields.objects("positions", _position)
+    positions = dict(listed)
+    if len(positions) != len(listed):
+        fields.fail("a segment is listed twice")
+    commit = RangeCommit(
+        group=key.group,
+        parent=parent,
+        range=range_,
+        positions=positions,
+        member=fields.text("member", MAX_GROUP),
+        generation=fields.integer("generation", NO_GENERATION),
+        cause=fields.choice("cause", Cause),
+    )
+    fields.done()
+    return commit
+
+
 def decode_boundary(data: bytes | None) -> Boundary:
     """Read a boundary record.
 
@@ -114,10 +246,9 @@ def decode_boundary(data: bytes | None) -> Boundary:
         RecordError: malformed. FutureVersionError: written by a newer kpsplit.
     """
     fields = decode(data, "boundary", VERSION)
-    lo, hi = fields.integer("lo"), fields.integer("hi")
     boundary = Boundary(
         parent=place_field(fields),
-        range=fields.guard(lambda: KeyRange(lo, hi)),
+        range=_range(fields),
         epoch=fields.integer("epoch"),
         ends=fields.objects("ends", _end),
         opened_segment=fields.integer("opened_segment"),
@@ -134,4 +265,28 @@ def _end(fields: Fields) -> SegmentEnd:
         place_field(fields),
         fields.integer("end"),
         fields.optional_integer("leader_epoch"),
+    )
+
+
+def _key(group: str | None, parent: PhysicalPartition, range_: KeyRange) -> bytes:
+    return encode_readable(
+        {
+            "group": group,
+            "topic": parent.topic,
+            "partition": parent.partition,
+            "lo": range_.lo,
+            "hi": range_.hi,
+        },
+        parse_offset_key,
+    )
+
+
+def _range(fields: Fields) -> KeyRange:
+    lo, hi = fields.integer("lo"), fields.integer("hi")
+    return fields.guard(lambda: KeyRange(lo, hi))
+
+
+def _position(fields: Fields) -> tuple[int, Position]:
+    return fields.integer("segment"), Position(
+        fields.integer("next"), fields.optional_integer("leader_epoch")
     )

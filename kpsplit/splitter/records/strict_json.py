@@ -59,6 +59,28 @@ def decode(data: bytes | None, what: str, version: int) -> Fields:
         RecordError: the bytes are no such object; the message says why and never shows a value.
         FutureVersionError: the object names a newer version.
     """
+    value = _object(data, what)
+    found = value.pop("v", None)
+    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= _MAX_VERSION:
+        raise RecordError(f"{what}: no format version")
+    if found > version:
+        raise FutureVersionError(
+            f"{what}: format version {found} is newer than {version}, the newest that this kpsplit reads",
+            hint="upgrade kpsplit",
+        )
+    return Fields(value, what, found)
+
+
+def decode_unversioned(data: bytes | None, what: str) -> Fields:
+    """Return the fields of a JSON object that has no format version: a key.
+
+    Raises:
+        RecordError: the bytes are no such object.
+    """
+    return Fields(_object(data, what), what)
+
+
+def _object(data: bytes | None, what: str) -> dict[str, Any]:
     if data is None:
         raise RecordError(f"{what}: no value")
     if len(data) > MAX_BYTES:
@@ -71,15 +93,7 @@ def decode(data: bytes | None, what: str, version: int) -> Fields:
         raise RecordError(f"{what}: not strict JSON ({type(error).__name__})") from None
     if not isinstance(value, dict):
         raise RecordError(f"{what}: not a JSON object")
-    found = value.pop("v", None)
-    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= _MAX_VERSION:
-        raise RecordError(f"{what}: no format version")
-    if found > version:
-        raise FutureVersionError(
-            f"{what}: format version {found} is newer than {version}, the newest that this kpsplit reads",
-            hint="upgrade kpsplit",
-        )
-    return Fields(value, what)
+    return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -103,9 +117,10 @@ def _reject(_text: str) -> NoReturn:
 class Fields:
     """The fields of one JSON object; each is taken exactly once, ``done`` rejects what is left."""
 
-    def __init__(self, value: dict[str, Any], what: str) -> None:
+    def __init__(self, value: dict[str, Any], what: str, version: int = 1) -> None:
         self._left = dict(value)
         self._what = what
+        self.version = version
 
     def fail(self, reason: str) -> NoReturn:
         """Reject the record.

@@ -1,0 +1,244 @@
+"""The folded offset log: how far each group has processed each point of the key space (design, section 10).
+
+Range commits of different widths overlap: slots, lanes inside a slot, a seek of everything. The record with
+the greatest log offset wins, point by point. So a fold in the order of the log keeps, per group and logical
+partition, the intervals that tile what was ever committed, each with the commit that wins there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+
+from kpsplit.errors import FutureVersionError, RecordError
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
+from kpsplit.splitter.partition_state import PartitionState, SubTopicState
+from kpsplit.splitter.records.offsets import (
+    CommitKey,
+    RangeCommit,
+    decode_boundary,
+    decode_range_commit,
+    parse_offset_key,
+)
+
+Piece = tuple[KeyRange, RangeCommit]
+"""An interval of the key space and the commit that wins there."""
+
+
+def cursor_of(commit: RangeCommit, range_: KeyRange) -> Cursor:
+    """Return the cursor that a range commit gives to a part of its range."""
+    positions = {segment: at.next for segment, at in commit.positions.items()}
+    return Cursor(commit.range, positions).narrowed(range_)
+
+
+def ordinary_offsets(state: PartitionState, cursors: Iterable[Cursor]) -> dict[PhysicalPartition, int]:
+    """Return what a group commits in the ordinary way: per physical partition the least of its positions.
+
+    A partition whose segments are complete for everybody gets the end of its last segment. Left out are
+    partitions of retired sub-topics, and those with a segment in which a range without a cursor has a part:
+    whoever comes to own that range still starts from the ordinary offsets, and has drained nothing.
+
+    Args:
+        state: a fresh state.
+        cursors: one per range of the group, those of other members as in the offset log; without overlap.
+    """
+    known, lineage = list(cursors), state.lineage
+    if any(c.ahead_of(lineage) for c in known):
+        return {}
+    left = [c.pending(lineage) for c in known]
+    gaps = _gaps(c.range for c in known)
+    gone = {t.name for t in state.subtopics if t.state is SubTopicState.RETIRED}
+    return {
+        source: _least(segments, left)
+        for source, segments in _stretches(lineage).items()
+        if source.topic not in gone and not any(s.range.overlaps(g) for s in segments for g in gaps)
+    }
+
+
+def _gaps(ranges: Iterable[KeyRange]) -> list[KeyRange]:
+    """Return what ranges without overlap leave of the key space."""
+    ordered = sorted(ranges)
+    bounds = pairwise([0, *(bound for r in ordered for bound in (r.lo, r.hi)), KEY_SPACE])
+    return [KeyRange(lo, hi) for lo, hi in islice(bounds, 0, None, 2) if lo < hi]
+
+
+def _stretches(lineage: Lineage) -> dict[PhysicalPartition, list[Segment]]:
+    """Return the segments of each physical partition in the order of their offsets."""
+    found: dict[PhysicalPartition, list[Segment]] = {}
+    for segment in lineage:
+        found.setdefault(segment.source, []).append(segment)
+    return {source: sorted(segments, key=lambda s: s.start) for source, segments in found.items()}
+
+
+def _least(segments: list[Segment], left: Iterable[Mapping[int, int]]) -> int:
+    ids = [s.id for s in segments]
+    waiting = [pending[i] for pending in left for i in ids if i in pending]
+    end = segments[-1].end
+    return min(waiting, default=segments[-1].start if end is None else end)
+
+
+@dataclass(slots=True)
+class _Commits:
+    """What one group has committed for one logical partition.
+
+    ``pieces`` are the winners, in the order of the key space and without overlap; ``live`` are the ranges of
+    all keys that have a value in the log, of commits that win nowhere too; ``newest`` is the log offset of
+    the last record.
+    """
+
+    pieces: list[Piece] = field(default_factory=list)
+    live: set[KeyRange] = field(default_factory=set)
+    newest: int = -1
+
+    def put(self, commit: RangeCommit) -> None:
+        """Let a commit win in its whole range."""
+        first, behind = self._overlapped(commit.range)
+        old = self.pieces[first:behind]
+        left = [(KeyRange(r.lo, commit.range.lo), c) for r, c in old[:1] if r.lo < commit.range.lo]
+        right = [(KeyRange(commit.range.hi, r.hi), c) for r, c in old[-1:] if commit.range.hi < r.hi]
+        self.pieces[first:behind] = [*left, (commit.range, commit), *right]
+        self.live.add(commit.range)
+
+    def withdraw(self, range_: KeyRange) -> None:
+        """Forget the commit whose key has this range; where it won there is no commit any more."""
+        self.live.discard(range_)
+        first, behind = self._overlapped(range_)
+        self.pieces[first:behind] = [p for p in self.pieces[first:behind] if p[1].range != range_]
+
+    def overlapping(self, range_: KeyRange) -> list[Piece]:
+        """Return the parts of the pieces that lie in a range."""
+        first, behind = self._overlapped(range_)
+        return [
+            (KeyRange(max(r.lo, range_.lo), min(r.hi, range_.hi)), c) for r, c in self.pieces[first:behind]
+        ]
+
+    def _overlapped(self, range_: KeyRange) -> tuple[int, int]:
+        """Return where in ``pieces`` those that overlap a range begin, and where they are over."""
+        first = bisect_right(self.pieces, range_.lo, key=lambda piece: piece[0].hi)
+        return first, bisect_left(self.pieces, range_.hi, lo=first, key=lambda piece: piece[0].lo)
+
+
+class CommitFold:
+    """The latest range commits of all groups. Not thread safe; owned by the thread that tails the log.
+
+    Garbage is counted and skipped; a record of a newer version makes ``fold`` raise, and the fold must not be
+    used any further: reading on would be guessing.
+    """
+
+    def __init__(self) -> None:
+        self.garbage = 0
+        self.last_garbage = ""
+        self._known: dict[tuple[str, PhysicalPartition], _Commits] = {}
+
+    def fold(self, key: bytes | None, value: bytes | None, log_offset: int) -> CommitKey | None:
+        """Take the next record of the log; return its key if it is a range commit, or withdraws one.
+
+        A record that comes again, because a part of the log is read twice, changes nothing.
+
+        Raises:
+            FutureVersionError: the record was written by a newer kpsplit.
+        """
+        try:
+            return self._take(key, value, log_offset)
+        except FutureVersionError:
+            raise
+        except RecordError as error:
+            self.garbage += 1
+            self.last_garbage = error.message
+            return None
+
+    def groups(self, parent: PhysicalPartition) -> tuple[str, ...]:
+        """Return the groups that have a range commit for a logical partition."""
+        return tuple(sorted(g for (g, p), known in self._known.items() if p == parent and known.pieces))
+
+    def commits(self, group: str, parent: PhysicalPartition) -> tuple[Piece, ...]:
+        """Return what a group has committed, in the order of the key space; the rest has no commit."""
+        known = self._known.get((group, parent))
+        return tuple(known.pieces) if known else ()
+
+    def cursors(
+        self, group: str, parent: PhysicalPartition, range_: KeyRange = WHOLE
+    ) -> list[tuple[KeyRange, Cursor | None]]:
+        """Return the pieces that tile a range, each with its cursor as committed, None without a commit."""
+        pieces: list[tuple[KeyRange, Cursor | None]] = []
+        at = range_.lo
+        known = self._known.get((group, parent))
+        for piece, commit in known.overlapping(range_) if known else ():
+            if at < piece.lo:
+                pieces.append((KeyRange(at, piece.lo), None))
+            pieces.append((piece, cursor_of(commit, piece)))
+            at = piece.hi
+        if at < range_.hi:
+            pieces.append((KeyRange(at, range_.hi), None))
+        return pieces
+
+    def cursor(
+        self, group: str, parent: PhysicalPartition, range_: KeyRange, lineage: Lineage
+    ) -> list[tuple[KeyRange, Cursor | None]]:
+        """Return the pieces that tile a range, each with its settled cursor, None where there is no commit.
+
+        Neighbours that stand at the same positions are one piece. A cursor that is ``ahead_of`` the lineage
+        is returned as it was committed: the view has to be refreshed before anything is read.
+        """
+        pieces: list[tuple[KeyRange, Cursor | None]] = []
+        for piece, cursor in self.cursors(group, parent, range_):
+            settled = None if cursor is None else cursor.settled(lineage)
+            joined = _joined(pieces[-1][1], settled) if pieces else None
+            if joined is None:
+                pieces.append((piece, settled))
+            else:
+                pieces[-1] = (joined.range, joined)
+        return pieces
+
+    def stale_keys(
+        self, group: str, parent: PhysicalPartition, covering: Iterable[KeyRange] = ()
+    ) -> tuple[CommitKey, ...]:
+        """Return keys whose records win nowhere once commits of ``covering`` are written behind them.
+
+        Only such keys may be withdrawn, in the same transaction: a reader of any part of the log then still
+        finds the newer commits.
+        """
+        known = self._known.get((group, parent))
+        if known is None:
+            return ()
+        new = sorted(covering)
+        winning = {c.range for r, c in known.pieces if not _covered(r, new)}
+        stale = known.live - winning - set(new)
+        return tuple(CommitKey(group, parent, range_) for range_ in sorted(stale))
+
+    def _take(self, key: bytes | None, value: bytes | None, log_offset: int) -> CommitKey | None:
+        subject = parse_offset_key(key)
+        if not isinstance(subject, CommitKey):
+            if value is not None:
+                decode_boundary(value)
+            return None
+        known = self._known.setdefault((subject.group, subject.parent), _Commits())
+        commit = None if value is None else decode_range_commit(subject, value)
+        if log_offset <= known.newest:
+            return subject
+        known.newest = log_offset
+        if commit is None:
+            known.withdraw(subject.range)
+        else:
+            known.put(commit)
+        return subject
+
+
+def _joined(left: Cursor | None, right: Cursor | None) -> Cursor | None:
+    """Return one cursor for two neighbours that list the same positions, None if they differ."""
+    if left is None or right is None or left.positions != right.positions:
+        return None
+    return Cursor(KeyRange(left.range.lo, right.range.hi), left.positions)
+
+
+def _covered(range_: KeyRange, by: list[KeyRange]) -> bool:
+    """Tell whether ranges in rising order cover another."""
+    at = range_.lo
+    for other in by[max(0, bisect_right(by, range_) - 1) :]:
+        if other.lo <= at < other.hi:
+            at = other.hi
+    return at >= range_.hi

@@ -1,0 +1,191 @@
+"""The folded offset log, and the ordinary offsets that follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kpsplit.errors import FutureVersionError
+from kpsplit.splitter.commits import CommitFold, ordinary_offsets
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange
+from kpsplit.splitter.partition_state import SubTopicState
+from kpsplit.splitter.records.offsets import CommitKey, Position, RangeCommit, boundaries
+from tests.unit.samples import PARENT, life, phantom
+
+LIFE = life()
+QUARTERS = WHOLE.split_evenly(4)
+LEFT = KeyRange(0, KEY_SPACE // 2)
+
+
+def commit(range_: KeyRange, positions: dict[int, int], group: str = "g") -> RangeCommit:
+    return RangeCommit(group, PARENT, range_, {s: Position(n, 4) for s, n in positions.items()}, "m", 7)
+
+
+def folded(*records: RangeCommit | CommitKey) -> CommitFold:
+    fold = CommitFold()
+    for offset, record in enumerate(records):
+        if isinstance(record, RangeCommit):
+            fold.fold(record.key, record.encode(), offset)
+        else:
+            fold.fold(record.encode(), None, offset)
+    return fold
+
+
+def held(fold: CommitFold, group: str = "g") -> list[tuple[KeyRange, dict[int, int]]]:
+    return [(r, {s: p.next for s, p in c.positions.items()}) for r, c in fold.commits(group, PARENT)]
+
+
+def test_the_newest_commit_wins_point_by_point() -> None:
+    fold = folded(commit(WHOLE, {0: 5}), commit(QUARTERS[1], {0: 9}), commit(QUARTERS[0], {0: 8}))
+    assert held(fold) == [
+        (QUARTERS[0], {0: 8}),
+        (QUARTERS[1], {0: 9}),
+        (KeyRange(QUARTERS[2].lo, KEY_SPACE), {0: 5}),
+    ]
+
+
+def test_a_wide_commit_wins_over_all_narrow_ones_before_it() -> None:
+    fold = folded(*(commit(q, {0: i}) for i, q in enumerate(QUARTERS)), commit(LEFT, {0: 77}))
+    assert held(fold) == [(LEFT, {0: 77}), (QUARTERS[2], {0: 2}), (QUARTERS[3], {0: 3})]
+
+
+def test_a_commit_inside_another_leaves_it_on_both_sides() -> None:
+    inner = KeyRange(10, 20)
+    fold = folded(commit(LEFT, {0: 1}), commit(inner, {0: 2}))
+    assert [r for r, _ in fold.commits("g", PARENT)] == [KeyRange(0, 10), inner, KeyRange(20, LEFT.hi)]
+
+
+def test_groups_and_partitions_do_not_mix() -> None:
+    fold = folded(commit(WHOLE, {0: 5}), commit(WHOLE, {0: 6}, "other"))
+    assert fold.groups(PARENT) == ("g", "other")
+    assert held(fold, "other") == [(WHOLE, {0: 6})]
+    assert fold.groups(phantom(0)) == ()
+    assert fold.commits("g", phantom(0)) == ()
+
+
+def test_points_that_were_never_committed_have_no_cursor() -> None:
+    fold = folded(commit(QUARTERS[1], {0: 9}))
+    pieces = fold.cursor("g", PARENT, WHOLE, LIFE.split.lineage)
+    assert pieces == [
+        (QUARTERS[0], None),
+        (QUARTERS[1], Cursor(QUARTERS[1], {0: 9})),
+        (KeyRange(QUARTERS[2].lo, KEY_SPACE), None),
+    ]
+    assert CommitFold().cursor("g", PARENT, LEFT, LIFE.split.lineage) == [(LEFT, None)]
+
+
+def test_neighbours_at_the_same_positions_are_one_piece() -> None:
+    fold = folded(*(commit(q, {0: 1000}) for q in QUARTERS[:2]), commit(QUARTERS[2], {0: 3}))
+    pieces = fold.cursor("g", PARENT, KeyRange(0, QUARTERS[2].hi), LIFE.split.lineage)
+    assert [r for r, _ in pieces] == [QUARTERS[0], QUARTERS[1], QUARTERS[2]]
+    unsplit = folded(*(commit(q, {0: 900}) for q in QUARTERS))
+    assert unsplit.cursor("g", PARENT, LEFT, LIFE.split.lineage) == [(LEFT, Cursor(LEFT, {0: 900}))]
+
+
+def test_a_withdrawn_commit_is_gone_where_it_won_and_nowhere_else() -> None:
+    fold = folded(
+        commit(LEFT, {0: 1}),
+        commit(QUARTERS[0], {0: 2}),
+        CommitKey("g", PARENT, LEFT),
+        commit(QUARTERS[3], {0: 3}),
+    )
+    assert held(fold) == [(QUARTERS[0], {0: 2}), (QUARTERS[3], {0: 3})]
+
+
+def test_only_keys_that_win_nowhere_are_stale() -> None:
+    fold = folded(
+        commit(WHOLE, {0: 1}), commit(LEFT, {0: 2}), commit(QUARTERS[0], {0: 3}), commit(QUARTERS[1], {0: 3})
+    )
+    assert fold.stale_keys("g", PARENT) == (CommitKey("g", PARENT, LEFT),)
+    assert set(fold.stale_keys("g", PARENT, QUARTERS[2:])) == {
+        CommitKey("g", PARENT, LEFT),
+        CommitKey("g", PARENT, WHOLE),
+    }
+    assert fold.stale_keys("nobody", PARENT) == ()
+
+
+def test_a_key_that_is_written_again_is_not_stale() -> None:
+    fold = folded(commit(QUARTERS[0], {0: 1}), commit(LEFT, {0: 2}))
+    assert fold.stale_keys("g", PARENT, [QUARTERS[0]]) == ()
+    assert fold.stale_keys("g", PARENT, [LEFT]) == (CommitKey("g", PARENT, QUARTERS[0]),)
+
+
+def test_a_part_of_the_log_that_is_read_twice_changes_nothing() -> None:
+    fold = CommitFold()
+    old, new = commit(WHOLE, {0: 1}), commit(WHOLE, {0: 2})
+    for offset, record in ((0, old), (1, new), (0, old)):
+        fold.fold(record.key, record.encode(), offset)
+    assert held(fold) == [(WHOLE, {0: 2})]
+
+
+def test_garbage_is_counted_with_a_reason_and_skipped() -> None:
+    fold = folded(commit(WHOLE, {0: 1}))
+    good = commit(WHOLE, {0: 2})
+    for key, value in (
+        (None, b"x"),
+        (b"{}", b"{}"),
+        (good.key, b"not json"),
+        (good.key, commit(LEFT, {0: 1}).encode()),
+        (b"x" * 1_000_000, None),
+    ):
+        fold.fold(key, value, 5)
+    assert fold.garbage == 5
+    assert "900000" in fold.last_garbage
+    assert held(fold) == [(WHOLE, {0: 1})]
+
+
+def test_boundary_records_are_no_commits() -> None:
+    fold = CommitFold()
+    for offset, boundary in enumerate(boundaries(LIFE.split)):
+        assert fold.fold(boundary.key, boundary.encode(), offset) is None
+    assert not fold.garbage
+    assert fold.groups(PARENT) == ()
+
+
+def test_a_newer_version_stops_the_fold() -> None:
+    record = commit(WHOLE, {0: 1})
+    with pytest.raises(FutureVersionError):
+        CommitFold().fold(record.key, record.encode().replace(b'"v":1', b'"v":2'), 0)
+
+
+def test_ordinary_offsets_are_the_least_position_of_any_range() -> None:
+    cursors = [
+        Cursor(QUARTERS[0], {0: 990}),
+        *(Cursor(q, {1: 1001, i + 3: 4}) for i, q in enumerate(QUARTERS[1:])),
+    ]
+    offsets = ordinary_offsets(LIFE.split, cursors)
+    assert offsets == {PARENT: 990, phantom(0): 0, phantom(1): 4, phantom(2): 4, phantom(3): 4}
+
+
+def test_a_partition_that_everybody_has_read_gets_its_end() -> None:
+    offsets = ordinary_offsets(LIFE.merged, [Cursor(WHOLE, {9: 1500})])
+    assert offsets == {
+        PARENT: 1500,
+        phantom(0): 8,
+        phantom(1): 5,
+        phantom(2): 12,
+        phantom(3): 6,
+        phantom(0, 2): 3,
+        phantom(1, 2): 2,
+    }
+
+
+def test_where_a_range_without_a_commit_has_a_part_the_ordinary_offsets_stay() -> None:
+    """Whoever comes to own that range still starts from them."""
+    cursors = [Cursor(q, {1: 1001, i + 3: 4}) for i, q in enumerate(QUARTERS[1:])]
+    assert ordinary_offsets(LIFE.split, cursors) == {phantom(1): 4, phantom(2): 4, phantom(3): 4}
+    assert ordinary_offsets(LIFE.split, []) == {}
+
+
+def test_a_view_that_is_older_than_a_cursor_gives_no_ordinary_offsets() -> None:
+    assert ordinary_offsets(LIFE.split, [Cursor(WHOLE, {9: 1500})]) == {}
+
+
+def test_retired_sub_topics_have_no_ordinary_offsets() -> None:
+    state = LIFE.merged
+    first, *others = state.subtopics
+    retired = replace(state, subtopics=(replace(first, state=SubTopicState.RETIRED), *others))
+    topics = {p.topic for p in ordinary_offsets(retired, [Cursor(WHOLE, {9: 1500})])}
+    assert topics == {"orders", "orders.split-3-2"}
