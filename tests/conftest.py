@@ -14,7 +14,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.jvm import KafkaRuntime
 from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.served import await_served
 
+SERVED_SECONDS = 60.0
 _numbers = itertools.count(1)
 
 
@@ -62,24 +67,17 @@ def topic_name(request: pytest.FixtureRequest) -> Callable[[], str]:
 
 
 @pytest.fixture
-def make_topic(admin: AdminClient, topic_name: Callable[[], str]) -> MakeTopic:
+def make_topic(bootstrap: str, admin: AdminClient, topic_name: Callable[[], str]) -> MakeTopic:
     """See MakeTopic."""
+    connection = Connection({"bootstrap.servers": bootstrap})
 
     def make(partitions: int = 1, rf: int = 3, config: Mapping[str, str] | None = None) -> str:
         name = topic_name()
         new = NewTopic(name, num_partitions=partitions, replication_factor=rf, config=dict(config or {}))
         for created in admin.create_topics([new], operation_timeout=30).values():
             created.result(timeout=30)
-        _wait_for_leaders(admin, name, partitions)
+        brokers = ClusterAdmin(connection).brokers()
+        await_served(connection, brokers, {name: partitions}, Deadline(SERVED_SECONDS))
         return name
 
     return make
-
-
-def _wait_for_leaders(admin: AdminClient, name: str, partitions: int) -> None:
-    """The controller has made the topic; the brokers hear of it a moment later."""
-    for _ in range(200):
-        topic = admin.list_topics(name, timeout=10).topics[name]
-        if len(topic.partitions) == partitions and all(p.leader >= 0 for p in topic.partitions.values()):
-            return
-    raise AssertionError(f"topic {name} has no leaders: {topic.partitions}")

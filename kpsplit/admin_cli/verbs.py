@@ -38,10 +38,15 @@ VERBS: tuple[Verb, ...] = (
     Verb("resume", f"{_COMMANDS}.resume", "Finish what a dead operator left.", OPERATE, True),
     Verb("abort", f"{_COMMANDS}.abort", "Roll back the operation under way.", OPERATE, True),
     Verb("retire", f"{_COMMANDS}.retire", "Delete sub-topics that every group has drained.", OPERATE, True),
+    Verb("seek", f"{_COMMANDS}.seek", "Move a consumer group, or one of its key ranges.", OPERATE, True),
     Verb("status", f"{_COMMANDS}.status", "Show phases, ranges, log ends and writers.", LOOK),
     Verb("lineage", f"{_COMMANDS}.lineage", "Show all segments of a partition.", LOOK),
+    Verb("offsets", f"{_COMMANDS}.offsets", "Show how far a consumer group has come.", LOOK),
     Verb("route", f"{_COMMANDS}.route", "Show where a key goes.", LOOK),
     Verb("read", f"{_COMMANDS}.read", "Print a partition's records in lineage order.", LOOK),
+    Verb(
+        "verify", f"{_COMMANDS}.verify", "Prove that no record was lost, repeated or put out of order.", LOOK
+    ),
     Verb(
         "cluster",
         f"{_COMMANDS}.cluster",

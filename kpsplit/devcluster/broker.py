@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kpsplit.devcluster.config import NodeAddress
-from kpsplit.devcluster.deadline import Deadline
 from kpsplit.devcluster.process import KeeperClient, ManagedProcess
 from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import Deadline
 
 _GRACE = 10.0  # seconds for a broker to stop by itself
 _TAIL = 25  # lines of a log that are shown in an error

@@ -20,13 +20,13 @@ from typing import Self
 from kpsplit.devcluster import config, storage
 from kpsplit.devcluster.broker import Broker
 from kpsplit.devcluster.config import NodeAddress
-from kpsplit.devcluster.deadline import Deadline
 from kpsplit.devcluster.jvm import KafkaRuntime
 from kpsplit.devcluster.ports import PortReservation
 from kpsplit.devcluster.process import KeeperClient
 from kpsplit.devcluster.readiness import ConfigValue, wait_until_listed
 from kpsplit.devcluster.storage import ClusterIdentity
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UsageError
+from kpsplit.kafka.clock import Deadline
 
 _START_TIMEOUT = 90.0  # seconds; a start takes about 10 on two idle cores
 _ATTEMPTS = 3  # sets of ports that are tried where ports cannot be kept reserved
@@ -222,7 +222,7 @@ class DevCluster:
                 broker.ask_to_stop()
         deadline = Deadline(_STOP_GRACE)
         for broker in self.brokers:
-            broker.stop(deadline.remaining)
+            broker.stop(deadline.left())
 
     def _release(self) -> None:
         """End the keeper, and with it the brokers; give up ports and the lock."""

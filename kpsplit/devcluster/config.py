@@ -102,6 +102,9 @@ def _speed() -> dict[str, str]:
         "background.threads": "4",
         "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
         "replica.fetch.wait.max.ms": "100",
+        # Followers that ask a new leader before it leads pause for so long; the default is a second, in which
+        # no write with acks=all to that broker is acknowledged.
+        "replica.fetch.backoff.ms": "100",
         # A killed broker is declared dead after this long; the default of 9 s makes tests of it slow.
         "broker.session.timeout.ms": "5000",
         "broker.heartbeat.interval.ms": "500",

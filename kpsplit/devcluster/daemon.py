@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kpsplit.devcluster.cluster import DevCluster
-from kpsplit.devcluster.deadline import Deadline
 from kpsplit.devcluster.identity import ProcessIdentity
 from kpsplit.devcluster.running import RunningCluster, run_folder, state_file
 from kpsplit.errors import EXIT_CONFLICT, ConflictError, KpsplitError
+from kpsplit.kafka.clock import Deadline
 
 _LOOK = 1.0  # seconds between looks at whether any broker is left
 _POLL = 0.05  # seconds between looks at another process
@@ -112,7 +112,7 @@ def _await_ready(
         if (code := process.poll()) is not None:
             kind = ConflictError if code == EXIT_CONFLICT else KpsplitError
             raise kind(log.read_text().strip() or f"the cluster ended with exit code {code}")
-        deadline.check("starting the embedded cluster", hint=f"see {log}")
+        deadline.check("the embedded cluster to start", hint=f"see {log}")
         deadline.pause(_POLL)
 
 
@@ -122,7 +122,7 @@ def stop_detached(running: RunningCluster) -> None:
         if running.owner.alive:  # never signal a process that merely has the same number
             os.kill(running.owner.pid, number)
         deadline = Deadline(_KILL_AFTER)
-        while not running.ended and not deadline.expired:
+        while not running.ended and not deadline.expired():
             deadline.pause(_POLL)
     if not running.ended:
         raise KpsplitError("the embedded cluster did not end", hint="see `kpsplit cluster status`")

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kpsplit.devcluster.deadline import Deadline
 from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import Deadline
 
 # Run as a file, in isolated mode: it starts quickly, and nothing in the current folder shadows its imports.
 _KEEPER = Path(__file__).with_name("keeper.py")
@@ -116,7 +116,7 @@ class ManagedProcess:
 
     def wait(self, deadline: Deadline) -> int | None:
         """Wait for the end; None if it did not come in time."""
-        while (code := self.exit_code) is None and not deadline.expired:
+        while (code := self.exit_code) is None and not deadline.expired():
             deadline.pause(_POLL)
         return code
 

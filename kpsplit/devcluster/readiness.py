@@ -9,7 +9,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from kpsplit.devcluster.config import HOST, NodeAddress
-from kpsplit.devcluster.deadline import Deadline
+from kpsplit.kafka.clock import Deadline
 
 _POLL = 0.05  # seconds between attempts to connect
 _ASK = 2.0  # seconds for one answer
@@ -47,9 +47,7 @@ def wait_until_listed(
     for node in asked:
         while not (_listens(node) and _lists(node, expected, client_config, deadline)):
             check()
-            deadline.check(
-                f"broker {node.id} of the embedded cluster does not list brokers {sorted(expected)}"
-            )
+            deadline.check(f"broker {node.id} of the embedded cluster to list brokers {sorted(expected)}")
             deadline.pause(_POLL)
 
 
@@ -67,7 +65,7 @@ def _lists(
     # A new client each time: one that has learnt of other brokers might ask those.
     admin = AdminClient({**_QUIET, **client_config, "bootstrap.servers": node.client_address})
     try:
-        metadata = admin.list_topics(timeout=max(0.1, min(_ASK, deadline.remaining)))
+        metadata = admin.list_topics(timeout=max(0.1, min(_ASK, deadline.left())))
     except KafkaException:
         return False
     return set(expected) <= set(metadata.brokers)

@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kpsplit.devcluster.config import NodeAddress, node_properties, to_text
-from kpsplit.devcluster.deadline import Deadline
 from kpsplit.devcluster.jvm import KafkaRuntime
 from kpsplit.devcluster.process import KeeperClient, ManagedProcess
 from kpsplit.errors import ConflictError, KpsplitError, UsageError
+from kpsplit.kafka.clock import Deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def format_storage(
     arguments = ("format", "-t", identity.cluster_id, "-c", str(configuration(folder, first)), "-g")
     tool = ManagedProcess(keeper, "format", kafka.command("kafka.tools.StorageTool", *arguments), log)
     code = tool.wait(deadline)
-    deadline.check("formatting the storage of the embedded cluster")
+    deadline.check("the storage of the embedded cluster to be formatted")
     if code != 0:
         raise KpsplitError(f"formatting the storage of the embedded cluster failed:\n{log.read_text()}")
     _copy_format(folder, identity)

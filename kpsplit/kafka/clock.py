@@ -24,14 +24,22 @@ class Deadline:
         """Return the seconds left, 0.0 when the deadline has passed."""
         return max(0.0, self._at - monotonic())
 
-    def check(self, what: str) -> None:
+    def expired(self) -> bool:
+        """Tell whether no time is left."""
+        return self.left() <= 0
+
+    def check(self, what: str, *, hint: str | None = None) -> None:
         """Do nothing while there is time left.
 
         Raises:
             DeadlineExceededError: the deadline has passed.
         """
-        if self.left() <= 0:
-            raise DeadlineExceededError(f"waited {self._seconds:.1f} s for {what}")
+        if self.expired():
+            raise DeadlineExceededError(f"waited {self._seconds:.1f} s for {what}", hint=hint)
+
+    def pause(self, seconds: float) -> None:
+        """Sleep for that long, or for what is left if that is less."""
+        time.sleep(min(seconds, self.left()))
 
 
 class SystemClock:

@@ -1,4 +1,7 @@
-"""Enrolment: a topic is recorded, one lease passes, and only then it is settled (design, section 6)."""
+"""Enrolment: a topic is recorded, one lease passes, and only then it is settled and has slots.
+
+See the design, sections 6 and 10.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,13 @@ from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.plans import Check
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.kafka.sampling import Sample, partitioner_check, sample_partition
+from kpsplit.kafka.slots_topic import SlotsTopics
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import Enrolment, Partitioner, encode_enrolment
-from kpsplit.splitter.records.keys import CONTROL_TOPIC, enrolment_key
+from kpsplit.splitter.records.keys import CONTROL_TOPIC, enrolment_key, slots_topic
 from kpsplit.splitter.writers import LEASE_MARGIN
 
 PARTITIONS_SAMPLED = 8
@@ -105,39 +109,80 @@ def wait_a_lease(tail: ControlTail, deadline: Deadline) -> None:
 
 
 class Enroller:
-    """Writes enrolments. Not thread safe."""
+    """Writes enrolments. Not thread safe.
+
+    The steps, each harmless if the next does not follow: the slots topic; the enrolment, not settled; one
+    lease; the enrolment, settled and with its slots. While an enrolment is not settled no group's member
+    hands out records of the topic's partitions, so whoever owned them by partition has stopped when the first
+    slot can be owned: at the latest when its view was a lease old.
+    """
 
     def __init__(
-        self, tail: ControlTail, writer: Callable[[], AcknowledgedWriter], observer: Observer
+        self,
+        tail: ControlTail,
+        writer: Callable[[], AcknowledgedWriter],
+        slots_topics: SlotsTopics,
+        observer: Observer,
     ) -> None:
         self._tail = tail
         self._writer = writer
+        self._slots_topics = slots_topics
         self._observe = observer
 
-    def enrol(self, topic: TopicFacts, partitioner: Partitioner, deadline: Deadline) -> Enrolment:
-        """Record an enrolment and settle it one lease later."""
-        enrolment = Enrolment(topic.name, topic.topic_id, partitioner, settled=False)
-        self._write(enrolment, deadline)
-        return self.settle(enrolment, deadline)
+    def enrol(
+        self,
+        topic: TopicFacts,
+        partitioner: Partitioner,
+        known: Enrolment | None,
+        slots: int | None,
+        deadline: Deadline,
+    ) -> Enrolment:
+        """Enrol a topic, or repair what an enrolment lacks; return the settled enrolment.
 
-    def settle(self, enrolment: Enrolment, deadline: Deadline) -> Enrolment:
-        """Wait a whole lease, so that every producer knows of the enrolment, and record that.
+        Args:
+            topic: the topic.
+            partitioner: of its applications.
+            known: its enrolment, None if it has none.
+            slots: how many per partition; None: what it has, else the default.
+            deadline: of the whole call.
 
         Raises:
-            ConflictError: somebody enrolled the topic otherwise meanwhile.
+            ConflictError: somebody enrolled the topic otherwise meanwhile, or it has another number of slots.
+            CheckFailedError: a topic stands in the slots topic's place.
         """
+        wanted = self._slots_topics.decide(topic, known, slots)
+        recorded = known is not None and known.slots is not None
+        self._make_slots_topic(topic, wanted, recorded, deadline)
+        if known is not None and known.settled and recorded:
+            return known
+        begun = Enrolment(topic.name, topic.topic_id, partitioner, settled=False)
+        if known != begun:
+            self._write(begun, deadline)
+        return self._settle(replace(begun, settled=True, slots=wanted), deadline)
+
+    def settle(self, topic: TopicFacts, enrolment: Enrolment, deadline: Deadline) -> Enrolment:
+        """Finish an enrolment that was broken off; return a settled one as it is."""
         if enrolment.settled:
             return enrolment
+        return self.enrol(topic, enrolment.partitioner, enrolment, None, deadline)
+
+    def _make_slots_topic(self, topic: TopicFacts, slots: int, recorded: bool, deadline: Deadline) -> None:
+        started = monotonic()
+        if self._slots_topics.ensure(topic, slots, recorded, deadline):
+            detail = f"{slots} per partition, in {slots_topic(topic.name)}"
+            self._observe(StepDone("Slots", monotonic() - started, detail))
+
+    def _settle(self, settled: Enrolment, deadline: Deadline) -> Enrolment:
+        """Wait a whole lease, so that every client knows of the enrolment, and record that."""
         started = monotonic()
         wait_a_lease(self._tail, deadline)
-        known = self._tail.read_to_end(deadline).enrolments.get(enrolment.topic)
-        if known is None or replace(known, settled=False) != replace(enrolment, settled=False):
+        known = self._tail.read_to_end(deadline).enrolments.get(settled.topic)
+        if known is None or known not in (settled, replace(settled, settled=False, slots=None)):
             raise ConflictError(
-                f"topic {enrolment.topic} was enrolled by somebody else at the same time",
+                f"topic {settled.topic} was enrolled by somebody else at the same time",
                 hint="look at: kpsplit status",
             )
-        settled = replace(enrolment, settled=True)
-        if not known.settled:
+        if known != settled:
             self._write(settled, deadline)
         self._observe(StepDone("Settle", monotonic() - started, "one lease has passed"))
         return settled

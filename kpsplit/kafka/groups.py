@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any
 
 from confluent_kafka import (
     ConsumerGroupTopicPartitions,
-    IsolationLevel,
     KafkaError,
     KafkaException,
-    Message,
 )
 
-from kpsplit.errors import FutureVersionError, KpsplitError, UnreachableError
+from kpsplit.errors import KpsplitError, UnreachableError
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.kafka.error_map import error_of, translate, translated
-from kpsplit.kafka.log_slice import read_slice
+from kpsplit.kafka.offset_log import OffsetTail
+from kpsplit.splitter.commits import CommitFold, ordinary_offsets
+from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.ports import Deadline
-from kpsplit.splitter.records import offsets
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 
 _AT_A_TIME = 50
@@ -50,10 +49,19 @@ def committed_positions(admin: ClusterAdmin, deadline: Deadline) -> dict[str, Po
     return found
 
 
-def groups_in_offset_log(
-    connection: Connection, admin: ClusterAdmin, parent: PhysicalPartition, deadline: Deadline
-) -> set[str]:
-    """Return the groups that have range commits for a logical partition.
+def positions_of(admin: ClusterAdmin, group: str) -> Positions:
+    """Return the ordinary committed offsets of one group; none if there is no such group.
+
+    Raises:
+        KpsplitError: the coordinator could not be asked.
+    """
+    return _positions(group, _ask(admin, group))
+
+
+def range_commits(
+    connection: Connection, admin: ClusterAdmin, parents: Iterable[PhysicalPartition], deadline: Deadline
+) -> CommitFold:
+    """Return the range commits of all groups for some logical partitions; none without an offset log.
 
     Raises:
         FutureVersionError: a newer kpsplit wrote to the log: its groups could be overlooked.
@@ -61,43 +69,24 @@ def groups_in_offset_log(
     """
     count = admin.topics().get(OFFSETS_TOPIC, 0)
     if not count:
-        return set()
-    place = PhysicalPartition(OFFSETS_TOPIC, offsets_partition(parent, count))
-    end = admin.end_offsets([place], IsolationLevel.READ_COMMITTED)[place].offset
-    low = admin.start_offsets([place])[place]
-    groups = set()
-    for message in read_slice(connection, place, low, end, deadline):
-        group = group_of(message, parent)
-        if group is not None:
-            groups.add(group)
-    deadline.check("the offset log to be read to its end")
-    return groups
-
-
-def group_of(message: Message, parent: PhysicalPartition) -> str | None:
-    """Return the group of a range commit for a logical partition, None for any other record.
-
-    Raises:
-        FutureVersionError: the record is of a newer kpsplit.
-    """
-    key, value = _json(message.key()), _json(message.value())
-    version = value.get("v")
-    if isinstance(version, int) and version > offsets.VERSION:
-        raise FutureVersionError(
-            f"offset log: format version {version} is newer than {offsets.VERSION}", hint="upgrade kpsplit"
-        )
-    group = key.get("group")
-    if not isinstance(group, str) or message.value() is None:
-        return None
-    return group if (key.get("topic"), key.get("partition")) == (parent.topic, parent.partition) else None
-
-
-def _json(data: bytes | None) -> dict[str, Any]:
+        return CommitFold()
+    tail = OffsetTail(connection, {offsets_partition(parent, count) for parent in parents})
     try:
-        value = json.loads(data or b"")
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return tail.read_to_end(deadline)
+    finally:
+        tail.close()
+
+
+def positions_by_range_commits(fold: CommitFold, state: PartitionState) -> dict[str, Positions]:
+    """Return where each group stands that has range commits for a logical partition.
+
+    A physical partition of which any key has no commit is missing: it is *not drained*.
+    """
+    found: dict[str, Positions] = {}
+    for group in fold.groups(state.parent):
+        pieces = fold.cursor(group, state.parent, WHOLE, state.lineage)
+        found[group] = ordinary_offsets(state, (cursor for _, cursor in pieces if cursor is not None))
+    return found
 
 
 def _group_ids(admin: ClusterAdmin) -> list[str]:

@@ -90,15 +90,16 @@ class Leaders:
             raise KpsplitError("the election was not answered in time") from None
 
     def _followers_pause(self, target: int) -> float:
-        """Return how long followers may pause when they ask a new leader that does not lead yet.
+        """Return how long to let the writers recover: followers that asked the new leader too early pause.
 
-        A write with acks=all waits for them; waiting here costs nobody anything, inside the fence it would.
+        Until they are back no write with acks=all is acknowledged; what piled up takes about as long again
+        to be worked off. Waiting here costs nobody anything, inside the fence it would.
         """
         try:
             backoff = self._admin.broker_config(target).get("replica.fetch.backoff.ms", "1000")
         except KpsplitError:
             backoff = "1000"
-        return min(int(backoff) / 1000, _LONGEST_PAUSE) + _MARGIN
+        return min(2 * int(backoff) / 1000, _LONGEST_PAUSE) + _MARGIN
 
     def _await(
         self,

@@ -19,7 +19,7 @@ from kpsplit.splitter.ports import Deadline
 
 OFFSET_REQUEST_SECONDS = 5.0
 MIN_REQUEST_SECONDS = 0.1
-_IGNORED = {
+IGNORED = {
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._RESOLVE,
@@ -169,7 +169,7 @@ class LogTail:
             self.position = max(self.position, offset or 0)
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             self._restart_at_log_start()
-        elif error.code() not in _IGNORED:
+        elif error.code() not in IGNORED:
             raise translate(error, f"read {self._topic}")
         return False
 

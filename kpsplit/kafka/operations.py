@@ -8,7 +8,7 @@ import socket
 from types import TracebackType
 from typing import Self
 
-from kpsplit.errors import UsageError
+from kpsplit.errors import ConflictError, UsageError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
@@ -22,6 +22,8 @@ from kpsplit.kafka.enrolment import (
     wait_a_lease,
 )
 from kpsplit.kafka.examination import examine
+from kpsplit.kafka.group_offsets import group_progress
+from kpsplit.kafka.group_progress import PartitionProgress
 from kpsplit.kafka.initialise import create_own_topics, settings_to_write, write_settings
 from kpsplit.kafka.planning import Planner
 from kpsplit.kafka.plans import Check, HotKey, Plan
@@ -29,12 +31,14 @@ from kpsplit.kafka.preconditions import LOG_WHOLE, refusal
 from kpsplit.kafka.producers_log import AcknowledgedWriter, ProducersLog
 from kpsplit.kafka.retirement import Retirement
 from kpsplit.kafka.runner import Runner, refuse_moved_on
+from kpsplit.kafka.seeking import Seek, Seeker, Target
+from kpsplit.kafka.slots_topic import SlotsTopics
 from kpsplit.kafka.status import PartitionStatus, Report, statuses
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import Outcome
+from kpsplit.splitter.partition_state import Outcome, PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
 from kpsplit.splitter.writers import Registrations
@@ -126,13 +130,24 @@ class Operations:
             write_settings(self._acknowledged(), settings, deadline)
         return created
 
-    def enrol(self, topic: str, partitioner: Partitioner, observer: Observer = ignore_steps) -> Enrolment:
-        """Enrol a topic: record it, wait one lease, record that it is settled. Idempotent.
+    def enrol(
+        self,
+        topic: str,
+        partitioner: Partitioner,
+        observer: Observer = ignore_steps,
+        *,
+        slots: int | None = None,
+    ) -> Enrolment:
+        """Enrol a topic: make its slots topic, record it, wait one lease, record that it is settled.
+
+        Idempotent; again it repairs: what is missing is made, and slots are added where the topic has grown.
+        ``slots``: how many per partition, None for what the topic has, else the default.
 
         Raises:
             UsageError: unknown, kpsplit's own, or compacted topic; or a partitioner that real records of the
-                topic contradict.
+                topic contradict; or a number of slots out of bounds.
             ConflictError: enrolled otherwise already.
+            CheckFailedError: a topic that is no slots topic stands in its place.
         """
         deadline = self._begin()
         view = self._read(deadline)
@@ -141,13 +156,11 @@ class Operations:
         facts = self._admin.describe(topic)
         refuse_unfit(facts, view)
         known = existing_enrolment(facts, partitioner, view)
-        enroller = Enroller(self._tail(), self._acknowledged, observer)
-        if known is not None:
-            return enroller.settle(known, deadline)
-        check = check_records(self._connection, self._admin, facts, partitioner, deadline)
-        if not check.ok and not check.forceable:
-            raise UsageError(f"topic {topic}: {check.message}", hint=check.remedy)
-        return enroller.enrol(facts, partitioner, deadline)
+        if known is None:
+            check = check_records(self._connection, self._admin, facts, partitioner, deadline)
+            if not check.ok and not check.forceable:
+                raise UsageError(f"topic {topic}: {check.message}", hint=check.remedy)
+        return self._enroller(observer).enrol(facts, partitioner, known, slots, deadline)
 
     def plan_split(
         self,
@@ -190,8 +203,9 @@ class Operations:
             view = self._read(deadline)
             refuse_moved_on(plan, state)
             enrolment = view.enrolments.get(plan.parent.topic)
-            if enrolment is not None:
-                Enroller(self._tail(), self._acknowledged, observer).settle(enrolment, deadline)
+            if enrolment is not None and not enrolment.settled:
+                facts = self._admin.describe(plan.parent.topic)
+                self._enroller(observer).settle(facts, enrolment, deadline)
             failed = self._planner.failed_now(plan, view, force, deadline)
             if failed is not None and failed.name == LOG_WHOLE:
                 runner.freeze(failed.message, deadline)
@@ -266,6 +280,41 @@ class Operations:
         registrations = self._registrations().read(deadline)
         return statuses(self._admin, view, registrations, topic, partition)
 
+    def offsets(self, group: str, topic: str, partition: int | None = None) -> list[PartitionProgress]:
+        """Return how far a group has come in a topic's partitions, or in one of them.
+
+        Raises:
+            UsageError: there is no such topic or partition, or the group never committed there.
+        """
+        deadline = self._begin()
+
+        def view() -> ControlView:
+            return self._read(deadline) if CONTROL_TOPIC in self._admin.topics() else ControlView()
+
+        return group_progress(self._connection, self._admin, view, group, topic, partition, deadline)
+
+    def plan_seek(self, group: str, parent: PhysicalPartition, range_: KeyRange, target: Target) -> Seek:
+        """Return what a seek of a group would do.
+
+        Raises:
+            UsageError: the topic is not enrolled. ConflictError: the group has members on it.
+        """
+        deadline = self._begin()
+        return Seeker(self._connection, self._admin).plan(
+            group, self._state(parent, deadline), range_, target
+        )
+
+    def seek(self, seek: Seek) -> None:
+        """Carry out a seek.
+
+        Raises:
+            ConflictError: the group has members on the topic now, or the partition was split or merged.
+        """
+        deadline = self._begin()
+        if self._state(seek.state.parent, deadline).epoch != seek.state.epoch:
+            raise ConflictError(f"{seek.state.parent} was split or merged meanwhile", hint="retry")
+        Seeker(self._connection, self._admin).carry_out(seek, self._operator, deadline)
+
     def doctor(self) -> list[Check]:
         """Look at everything that kpsplit owns and return the checks, failed ones with a remedy."""
         deadline = self._begin()
@@ -286,6 +335,19 @@ class Operations:
     def _read(self, deadline: Deadline) -> ControlView:
         return self._tail().read_to_end(deadline)
 
+    def _state(self, parent: PhysicalPartition, deadline: Deadline) -> PartitionState:
+        """Return a partition's state; the topic has to have such a partition."""
+        state = self._read(deadline).state(parent)
+        count = self._admin.topics().get(parent.topic)
+        if count is None:
+            raise UsageError(f"there is no topic {parent.topic}", hint="check the name")
+        if parent.partition >= count:
+            raise UsageError(f"topic {parent.topic} has no partition {parent.partition}: it has {count}")
+        if state is None:
+            hint = f"run: kpsplit enroll {parent.topic}"
+            raise UsageError(f"topic {parent.topic} is not enrolled", hint=hint)
+        return state
+
     def _registrations(self) -> ProducersLog:
         if self._writers is None:
             self._writers = ProducersLog(self._connection)
@@ -295,6 +357,10 @@ class Operations:
         if self._writer is None:
             self._writer = AcknowledgedWriter(self._connection, "operator")
         return self._writer
+
+    def _enroller(self, observer: Observer) -> Enroller:
+        slots_topics = SlotsTopics(self._connection, self._admin)
+        return Enroller(self._tail(), self._acknowledged, slots_topics, observer)
 
     def _runner(self, parent: PhysicalPartition, observer: Observer) -> Runner:
         return Runner(self._connection, self._admin, self._registrations(), parent, self._operator, observer)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from kpsplit.errors import KpsplitError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.draining import left_to_read, look_twice
 from kpsplit.kafka.facts import FactsGatherer
-from kpsplit.kafka.groups import Positions, committed_positions
-from kpsplit.kafka.plans import LONGEST_LABEL, Check, HotKey, Plan, new_attempt_id, shortened, wall_ms
+from kpsplit.kafka.groups import committed_positions
+from kpsplit.kafka.plans import LONGEST_LABEL, Check, Drain, HotKey, Plan, new_attempt_id, shortened, wall_ms
 from kpsplit.kafka.preconditions import LOG_WHOLE, Facts, checks, refusal
 from kpsplit.kafka.sampling import Sample, partitioner_check, sample_partition
 from kpsplit.splitter import sizing
@@ -120,6 +121,10 @@ class Planner:
         found = (partitioner, _useful(sized))
         facts = self._facts.gather(parent, view, attempt, attempt.kind, deadline, found)
         sampled = sized.samples if sized else 0
+        drains: tuple[Drain, ...] = ()
+        note = sized.reason if sized else ""
+        if attempt.kind is OperationKind.MERGE:
+            drains, note = self._draining(facts, deadline)
         return Plan(
             parent=parent,
             kind=attempt.kind,
@@ -133,23 +138,29 @@ class Planner:
             heaviest=_hot_keys(sized) if sized else (),
             sampled=sampled,
             useful=sized.useful if sized else True,
-            note=shortened(sized.reason if sized else self._merge_note(facts, deadline)),
+            note=shortened(note),
             checks=checks(facts),
             made_ms=wall_ms(),
+            drains=drains,
         )
 
-    def _merge_note(self, facts: Facts, deadline: Deadline) -> str:
-        """Say how much groups have to read before they go on with what the merge opens."""
+    def _draining(self, facts: Facts, deadline: Deadline) -> tuple[tuple[Drain, ...], str]:
+        """Return how much groups have to read before they go on with what the merge opens, and a note."""
         places = {s.source for s in facts.closing}
         text = f"closes {len(facts.closing)} segments in {len(places)} partitions"
         try:
-            left = left_to_read(facts, committed_positions(self._admin, deadline))
+            drains = look_twice(
+                lambda: left_to_read(facts, committed_positions(self._admin, deadline)), deadline
+            )
         except KpsplitError as error:
-            return f"{text}; how far groups have read is not known ({error.message})"
-        if not left:
-            return f"{text}; no group has committed positions there"
-        slowest = max(left, key=lambda group: left[group])
-        return f"{text}; {len(left)} groups drain them first, {slowest} has {left[slowest]} records to read"
+            return (), f"{text}; how far groups have read is not known ({error.message})"
+        if not drains:
+            return (), f"{text}; no group has committed positions there"
+        longest = drains[0]
+        return drains, (
+            f"{text}; {len(drains)} groups drain them first, "
+            f"{longest.group} has {longest.left} records to read"
+        )
 
 
 def segment_to_split(state: PartitionState, of: KeyRange | None) -> Segment:
@@ -228,17 +239,3 @@ def _hot_keys(sized: Sizing) -> tuple[HotKey, ...]:
         HotKey(h.hash, round(h.share, _PRECISION), shortened(h.label or "", LONGEST_LABEL))
         for h in sized.heaviest
     )
-
-
-def left_to_read(facts: Facts, positions: Mapping[str, Positions]) -> dict[str, int]:
-    """Return how many offsets each group has before it in the segments that would close."""
-    closing = [(s, facts.logs[s.source]) for s in facts.closing if s.source in facts.logs]
-    places = {s.source for s, _ in closing}
-    left = {}
-    for group, known in positions.items():
-        if any(place.topic == facts.parent.topic or place in places for place in known):
-            left[group] = sum(
-                max(0, (log.end or 0) - max(known.get(s.source, 0), log.start or 0, s.start))
-                for s, log in closing
-            )
-    return left

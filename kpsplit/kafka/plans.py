@@ -48,8 +48,20 @@ class HotKey:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """What one group has before it. ``seconds``: about how long that takes; None: it was not seen to move."""
+
+    group: str
+    left: int
+    seconds: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """One operation, planned. ``shares`` are parts of the load, to six digits; None: nothing was sampled."""
+    """One operation, planned. ``shares`` are parts of the load, to six digits; None: nothing was sampled.
+
+    ``drains``: what groups have to read before they go on with what a merge opens, the slowest first.
+    """
 
     parent: PhysicalPartition
     kind: OperationKind
@@ -66,6 +78,7 @@ class Plan:
     note: str
     checks: tuple[Check, ...]
     made_ms: int
+    drains: tuple[Drain, ...] = ()
 
     def problems(self, force: bool = False) -> tuple[Check, ...]:
         """Return the failed checks that forbid running the plan."""
@@ -113,6 +126,7 @@ class Plan:
             note=fields.text("note", _LONGEST_MESSAGE),
             checks=fields.objects("checks", _check),
             made_ms=fields.integer("made_ms"),
+            drains=fields.objects("drains", _drain),
         )
         fields.done()
         _check_shape(plan)
@@ -165,6 +179,7 @@ def _to_json(plan: Plan) -> dict[str, Any]:
             for c in plan.checks
         ],
         "made_ms": plan.made_ms,
+        "drains": [{"group": d.group, "left": d.left, "seconds": d.seconds} for d in plan.drains],
     }
 
 
@@ -192,6 +207,12 @@ def _check(fields: Fields) -> Check:
         fields.text("message", _LONGEST_MESSAGE),
         fields.text("remedy", _LONGEST_MESSAGE),
         fields.boolean("forceable"),
+    )
+
+
+def _drain(fields: Fields) -> Drain:
+    return Drain(
+        fields.text("group", _LONGEST_MESSAGE), fields.integer("left"), fields.optional_integer("seconds")
     )
 
 

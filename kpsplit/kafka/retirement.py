@@ -1,4 +1,8 @@
-"""Deletes sub-topics that nobody needs any more; a missing commit means *not drained* (design, section 8)."""
+"""Deletes sub-topics that nobody needs any more; a missing commit means *not drained* (design, section 8).
+
+A group that has range commits for the logical partition is judged by them, any other by its ordinary
+offsets.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,13 @@ from kpsplit.errors import CheckFailedError, ConflictError
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.facts import under_way
-from kpsplit.kafka.groups import Positions, committed_positions, groups_in_offset_log, groups_of
+from kpsplit.kafka.groups import (
+    Positions,
+    committed_positions,
+    groups_of,
+    positions_by_range_commits,
+    range_commits,
+)
 from kpsplit.kafka.runner import Runner
 from kpsplit.kafka.subtopics import SubTopics
 from kpsplit.splitter.driver import Observer, StepDone
@@ -135,11 +145,12 @@ class Retirement:
         ends = ends_to_reach(state, subtopic.name)
         if not ends:
             return []
-        positions = committed_positions(self._admin, deadline)
+        ordinary = committed_positions(self._admin, deadline)
         topics = {state.parent.topic, *(t.name for t in state.subtopics)}
-        known = groups_of(positions, topics)
-        known |= groups_in_offset_log(self._connection, self._admin, state.parent, deadline)
-        return undrained(ends, self._admin.start_offsets(ends), {g: positions.get(g, {}) for g in known})
+        fold = range_commits(self._connection, self._admin, [state.parent], deadline)
+        positions = {group: ordinary[group] for group in groups_of(ordinary, topics)}
+        positions |= positions_by_range_commits(fold, state)
+        return undrained(ends, self._admin.start_offsets(ends), positions)
 
     def _delete(self, going: list[SubTopic], before: PartitionState, deadline: Deadline) -> list[str]:
         state = self._resting(self._runner.claim(deadline))

@@ -43,8 +43,8 @@ def operating(bootstrap: str) -> Iterator[Operations]:
 
 
 def enrolled(operations: Operations, topic: str, partition: int = 0) -> PhysicalPartition:
-    """Enrol a topic; return one of its partitions."""
-    operations.enrol(topic, Partitioner.CONSISTENT_RANDOM)
+    """Enrol a topic, with few slots, which cost the brokers less; return one of its partitions."""
+    operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=2)
     return PhysicalPartition(topic, partition)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -31,12 +30,6 @@ from tests.broker.operating import (
 pytestmark = pytest.mark.broker
 
 SPLIT_STEPS = ["Prepare", "CreateSubTopic", "Fence", "AppendMarkers"]
-
-
-@pytest.fixture(scope="module")
-def operations(bootstrap: str) -> Iterator[Operations]:
-    with operating(bootstrap) as running:
-        yield running
 
 
 def split_that_dies(operations: Operations, parent: PhysicalPartition, step: str) -> None:

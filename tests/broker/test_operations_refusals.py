@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
@@ -11,8 +9,10 @@ from confluent_kafka.admin import NewTopic
 from kpsplit.errors import CheckFailedError, ConflictError, UsageError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.markers import Markers
-from kpsplit.kafka.operations import Operations
+from kpsplit.kafka.plans import Drain
+from kpsplit.kafka.served import await_served
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import SubTopicState
@@ -26,19 +26,12 @@ from tests.broker.operating import (
     enrolled,
     log_end,
     merge,
-    operating,
     split,
     state_of,
     write,
 )
 
 pytestmark = pytest.mark.broker
-
-
-@pytest.fixture(scope="module")
-def operations(bootstrap: str) -> Iterator[Operations]:
-    with operating(bootstrap) as running:
-        yield running
 
 
 def failed(plan) -> dict[str, str]:
@@ -109,11 +102,15 @@ def test_one_heavy_key_makes_a_split_useless(operations, bootstrap, make_topic) 
     assert plan.heaviest[0].label == "heavy" and not plan.problems(force=True)
 
 
-def test_a_foreign_topic_of_the_subtopics_name_is_left_alone(operations, admin, make_topic) -> None:
+def test_a_foreign_topic_of_the_subtopics_name_is_left_alone(
+    operations, admin, bootstrap, make_topic
+) -> None:
     parent = enrolled(operations, make_topic())
     name = f"{parent.topic}.split-0-1"
     plan = operations.plan_split(parent, 2, even=True)
     admin.create_topics([NewTopic(name, 2, 3)])[name].result(30)
+    connection = Connection({"bootstrap.servers": bootstrap})
+    await_served(connection, ClusterAdmin(connection).brokers(), {name: 2}, Deadline(30))
     with pytest.raises(ConflictError, match=f"a topic named {name} exists already"):
         operations.run(plan, max_pause_ms=PAUSE_MS)
     assert state_of(operations, parent).revision == 0
@@ -171,7 +168,8 @@ def test_retire_keeps_what_a_group_has_not_drained(operations, bootstrap, admin,
     for index in range(2):
         write(bootstrap, name, 3, partition=index)
     assert operations.retire(parent) == []  # still in use
-    assert f"{group} has 6 records to read" in operations.plan_merge(parent).note
+    planned = operations.plan_merge(parent)
+    assert planned.drains == (Drain(group, 6),) and f"{group} has 6 records to read" in planned.note
     merge(operations, parent)
     with pytest.raises(CheckFailedError, match=f"group {group} has no commit in {name}/0, which ends at 3"):
         operations.retire(parent)

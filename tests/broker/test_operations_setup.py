@@ -13,6 +13,7 @@ from kpsplit.errors import CheckFailedError, ConflictError, UnreachableError, Us
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.records.control import Partitioner
+from tests.broker.producing import eventually
 
 pytestmark = pytest.mark.broker
 
@@ -36,6 +37,7 @@ def test_init_creates_what_is_missing_once_and_refuses_what_is_wrong(alone: DevC
             operations.initialise()
         assert OWN[0] not in admin.list_topics(timeout=10).topics
         admin.delete_topics([OWN[1]])[OWN[1]].result(30)
+        eventually(lambda: OWN[1] not in admin.list_topics(timeout=10).topics, "the broker to drop the topic")
 
         assert operations.initialise(lease_ms=700, offsets_partitions=4) == OWN
         assert operations.initialise() == []

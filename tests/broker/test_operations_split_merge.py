@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from confluent_kafka import KafkaError, TopicCollection
 
 from kpsplit.kafka.markers import marker_of
-from kpsplit.kafka.operations import Operations
 from kpsplit.kafka.plans import Plan
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
@@ -21,7 +18,6 @@ from tests.broker.operating import (
     enrolled,
     log_end,
     merge,
-    operating,
     records,
     split,
     state_of,
@@ -30,12 +26,6 @@ from tests.broker.operating import (
 )
 
 pytestmark = pytest.mark.broker
-
-
-@pytest.fixture(scope="module")
-def operations(bootstrap: str) -> Iterator[Operations]:
-    with operating(bootstrap) as running:
-        yield running
 
 
 def replicas(admin, topic: str) -> list[tuple[int, list[int]]]:

@@ -61,6 +61,18 @@ def error_line(result: Result) -> str:
         (["route", "orders", "--key-base64", "?"], "not base64"),
         (["enroll", "or ders"], "not the name of a topic"),
         (["read", "orders/3", "--limit", "0"], "'--limit'"),
+        (["enroll", "orders", "--slots", "65"], "65 is not in the range"),
+        (["offsets", "orders/3"], "Missing option '--group'"),
+        (["offsets", "--group", "g"], "Missing argument"),
+        (["offsets", "--group", "g", "orders/x"], "write TOPIC/P, e.g. orders/3"),
+        (["seek", "--group", "g", "orders/3"], "Missing option '--to'"),
+        (["seek", "--group", "g", "orders", "--to", "latest"], "write TOPIC/P, e.g. orders/3"),
+        (["seek", "--group", "g", "orders/3", "--to", "soon"], "'soon' is not a target; write earliest"),
+        (["seek", "--group", "g", "orders/3", "--to", "-1"], "'-1' is not a target"),
+        (["seek", "--group", "g", "orders/3", "--to", "9223372036854775808"], "over 2^63 - 1"),
+        (["seek", "--group", "g", "orders/3", "--to", "2026-03-01T12:00:00"], "has no time zone"),
+        (["seek", "--group", "g", "orders/3", "--to", "1969-01-01T00:00:00Z"], "before 1970"),
+        (["seek", "--group", "g", "orders/3", "--to", "0", "--keys", "9:1"], "not a range of the key space"),
         (["completion", "tcsh"], "'tcsh' is not one of"),
         (["status", "--nope"], "No such option"),
         (["status"], "give -b HOST:PORT or set KPSPLIT_BOOTSTRAP_SERVER"),
@@ -246,5 +258,17 @@ def test_json_data_is_one_line_of_ascii(capsys) -> None:
 
 
 def test_every_verb_that_changes_something_is_known_as_such() -> None:
-    looking = {"doctor", "completion", "plan", "status", "lineage", "route", "read", "cluster", "demo"}
+    looking = {
+        "doctor",
+        "completion",
+        "plan",
+        "status",
+        "lineage",
+        "offsets",
+        "verify",
+        "route",
+        "read",
+        "cluster",
+        "demo",
+    }
     assert {name for name, verb in BY_NAME.items() if not verb.changes} == looking

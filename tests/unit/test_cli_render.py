@@ -18,7 +18,7 @@ from kpsplit.admin_cli.render.status import show_statuses, statuses_json
 from kpsplit.admin_cli.render.steps import StepProgress
 from kpsplit.consumer.lineage_reader import Gap, GapReason, Tally
 from kpsplit.consumer.logical_record import LogicalRecord
-from kpsplit.kafka.plans import Check, HotKey, Plan
+from kpsplit.kafka.plans import Check, Drain, HotKey, Plan
 from kpsplit.kafka.status import PartitionStatus
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.key_range import WHOLE
@@ -65,6 +65,11 @@ def a_plan() -> Plan:
         ),
         made_ms=1_700_000_000_000,
     )
+
+
+def a_merge_plan() -> Plan:
+    drains = (Drain(EVIL, 70_000), Drain("billing", 1_200, 95), *(Drain(f"g{i}", 0, 0) for i in range(20)))
+    return replace(a_plan(), kind=OperationKind.MERGE, target=Target.PARENT, drains=drains)
 
 
 def a_status() -> PartitionStatus:
@@ -217,6 +222,14 @@ def test_each_step_is_a_line_with_its_time() -> None:
     assert "committed: new layout in force" in lines[0]
     assert "12 ms" in lines[0]
     assert "\x1b" not in lines[1]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_merge_plan_shows_what_groups_drain_first_and_how_long_that_takes(width) -> None:
+    text = drawn(lambda console: show_plan(a_merge_plan(), console), width)
+    assert "70,000" in text and "not moving" in text
+    assert "1,200" in text and "1 min 35 s" in text
+    assert "and 12 more" in text and "g19" not in text
 
 
 def test_a_brief_plan_only_counts_the_checks_that_passed() -> None:

@@ -1,4 +1,4 @@
-"""The parts of the embedded cluster that need no broker: ports, folders, identities, deadlines, progress."""
+"""The parts of the embedded cluster that need no broker: ports, folders, identities, progress."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import pytest
 
 from kpsplit.devcluster import storage
 from kpsplit.devcluster.config import HOST, NodeAddress
-from kpsplit.devcluster.deadline import Deadline
 from kpsplit.devcluster.identity import ProcessIdentity
 from kpsplit.devcluster.ports import PortReservation, can_share
 from kpsplit.devcluster.process import KeeperClient, ManagedProcess
 from kpsplit.devcluster.progress import Progress
 from kpsplit.devcluster.running import RunningBroker, RunningCluster
 from kpsplit.devcluster.storage import ClusterIdentity
-from kpsplit.errors import ConflictError, DeadlineExceededError, KpsplitError, UsageError
+from kpsplit.errors import ConflictError, KpsplitError, UsageError
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -126,14 +125,6 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         assert process.exit_code is not None
     finally:
         keeper.close()
-
-
-def test_a_deadline_says_what_was_not_done() -> None:
-    Deadline(60).check("nothing")
-    expired = Deadline(0)
-    assert expired.expired and expired.remaining == 0.0
-    with pytest.raises(DeadlineExceededError, match="the thing: not done within 0 s"):
-        expired.check("the thing")
 
 
 def test_progress_in_a_log_is_a_line_for_every_tenth_step() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kpsplit.errors import ConflictError, FutureVersionError, RecordError
-from kpsplit.kafka.plans import Check, HotKey, Plan
+from kpsplit.kafka.plans import Check, Drain, HotKey, Plan
 from kpsplit.kafka.runner import numbered, refuse_moved_on
 from kpsplit.splitter.events import Abort, Prepare
 from kpsplit.splitter.key_range import WHOLE
@@ -36,10 +36,13 @@ PLAN = Plan(
         Check("topic", True, "there"),
     ),
     made_ms=1_700_000_000_000,
+    drains=(Drain("idle", 7), Drain("busy", 300, 20)),
 )
 
 
-@pytest.mark.parametrize("plan", [PLAN, replace(PLAN, shares=None, subtopic=None, heaviest=(), checks=())])
+@pytest.mark.parametrize(
+    "plan", [PLAN, replace(PLAN, shares=None, subtopic=None, heaviest=(), checks=(), drains=())]
+)
 def test_a_plan_reads_back_as_it_was_written(plan: Plan) -> None:
     assert Plan.decode(plan.encode()) == plan
 

@@ -8,13 +8,14 @@ import pytest
 
 from kpsplit.errors import ConflictError, FutureVersionError, RecordError
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
-from kpsplit.kafka.groups import group_of
+from kpsplit.kafka.groups import positions_by_range_commits
 from kpsplit.kafka.initialise import misfits, own_topics, settings_to_write, topic_config
 from kpsplit.kafka.leaders import reordered
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.kafka.markers import is_connected, producers_for
 from kpsplit.kafka.retirement import ends_to_reach, undrained
 from kpsplit.kafka.subtopics import copied_config, is_sealed, phantom_assignment
+from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.records.control import (
@@ -25,7 +26,8 @@ from kpsplit.splitter.records.control import (
     encode_settings,
 )
 from kpsplit.splitter.records.keys import SETTINGS_KEY, enrolment_key
-from tests.unit.samples import PARENT, UNSPLIT, committed, phantom, split_attempt
+from kpsplit.splitter.records.offsets import Position, RangeCommit
+from tests.unit.samples import PARENT, UNSPLIT, committed, life, phantom, split_attempt
 
 
 def test_leaders_of_phantoms_are_spread_over_the_parents_replicas() -> None:
@@ -131,16 +133,29 @@ class FakeMessage:
         return self._value
 
 
-def test_groups_are_found_in_the_offset_log() -> None:
-    def found(key: bytes | None, value: bytes | None = b'{"v":1}') -> str | None:
-        return group_of(FakeMessage(key, value), PARENT)  # type: ignore[arg-type]
-
-    assert found(b'{"group":"g","topic":"orders","partition":3,"lo":0,"hi":9}') == "g"
-    assert found(b'{"group":"g","topic":"orders","partition":4,"lo":0,"hi":9}') is None
-    assert found(b'{"group":null,"topic":"orders","partition":3,"lo":0,"hi":9}') is None
-    assert found(b"garbage", b"[1]") is None
-    with pytest.raises(FutureVersionError):
-        found(b'{"group":"g","topic":"orders","partition":3}', b'{"v":9}')
+def test_a_group_with_range_commits_stands_where_its_last_range_stands() -> None:
+    """Keys without a commit are not drained, whatever its other ranges say."""
+    left, right = WHOLE.split_evenly(2)
+    state = life().merged
+    fold = CommitFold()
+    commits = [
+        ("half", left, {9: 1004}),
+        ("all", left, {9: 1004}),
+        ("all", right, {1: 1003, 5: 2, 6: 12, 7: 3, 8: 2}),
+    ]
+    for offset, (group, range_, positions) in enumerate(commits):
+        commit = RangeCommit(group, PARENT, range_, {s: Position(n) for s, n in positions.items()}, "m", 1)
+        fold.fold(commit.key, commit.encode(), offset)
+    found = positions_by_range_commits(fold, state)
+    assert found["half"] == {phantom(0): 8, phantom(1): 5}
+    assert found["all"][phantom(2)] == 12
+    assert found["all"][phantom(3)] == 2
+    ends = ends_to_reach(state, "orders.split-3-1")
+    assert [str(u) for u in undrained(ends, {}, found)] == [
+        "group all stands at 2 in orders.split-3-1/3, which ends at 6",
+        "group half has no commit in orders.split-3-1/2, which ends at 12",
+        "group half has no commit in orders.split-3-1/3, which ends at 6",
+    ]
 
 
 def test_a_tail_never_reads_on_behind_a_record_of_a_newer_version() -> None:

@@ -10,12 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from kpsplit.admin_cli.render.console import plain_table
-from kpsplit.admin_cli.render.human import bar, many, percent
+from kpsplit.admin_cli.render.human import bar, count, duration, many, percent
 from kpsplit.admin_cli.render.text import one_line, shorten
-from kpsplit.kafka.plans import Check, HotKey, Plan
+from kpsplit.kafka.plans import Check, Drain, HotKey, Plan
 from kpsplit.splitter.partition_state import OperationKind
 
 TOP_KEYS = 5
+MOST_GROUPS = 10
 _WIDE = 100
 _BAR, _SHORT_BAR = 30, 16
 _LONGEST_KEY = 40
@@ -30,6 +31,9 @@ def show_plan(plan: Plan, console: Console, brief: bool = False) -> None:
     if plan.heaviest:
         console.print(Text("\nTop keys", style="bold"))
         console.print(_indented(_top_keys(plan.heaviest[:TOP_KEYS])))
+    if plan.drains:
+        console.print(Text("\nGroups that drain the closing segments first", style="bold"))
+        console.print(_indented(_drains(plan.drains)))
     console.print(Text("\nChecks", style="bold"))
     show_checks(plan.checks, console, brief)
     if plan.note and plan.note not in (check.message for check in plan.checks):
@@ -93,6 +97,16 @@ def _top_keys(keys: Iterable[HotKey]) -> Table:
     for key in keys:
         label = Text(shorten(one_line(key.label), _LONGEST_KEY))
         table.add_row(f"{key.key_hash:08x}", percent(key.share), label)
+    return table
+
+
+def _drains(drains: Sequence[Drain]) -> Table:
+    table = plain_table("group", "records to read", "takes about", right=("records to read",))
+    for drain in drains[:MOST_GROUPS]:
+        takes = Text("not moving", style="yellow") if drain.seconds is None else Text(duration(drain.seconds))
+        table.add_row(Text(shorten(one_line(drain.group), _LONGEST_KEY)), count(drain.left), takes)
+    if len(drains) > MOST_GROUPS:
+        table.add_row(Text(f"and {len(drains) - MOST_GROUPS} more"), "", "")
     return table
 
 

@@ -69,6 +69,8 @@ def _details(status: PartitionStatus) -> RenderableType:
     head.append(": ", style="bold")
     head.append(state.phase, style=_PHASE_STYLE[state.phase])
     head.append(f", epoch {state.epoch}, partitioner {status.enrolment.partitioner}", style="not bold")
+    if status.enrolment.slots is not None:
+        head.append(f", {many(status.enrolment.slots, 'slot')}", style="not bold")
     lines: list[RenderableType] = [head]
     operation = _operation(status)
     if operation:
@@ -149,6 +151,7 @@ def _status_json(status: PartitionStatus) -> dict[str, Any]:
         "epoch": state.epoch,
         "phase": state.phase.value,
         "partitioner": status.enrolment.partitioner.value,
+        "slots": status.enrolment.slots,
         "frozen_reason": state.frozen_reason,
         "attempt": None if state.attempt is None else attempt_to_json(state.attempt),
         "attempt_age_seconds": status.attempt_age_seconds,

@@ -1,0 +1,31 @@
+"""``kpsplit offsets``."""
+
+from __future__ import annotations
+
+import click
+
+from kpsplit.admin_cli.call import Call, pass_call
+from kpsplit.admin_cli.given import VerbCommand, global_options
+from kpsplit.admin_cli.param_types import TOPIC_OR_PARTITION
+
+group_option = click.option("--group", metavar="NAME", required=True, help="The consumer group.")
+
+
+@click.command("offsets", cls=VerbCommand)
+@click.argument("subject", type=TOPIC_OR_PARTITION, metavar="TOPIC[/P]")
+@group_option
+@global_options
+@pass_call
+def command(call: Call, subject: tuple[str, int | None], group: str) -> None:
+    """Show how far a consumer group has come.
+
+    Per key range: its owner, its position in every segment that it still has to read (offset and logical
+    offset), and the lag. A lag counts offsets, those of other ranges and of markers too. A segment that
+    "drains" is closed: what comes behind it waits for this range.
+    """
+    from kpsplit.admin_cli.render.offsets import progress_json, show_progress
+
+    topic, partition = subject
+    with call.operations() as operations:
+        found = operations.offsets(group, topic, partition)
+    call.show(progress_json(group, found), lambda console: show_progress(found, console))

@@ -1,0 +1,142 @@
+"""How the progress of a consumer group looks, as tables and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from kpsplit.admin_cli.render.console import plain_table
+from kpsplit.admin_cli.render.human import count
+from kpsplit.admin_cli.render.text import one_line
+from kpsplit.kafka.group_progress import Basis, PartitionProgress, RangeProgress, SegmentLeft
+from kpsplit.kafka.seeking import Seek
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.partition_state import PartitionState
+
+NUMBERS = ("segment", "offset", "logical", "lag")
+UNKNOWN = "-"
+
+
+def progress_json(group: str, found: Sequence[PartitionProgress]) -> dict[str, Any]:
+    """Return the progress of a group as JSON data."""
+    return {"group": group, "partitions": [_partition_json(p) for p in found]}
+
+
+def show_progress(found: Sequence[PartitionProgress], console: Console) -> None:
+    """Print the progress of a group."""
+    for progress in found:
+        state = progress.state
+        lag = UNKNOWN if progress.lag is None else count(progress.lag)
+        console.print(Text(f"{state.parent}: epoch {state.epoch}, lag {lag}", style="bold"))
+        console.print(Padding(_table(progress), (0, 0, 0, 2), expand=False))
+
+
+def seek_json(seek: Seek, *, written: bool) -> dict[str, Any]:
+    """Return a seek as JSON data."""
+    return {
+        "group": seek.group,
+        "topic": seek.state.parent.topic,
+        "partition": seek.state.parent.partition,
+        "range": [seek.cursor.range.lo, seek.cursor.range.hi],
+        "to": seek.target.whence.value,
+        "positions": _positions_json(seek.state, seek.cursor),
+        "written": written,
+    }
+
+
+def show_seek(seek: Seek, console: Console) -> None:
+    """Print where a range stands after a seek."""
+    table = plain_table("place", "segment", "offset", "logical", right=("segment", "offset", "logical"))
+    for segment_id, next_ in sorted(seek.cursor.positions.items()):
+        segment = seek.state.lineage.get(segment_id)
+        table.add_row(str(segment.source), str(segment_id), str(next_), str(segment.logical(next_)))
+    console.print(
+        Text(f"{seek.state.parent} {seek.cursor.range}, group {one_line(seek.group)}:", style="bold")
+    )
+    console.print(Padding(table, (0, 0, 0, 2), expand=False))
+
+
+def _table(progress: PartitionProgress) -> Table:
+    table = plain_table("range", "owner", "place", *NUMBERS, "", right=NUMBERS)
+    for range_ in progress.ranges:
+        rows = [_segment_cells(left) for left in range_.left] or [("", "", "", "", "", range_.basis.value)]
+        for number, (place, *cells) in enumerate(rows):
+            head = (str(range_.range), _owner(range_)) if number == 0 else ("", "")
+            table.add_row(*head, place, *cells)
+    return table
+
+
+def _segment_cells(left: SegmentLeft) -> tuple[str, str, str, str, str, str]:
+    lag = UNKNOWN if left.lag is None else count(left.lag)
+    what = "" if left.ready else "waits"
+    if left.ready and left.draining:
+        what = "drains"
+    return (
+        str(left.segment.source),
+        str(left.segment.id),
+        str(left.next),
+        str(left.logical),
+        lag,
+        what,
+    )
+
+
+def _owner(range_: RangeProgress) -> str:
+    if range_.owner is None:
+        return UNKNOWN
+    return one_line(f"{range_.owner.client_id}@{range_.owner.host}")
+
+
+def _partition_json(progress: PartitionProgress) -> dict[str, Any]:
+    return {
+        "topic": progress.state.parent.topic,
+        "partition": progress.state.parent.partition,
+        "epoch": progress.state.epoch,
+        "lag": progress.lag,
+        "ranges": [_range_json(r) for r in progress.ranges],
+    }
+
+
+def _range_json(range_: RangeProgress) -> dict[str, Any]:
+    owner, commit = range_.owner, range_.commit
+    return {
+        "range": [range_.range.lo, range_.range.hi],
+        "owner": owner and {"member": owner.member, "client_id": owner.client_id, "host": owner.host},
+        "basis": range_.basis.value.replace(" ", "_"),
+        "committed_by": commit
+        and {"member": commit.member, "generation": commit.generation, "cause": commit.cause.value},
+        "lag": range_.lag,
+        "to_drain": None if range_.basis is Basis.NOTHING else list(range_.to_drain),
+        "positions": [
+            {
+                "segment": left.segment.id,
+                "topic": left.segment.source.topic,
+                "partition": left.segment.source.partition,
+                "offset": left.next,
+                "logical_offset": left.logical,
+                "lag": left.lag,
+                "readable": left.ready,
+                "closed": left.draining,
+            }
+            for left in range_.left
+        ],
+    }
+
+
+def _positions_json(state: PartitionState, cursor: Cursor) -> list[dict[str, Any]]:
+    segments = [(state.lineage.get(i), next_) for i, next_ in sorted(cursor.positions.items())]
+    return [
+        {
+            "segment": s.id,
+            "topic": s.source.topic,
+            "partition": s.source.partition,
+            "offset": next_,
+            "logical_offset": s.logical(next_),
+        }
+        for s, next_ in segments
+    ]

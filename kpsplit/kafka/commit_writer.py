@@ -1,0 +1,222 @@
+"""Writes range commits in transactions that the group's coordinator fences (design, section 10).
+
+A commit is one transaction of the range commits and the group's ordinary offsets. The coordinator accepts
+the offsets only of a member that belongs to the group's present generation; of any other the transaction is
+aborted and its range commits with it. The order inside a commit matters:
+
+1. the records are *acknowledged*;
+2. only then are the offsets sent, with the member's generation;
+3. the transaction is committed.
+
+So whoever was assigned a slot *after* a rebalance, and then asks where the log ends, gets an end behind every
+record of an earlier owner whose transaction can still be committed (``kafka.offset_log``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from kpsplit.errors import (
+    DeadlineExceededError,
+    FencedError,
+    InvariantError,
+    KpsplitError,
+    UnknownOutcomeError,
+)
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.control_log import MIN_TIMEOUT, TRANSACTION_TIMEOUT_MS, offsets_partition
+from kpsplit.kafka.error_map import error_of, translate, translated
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.ports import Deadline
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC
+from kpsplit.splitter.records.offsets import CommitKey, RangeCommit
+
+_log = logging.getLogger(__name__)
+
+ABORT_SECONDS = 5.0
+"""How long a refused commit may take to be undone; after that its producer is thrown away."""
+
+RETRY_MS = 10
+"""A coordinator that still finishes the last transaction is asked again after so long."""
+
+_LOST = {
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.FENCED_INSTANCE_ID,
+    KafkaError.FENCED_MEMBER_EPOCH,
+}
+_MOVED_ON = {
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.STALE_MEMBER_EPOCH,
+    KafkaError.REBALANCE_IN_PROGRESS,
+}
+"""The group is in another generation than the metadata; both protocols answer the first of these."""
+
+
+class CommitWriter:
+    """Commits ranges for one member of a group. Not thread safe: one thread owns it.
+
+    After a commit or abort whose outcome is not known the producer is thrown away. The next one takes the
+    same transactional id, and so first makes the broker decide the transaction that was left open.
+
+    Args:
+        connection: how to reach the cluster.
+        transactional_id: of this member instance alone; zombies are fenced by the generation, not by this id.
+        partitions: how many partitions the offset log has.
+        make_producer: makes the producer, where it is not librdkafka's own.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        transactional_id: str,
+        partitions: int,
+        make_producer: Callable[[Mapping[str, Any]], Producer] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._id = transactional_id
+        self._partitions = partitions
+        self._make_producer = make_producer or Producer
+        self._producer: Producer | None = None
+
+    def open(self, deadline: Deadline) -> None:
+        """Connect and get ready to commit, so that the first commit does not have to.
+
+        Raises:
+            KpsplitError: the brokers cannot be reached, or a right is missing; it can be called again.
+        """
+        self._ready(deadline)
+
+    def commit(
+        self,
+        records: Sequence[RangeCommit],
+        tombstones: Iterable[CommitKey],
+        offsets: Mapping[PhysicalPartition, int],
+        metadata: object,
+        deadline: Deadline,
+        also: Callable[[Producer], None] | None = None,
+    ) -> None:
+        """Write range commits and the group's ordinary offsets, all or nothing.
+
+        Args:
+            records: the range commits.
+            tombstones: keys to be withdrawn (``CommitFold.stale_keys``).
+            offsets: the group's ordinary offsets, at least one: only with them the generation is looked at.
+            metadata: ``consumer_group_metadata()`` of the member, taken when it was known to own the ranges.
+                None, and no offsets, for a group that has no members: nothing is fenced.
+            deadline: of the whole call.
+            also: writes more records with the producer, inside the transaction.
+
+        Raises:
+            FencedError: nothing was committed. ``retriable``: the metadata are of another generation; with
+                those of the present one the member may commit what it still owns. Otherwise it is no member
+                of the group any more and owns nothing.
+            UnknownOutcomeError: read the log to its end: it says whether the commit took effect.
+            KpsplitError: nothing was committed (unreachable, a right is missing, a record was refused).
+        """
+        if bool(offsets) != (metadata is not None):
+            raise InvariantError("a commit without ordinary offsets would not be fenced")
+        producer = self._ready(deadline)
+        failures: list[KafkaError] = []
+        try:
+            producer.begin_transaction()
+            self._produce(producer, records, tombstones, failures)
+            if also is not None:
+                also(producer)
+            self._flush(producer, failures, deadline)
+            if offsets:
+                producer.send_offsets_to_transaction(
+                    [TopicPartition(p.topic, p.partition, offset) for p, offset in sorted(offsets.items())],
+                    metadata,
+                    max(deadline.left(), MIN_TIMEOUT),
+                )
+        except BaseException as exception:
+            self._abort(producer)
+            if isinstance(exception, KafkaException):
+                raise _refused(error_of(exception)) from exception
+            raise
+        self._end(producer, deadline)
+
+    def close(self) -> None:
+        """Let go of the producer."""
+        self._producer = None
+
+    def _ready(self, deadline: Deadline) -> Producer:
+        if self._producer is not None:
+            return self._producer
+        producer = self._make_producer(
+            self._connection.client(
+                "commits",
+                transactional_id=self._id,
+                transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+                linger_ms=0,
+                retry_backoff_ms=RETRY_MS,
+                # Connect to every leader now: connecting at a commit would be waiting time of a rebalance.
+                enable_sparse_connections=False,
+            )
+        )
+        with translated("get ready to commit"):
+            producer.init_transactions(max(deadline.left(), MIN_TIMEOUT))
+            producer.list_topics(OFFSETS_TOPIC, timeout=max(deadline.left(), MIN_TIMEOUT))
+        self._producer = producer
+        return producer
+
+    def _produce(
+        self,
+        producer: Producer,
+        records: Sequence[RangeCommit],
+        tombstones: Iterable[CommitKey],
+        failures: list[KafkaError],
+    ) -> None:
+        def report(error: KafkaError | None, _message: Message) -> None:
+            if error is not None:
+                failures.append(error)
+
+        for record in records:
+            partition = offsets_partition(record.parent, self._partitions)
+            producer.produce(OFFSETS_TOPIC, record.encode(), record.key, partition, report)
+        for key in tombstones:
+            partition = offsets_partition(key.parent, self._partitions)
+            producer.produce(OFFSETS_TOPIC, None, key.encode(), partition, report)
+
+    def _flush(self, producer: Producer, failures: list[KafkaError], deadline: Deadline) -> None:
+        """Wait until every record is acknowledged: only then may the generation be looked at."""
+        left = producer.flush(max(deadline.left(), MIN_TIMEOUT))
+        if failures:
+            raise KafkaException(failures[0])
+        if left:
+            raise DeadlineExceededError(f"{left} records of a commit were not acknowledged in time")
+
+    def _end(self, producer: Producer, deadline: Deadline) -> None:
+        try:
+            producer.commit_transaction(max(deadline.left(), MIN_TIMEOUT))
+        except KafkaException as exception:
+            error = error_of(exception)
+            if error is not None and error.txn_requires_abort():
+                self._abort(producer)
+                raise _refused(error) from exception
+            self._producer = None
+            raise UnknownOutcomeError(
+                f"could not commit ranges: {error.str() if error else exception} (outcome unknown)"
+            ) from exception
+
+    def _abort(self, producer: Producer) -> None:
+        try:
+            producer.abort_transaction(ABORT_SECONDS)
+        except KafkaException as exception:
+            _log.info("a refused commit could not be undone at once: %s", error_of(exception))
+            self._producer = None
+
+
+def _refused(error: KafkaError | None) -> KpsplitError:
+    """Return the error of a commit that did not take effect."""
+    if error is not None and error.code() in _LOST | _MOVED_ON:
+        return FencedError(
+            f"could not commit ranges: the group has moved on ({error.name()})",
+            hint="what this member does not own any more is processed again by its new owner",
+            retriable=error.code() in _MOVED_ON,
+        )
+    return translate(error, "commit ranges")

@@ -1,0 +1,155 @@
+"""How far a group has come in a logical partition: what each key range still has before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from kpsplit.kafka.group_members import Owner
+from kpsplit.splitter.commits import CommitFold
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import WHOLE, KeyRange
+from kpsplit.splitter.lineage import PhysicalPartition, Segment
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.offsets import RangeCommit
+
+
+class Basis(StrEnum):
+    """What says where a group stands."""
+
+    RANGE_COMMIT = "range commit"
+    ORDINARY = "ordinary commit"
+    NOTHING = "no commit"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLeft:
+    """What a key range still has before it in one segment.
+
+    ``lag``: offsets from the position to the end, those of other key ranges and of markers too; None where
+    the end is not known. ``ready``: it can be read now; otherwise it waits for segments before it.
+    """
+
+    segment: Segment
+    next: int
+    lag: int | None
+    ready: bool
+
+    @property
+    def logical(self) -> int:
+        """The position as a logical offset."""
+        return self.segment.logical(self.next)
+
+    @property
+    def draining(self) -> bool:
+        """Tell whether the segment is closed: a later one waits for it."""
+        return not self.segment.is_open
+
+
+@dataclass(frozen=True, slots=True)
+class RangeProgress:
+    """One key range. ``left`` is empty where there is no commit: then nothing is drained."""
+
+    range: KeyRange
+    basis: Basis
+    left: tuple[SegmentLeft, ...]
+    owner: Owner | None = None
+    commit: RangeCommit | None = None
+
+    @property
+    def lag(self) -> int | None:
+        """Offsets before the range in all segments, None if that is not known."""
+        lags = [s.lag for s in self.left]
+        return None if not lags or None in lags else sum(lag for lag in lags if lag is not None)
+
+    @property
+    def to_drain(self) -> tuple[int, ...]:
+        """The closed segments that it has not read to their ends."""
+        return tuple(s.segment.id for s in self.left if s.draining)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProgress:
+    """A group's progress in one logical partition; the ranges tile the key space."""
+
+    state: PartitionState
+    ranges: tuple[RangeProgress, ...]
+
+    @property
+    def lag(self) -> int | None:
+        """Offsets between the slowest range and the end, per segment, in all segments."""
+        slowest: dict[int, int] = {}
+        for range_ in self.ranges:
+            if range_.lag is None:
+                return None
+            for left in range_.left:
+                slowest[left.segment.id] = max(slowest.get(left.segment.id, 0), left.lag or 0)
+        return sum(slowest.values())
+
+
+def progress_of(
+    state: PartitionState,
+    group: str,
+    fold: CommitFold,
+    ordinary: Mapping[PhysicalPartition, int],
+    owners: Sequence[tuple[KeyRange, Owner]],
+    ends: Mapping[PhysicalPartition, int],
+) -> PartitionProgress:
+    """Return where a group stands.
+
+    Args:
+        state: a fresh state.
+        group: its id.
+        fold: the offset log.
+        ordinary: the group's ordinary offsets; they count where there is no range commit.
+        owners: who owns which range.
+        ends: the stable end of every physical partition that there is.
+    """
+    cuts = {r.lo for r, _ in owners} | {r.hi for r, _ in owners}
+    pieces = fold.cursor(group, state.parent, WHOLE, state.lineage)
+    ranges = []
+    for whole, cursor in pieces:
+        basis, known = _known(state, whole, cursor, ordinary)
+        for range_ in _cut(whole, cuts):
+            owner = next((o for r, o in owners if r.covers(range_)), None)
+            left = () if known is None else _left(state, known.narrowed(range_), ends)
+            ranges.append(RangeProgress(range_, basis, left, owner, _commit(fold, group, state, range_)))
+    return PartitionProgress(state, tuple(ranges))
+
+
+def _known(
+    state: PartitionState,
+    range_: KeyRange,
+    cursor: Cursor | None,
+    ordinary: Mapping[PhysicalPartition, int],
+) -> tuple[Basis, Cursor | None]:
+    if cursor is not None:
+        return Basis.RANGE_COMMIT, cursor
+    if any(source in ordinary for source in state.lineage.sources()):
+        return Basis.ORDINARY, Cursor.from_positions(state.lineage, range_, ordinary)
+    return Basis.NOTHING, None
+
+
+def _cut(range_: KeyRange, cuts: Iterable[int]) -> Iterator[KeyRange]:
+    bounds = [range_.lo, *sorted(c for c in cuts if range_.lo < c < range_.hi), range_.hi]
+    return (KeyRange(lo, hi) for lo, hi in pairwise(bounds))
+
+
+def _left(
+    state: PartitionState, cursor: Cursor, ends: Mapping[PhysicalPartition, int]
+) -> tuple[SegmentLeft, ...]:
+    readable = cursor.readable(state.lineage)
+    left = []
+    for segment_id, next_ in cursor.pending(state.lineage).items():
+        segment = state.lineage.get(segment_id)
+        end = segment.end if segment.end is not None else ends.get(segment.source)
+        lag = None if end is None else max(0, end - next_)
+        left.append(SegmentLeft(segment, next_, lag, segment_id in readable))
+    return tuple(left)
+
+
+def _commit(fold: CommitFold, group: str, state: PartitionState, range_: KeyRange) -> RangeCommit | None:
+    """Return the commit at the start of a range."""
+    return next((c for r, c in fold.commits(group, state.parent) if range_.lo in r), None)

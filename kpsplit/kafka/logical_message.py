@@ -1,0 +1,169 @@
+"""Messages in logical terms: topic, partition and offset as applications know them (design, section 3).
+
+A message of a segment whose numbers are Kafka's own needs no translation and is handed on untouched. Every
+other one is wrapped, not copied. ``place_of`` tells the physical place of both kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Message
+
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
+
+_new = Message.__new__
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a record is stored: its segment, the epoch that opened it, and Kafka's own numbers."""
+
+    segment: int
+    epoch: int
+    source_topic: str
+    source_partition: int
+    source_offset: int
+
+
+class LogicalMessage(Message):
+    """A message with the logical topic, partition and offset; ``source()`` tells the physical place.
+
+    Everything else is the wrapped message's, headers included. Made by ``wrapped`` and
+    ``wrapped_one`` only.
+    """
+
+    __slots__ = ("_parent", "_raw", "_segment")
+
+    _raw: Message
+    _segment: Segment
+    _parent: PhysicalPartition
+
+    def topic(self) -> str:
+        """Return the logical partition's topic."""
+        return self._parent.topic
+
+    def partition(self) -> int:
+        """Return the logical partition's number."""
+        return self._parent.partition
+
+    def offset(self) -> int:
+        """Return the logical offset."""
+        return self._segment.logical(self._raw.offset() or 0)
+
+    @property
+    def segment(self) -> int:
+        """The id of the segment that holds the record."""
+        return self._segment.id
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that opened the segment."""
+        return self._segment.opened_epoch
+
+    def source(self) -> tuple[str, int, int]:
+        """Return topic, partition and offset of the real record."""
+        return self._segment.source.topic, self._segment.source.partition, self._raw.offset() or 0
+
+    def error(self) -> Any:
+        """Return the wrapped message's error."""
+        return self._raw.error()
+
+    def key(self) -> Any:
+        """Return the record's key."""
+        return self._raw.key()
+
+    def value(self) -> Any:
+        """Return the record's value."""
+        return self._raw.value()
+
+    def headers(self) -> Any:
+        """Return the record's headers."""
+        return self._raw.headers()
+
+    def timestamp(self) -> tuple[int, int]:
+        """Return the kind of the record's time, and the time in ms."""
+        return self._raw.timestamp()
+
+    def latency(self) -> float | None:
+        """Return the seconds from produce() to the broker's answer; only delivery reports have them."""
+        return self._raw.latency()
+
+    def leader_epoch(self) -> int | None:
+        """Return the leader epoch of the physical partition."""
+        return self._raw.leader_epoch()
+
+    def set_key(self, key: Any) -> None:
+        """Replace the key, as deserialisers do."""
+        self._raw.set_key(key)
+
+    def set_value(self, value: Any) -> None:
+        """Replace the value, as deserialisers do."""
+        self._raw.set_value(value)
+
+    def set_headers(self, headers: Any) -> None:
+        """Replace the headers."""
+        self._raw.set_headers(headers)
+
+    def set_error(self, error: Any) -> None:
+        """Replace the error."""
+        self._raw.set_error(error)
+
+    def __len__(self) -> int:
+        """Return the size of the value in bytes."""
+        return len(self._raw)
+
+    def __str__(self) -> str:
+        """Return the value as text, as the wrapped message does."""
+        return str(self._raw)
+
+
+def wrapped(messages: Iterable[Message], segment: Segment, parent: PhysicalPartition) -> list[Message]:
+    """Return messages of a segment in logical terms."""
+    told: list[Message] = []
+    for raw in messages:
+        message: LogicalMessage = _new(LogicalMessage)
+        message._raw = raw
+        message._segment = segment
+        message._parent = parent
+        told.append(message)
+    return told
+
+
+def wrapped_one(raw: Message, segment: Segment, parent: PhysicalPartition) -> LogicalMessage:
+    """Return one message of a segment, or the delivery report of a record there, in logical terms."""
+    message: LogicalMessage = _new(LogicalMessage)
+    message._raw = raw
+    message._segment = segment
+    message._parent = parent
+    return message
+
+
+def is_identity(segment: Segment, parent: PhysicalPartition) -> bool:
+    """Tell whether topic, partition and offset of a segment's records are the logical ones as they are."""
+    numbers = segment.progression
+    return segment.source == parent and numbers.stride == 1 and numbers.base == segment.start
+
+
+def physical_offset(message: Message) -> int:
+    """Return the offset of the real record."""
+    raw = message._raw if isinstance(message, LogicalMessage) else message
+    return raw.offset() or 0
+
+
+def place_of(message: Message, lineage: Lineage) -> Place | None:
+    """Return where a record that was read is stored, None if the lineage has no such place.
+
+    Args:
+        message: as it was handed out, wrapped or not.
+        lineage: that of its logical partition.
+    """
+    if isinstance(message, LogicalMessage):
+        return Place(message.segment, message.epoch, *message.source())
+    source, offset = lineage.parent, message.offset() or 0
+    found = lineage.at(source, offset)
+    if found is None:
+        return None
+    return Place(found.id, found.opened_epoch, source.topic, source.partition, offset)
