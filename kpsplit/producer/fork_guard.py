@@ -19,11 +19,12 @@ def guard(dispatcher: Dispatcher) -> None:
 
 def _after_fork_in_child() -> None:
     for dispatcher in list(_live):
-        dispatcher.lock = threading.Lock()
-        dispatcher.poll_lock = threading.Lock()
+        dispatcher.lock.renew_after_fork()
+        dispatcher.poll_lock.renew_after_fork()
         dispatcher.wake = threading.Event()
         dispatcher.clear_routes()
         dispatcher.unrouted.clear()
+        dispatcher.tally.count = 0
         dispatcher.callbacks.clear()
         dispatcher.forked = True
         dispatcher.fatal = KpsplitError(

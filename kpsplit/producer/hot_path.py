@@ -1,21 +1,28 @@
-"""The path of one record through produce(), written for speed; everything else is in ``Producer``.
+"""The path of one record through produce(), written for speed; everything else is in ``GeneralPath``.
 
 What makes it cheap, each measured: one function whose names are closure cells instead of a method's attribute
-look-ups; the lock taken by hand (a ``with`` costs twice as much); one dictionary for the stamp, reused under
-the lock; arguments given to librdkafka by position; one report function per callback, bound to the sequence
-number per record (so a report always knows its own record, in whatever order reports come).
+look-ups; a lock made for it (``QuickLock``); one dictionary for the stamp, reused under the lock; arguments
+given to librdkafka by position; one report function per callback, bound to the record by being its method (so
+a report always knows its own record, in whatever order reports come).
+
+A signal handler may raise behind any call. So a record counts as sent *before* librdkafka gets it, and no
+more if librdkafka itself refuses it (``REFUSALS``).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 from zlib import crc32
 
-from kpsplit.producer.dispatcher import Dispatcher, Send, with_stamp
-from kpsplit.producer.messages import Callback, Headers
+from kpsplit.producer.dispatcher import Dispatcher
+from kpsplit.producer.messages import REFUSALS, Callback, Headers, Send
+from kpsplit.producer.quick_lock import Busy
+from kpsplit.producer.reentry import holds_lock
 from kpsplit.producer.routes import complete_stamp, stamp_header
+from kpsplit.producer.stamped import with_stamp
 from kpsplit.splitter.key_range import MULTIPLIER
 
 Produce = Callable[..., None]
@@ -24,17 +31,20 @@ Produce = Callable[..., None]
 def make_produce(
     dispatcher: Dispatcher, send: Send, default_callback: Callback | None, general: Produce
 ) -> Produce:
-    """Return produce() for the common case: an enrolled topic whose partition the key chooses by CRC-32.
+    """Return produce() for the two common cases.
 
-    Everything else goes to ``general``, which takes the same arguments by position.
+    An enrolled topic whose partition the key chooses by CRC-32, and a topic that is not enrolled. Everything
+    else goes to ``general``, which takes the same arguments by position.
     """
-    fast_routes = dispatcher.fast_routes
-    acquire, release = dispatcher.lock.acquire, dispatcher.lock.release
-    make_report = dispatcher.make_report
+    fences_of, plain_topics = dispatcher.fast_routes.get, dispatcher.fast_plain
+    lock, wanted, let_pass = dispatcher.lock.at_once, dispatcher.lock.wanted, dispatcher.lock.let_pass
+    make_report = dispatcher.reporter.make
+    plain_reports, make_plain_report = dispatcher.plain.reports, dispatcher.plain.make
     stamped: dict[str, Any] = {}
-    header, pack, crc, bisect = stamp_header, complete_stamp, crc32, bisect_right
-    multiplier = MULTIPLIER
+    header, pack, crc, bisect, method = stamp_header, complete_stamp, crc32, bisect_right, MethodType
+    multiplier, refusals = MULTIPLIER, REFUSALS
 
+    @holds_lock
     def produce(
         topic: str,
         value: str | bytes | None = None,
@@ -49,42 +59,55 @@ def make_produce(
             callback = on_delivery
         elif callback is None:
             callback = default_callback
-        if not key or partition >= 0 or topic not in fast_routes:
-            general(topic, value, key, partition, callback, timestamp, headers)
-            return
-        if key.__class__ is str:
-            key = key.encode()
-        elif key.__class__ is not bytes:
-            general(topic, value, key, partition, callback, timestamp, headers)
-            return
-        hashed = crc(key)
-        acquire()
+        if wanted:
+            let_pass()
         try:
-            fences = fast_routes[topic]
-            fence = fences[hashed % len(fences)]
-            bounds = fence.bounds
-            writer = fence.writers[bisect(bounds, hashed * multiplier & 0xFFFFFFFF) if bounds else 0]
-            if writer.open:
-                sequence = fence.next_sequence
-                stamped[header] = stamp = pack(writer.stamp_prefix, sequence)
-                try:
-                    reports = writer.reports[callback]
-                except (KeyError, TypeError):
-                    reports = make_report(fence, writer, callback)
-                if headers:
-                    report = reports.with_headers(headers, sequence)
-                    every = with_stamp(headers, stamp)
-                    send(writer.topic, value, key, writer.partition, report, None, timestamp, every)
-                else:
-                    report = reports.plain(sequence)
-                    send(writer.topic, value, key, writer.partition, report, None, timestamp, stamped)
-                fence.next_sequence = sequence + 1
-                writer.sent += 1
-                return
-        except KeyError:
-            pass  # the route went away between the look and the lock
-        finally:
-            release()
+            fences = fences_of(topic)
+            if fences is None:
+                with lock:
+                    if topic in plain_topics:
+                        try:
+                            plain_report = plain_reports[callback]
+                        except (KeyError, TypeError):
+                            plain_report = make_plain_report(callback)
+                        send(topic, value, key, partition, plain_report, None, timestamp, headers)
+                        return
+            elif key and partition < 0:
+                if key.__class__ is not bytes:
+                    if key.__class__ is not str:
+                        general(topic, value, key, partition, callback, timestamp, headers)
+                        return
+                    key = key.encode()
+                hashed = crc(key)
+                with lock:
+                    fence = fences[hashed % len(fences)]
+                    bounds = fence.bounds
+                    writer = fence.writers[bisect(bounds, hashed * multiplier & 0xFFFFFFFF) if bounds else 0]
+                    if writer.open:
+                        sequence = fence.next_sequence
+                        stamp = pack(writer.stamp_prefix, sequence)
+                        try:
+                            report = writer.reports[callback]
+                        except (KeyError, TypeError):
+                            report = make_report(fence, writer, callback)
+                        if headers:
+                            every: Any = with_stamp(headers, stamp)
+                            bound = method(report, (sequence, every))
+                        else:
+                            every = stamped
+                            stamped[header] = stamp
+                            bound = method(report, sequence)
+                        fence.next_sequence = sequence + 1
+                        writer.sent += 1
+                        try:
+                            send(writer.topic, value, key, writer.partition, bound, None, timestamp, every)
+                        except refusals:
+                            fence.next_sequence = sequence
+                            writer.sent -= 1
+                            raise
+                        return
+        except Busy:
+            pass  # waiting is done there
         general(topic, value, key, partition, callback, timestamp, headers)
 
     return produce

@@ -7,94 +7,64 @@ from dataclasses import dataclass
 from time import time_ns
 from typing import Any
 
-from confluent_kafka import Message
+from confluent_kafka import KafkaException, Message
 
+from kpsplit.kafka.logical_message import LogicalMessage, is_identity, wrapped_one
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 
 Callback = Callable[[Any, Any], None]
+Send = Callable[..., None]
 Headers = dict[str, Any] | list[tuple[str, Any]] | None
+Bound = int | tuple[int, list[tuple[str, Any]]]
+"""What a report knows of its record: the number, and if the application gave headers all that were sent."""
+Report = Callable[[Any, Any, Any], None]
+"""Takes a ``Bound`` (by being its method: nothing binds cheaper), an error and a message."""
 
+REFUSALS = (
+    BufferError, KafkaException, TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError,
+)  # fmt: skip
+"""What librdkafka's produce() raises. Anything else is a signal handler's, behind it: it has the record."""
+
+MAX_CACHED_REPORTS = 64
+"""For how many of the application's callbacks the report functions are kept."""
 CREATE_TIME = 1
 """confluent_kafka.TIMESTAMP_CREATE_TIME: the producer gave the time."""
 
 
-class LogicalMessage(Message):
-    """A delivery report whose topic, partition and offset are the logical ones.
+class SettledMessage(LogicalMessage):
+    """A delivery report that tells another fate of its record than librdkafka's own does."""
 
-    Used where they differ from Kafka's own; ``source()`` tells the physical place. It wraps librdkafka's
-    report instead of copying it: one is made for every record of a phantom partition.
-    """
+    __slots__ = ("_error", "_found_at", "_source")
 
-    __slots__ = ("_error", "_offset", "_parent", "_raw", "_source")
-
-    _raw: Any
-    _parent: PhysicalPartition
     _source: PhysicalPartition
-    _offset: tuple[int | None, int | None]
+    _found_at: int | None
     _error: Any
 
-    def topic(self) -> str:
-        """Return the logical partition's topic."""
-        return self._parent.topic
-
-    def partition(self) -> int:
-        """Return the logical partition's number."""
-        return self._parent.partition
-
-    def offset(self) -> int | None:
+    def offset(self) -> int | None:  # type: ignore[override]
         """Return the logical offset, None for a record that failed."""
-        return self._offset[0]
+        return None if self._found_at is None else self._segment.logical(self._found_at)
 
-    def source(self) -> tuple[str, int, int | None]:
-        """Return topic, partition and offset of the real record (offset None: not written)."""
-        return self._source.topic, self._source.partition, self._offset[1]
+    def source(self) -> tuple[str, int, int | None]:  # type: ignore[override]
+        """Return topic, partition and offset of the real record (offset None: not written, or not known)."""
+        return self._source.topic, self._source.partition, self._found_at
 
     def error(self) -> Any:
         """Return why the record failed, None if it was delivered."""
         return self._error
 
-    def key(self) -> Any:
-        """Return the record's key."""
-        return self._raw.key()
 
-    def value(self) -> Any:
-        """Return the record's value."""
-        return self._raw.value()
-
-    def headers(self) -> Any:
-        """Return None, as the reports of confluent-kafka do."""
-        return self._raw.headers()
-
-    def timestamp(self) -> tuple[int, int]:
-        """Return the kind of the record's time, and the time in ms."""
-        timestamp: tuple[int, int] = self._raw.timestamp()
-        return timestamp
-
-    def latency(self) -> Any:
-        """Return the seconds from produce() to the broker's answer."""
-        return self._raw.latency()
-
-    def leader_epoch(self) -> Any:
-        """Return the leader epoch of the physical partition, where the report tells it."""
-        return self._raw.leader_epoch()
-
-    def __len__(self) -> int:
-        """Return the size of the value in bytes."""
-        return len(self._raw)
+_new: Any = Message.__new__
 
 
-def _wrap(
-    raw: Any,
-    parent: PhysicalPartition,
-    source: PhysicalPartition,
-    offset: tuple[int | None, int | None],
-    error: Any,
-) -> LogicalMessage:
-    told: LogicalMessage = Message.__new__(LogicalMessage)
+def lost_message(
+    raw: Any, parent: PhysicalPartition, source: PhysicalPartition, error: Any
+) -> SettledMessage:
+    """Return the delivery report of a record that failed, whatever librdkafka's own report says."""
+    told: SettledMessage = _new(SettledMessage)
     told._raw = raw
     told._parent = parent
     told._source = source
-    told._offset = offset
+    told._found_at = None
     told._error = error
     return told
 
@@ -113,7 +83,9 @@ class Content:
     error: Any = None
 
     def check(self) -> None:
-        """Do nothing for what librdkafka's produce() would take; a record that is held must not fail later.
+        """Look whether librdkafka's produce() would take it, and keep what the application may change.
+
+        A record that is held must not fail later, and is sent as it was when it was produced.
 
         Raises:
             TypeError: it would not.
@@ -125,17 +97,21 @@ class Content:
             raise TypeError("expected headers to be dict or list of (key, value) tuples")
         if not isinstance(self.timestamp, int):
             raise TypeError("expected timestamp to be an int")
-        self.timestamp = self.timestamp or time_ns() // 1_000_000  # when it was produced, not when it is sent
+        self.timestamp = self.timestamp or time_ns() // 1_000_000
+        if self.headers is not None:
+            self.headers = [*(self.headers.items() if isinstance(self.headers, dict) else self.headers)]
 
     def size(self) -> int:
         """Return how many bytes the record takes in the queue, roughly."""
         return len(self.value or b"") + len(self.key or b"")
 
 
-def is_identity(segment: Segment, parent: PhysicalPartition) -> bool:
-    """Tell whether topic, partition and offset of a segment's records are the logical ones as they are."""
-    numbers = segment.progression
-    return segment.source == parent and numbers.stride == 1 and numbers.base == segment.start
+@dataclass(slots=True)
+class Unrouted:
+    """A record of a topic that was not looked up yet, or whose lookup is stale: produce()'s arguments."""
+
+    content: Content
+    partition: int
 
 
 def logical_message(
@@ -148,9 +124,12 @@ def logical_message(
     error = message.error()
     if is_identity(segment, parent) and (error is None or found_at is None):
         return message
-    offset = found_at if error is not None else message.offset()
-    told = (None, None) if offset is None else (segment.logical(offset), offset)
-    return _wrap(message, parent, segment.source, told, error if found_at is None else None)
+    if error is None:
+        return wrapped_one(message, segment, parent)
+    told = lost_message(message, parent, segment.source, error if found_at is None else None)
+    told._segment = segment
+    told._found_at = found_at
+    return told
 
 
 def failed_message(parent: PhysicalPartition, content: Content, error: Any) -> Any:
@@ -158,7 +137,7 @@ def failed_message(parent: PhysicalPartition, content: Content, error: Any) -> A
     value = content.value.encode() if isinstance(content.value, str) else content.value
     timestamp = (CREATE_TIME, content.timestamp)
     raw = Message(key=content.key, value=value, error=error, timestamp=timestamp, latency=0.0)
-    return _wrap(raw, parent, parent, (None, None), error)
+    return lost_message(raw, parent, parent, error)
 
 
 def timestamp_of(message: Any) -> int:

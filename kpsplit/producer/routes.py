@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
 from struct import Struct
-from typing import Any
 from zlib import crc32
 
 from confluent_kafka import murmur2
 
 from kpsplit.errors import ConfigurationError, UsageError
 from kpsplit.kafka.clock import monotonic
-from kpsplit.producer.fence import PartitionFence, SegmentWriter
-from kpsplit.producer.messages import Callback, Content, Headers, is_identity
+from kpsplit.kafka.logical_message import is_identity
+from kpsplit.producer.fence import PartitionFence
+from kpsplit.producer.messages import Callback, Content, Report
+from kpsplit.producer.segment_writer import SegmentWriter
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.stamp import HEADER, prefix
@@ -27,26 +26,15 @@ stamp_header = HEADER
 complete_stamp = _PREFIX_AND_NUMBER
 
 
-@dataclass(frozen=True, slots=True)
-class Reports:
-    """Makes the functions that librdkafka calls for single records, for one callback of the application.
-
-    ``plain(sequence)`` and ``with_headers(headers, sequence)`` each return one for a record.
-    """
-
-    plain: Callable[[int], Callable[[Any, Any], None]]
-    with_headers: Callable[[Headers, int], Callable[[Any, Any], None]]
-
-
 class RouteWriter(SegmentWriter[Content]):
     """A segment's writer with what the hot path needs at hand.
 
     ``good_until`` (monotonic seconds): acknowledgements taken in hand before it are final at once; set by the
     library's thread, 0 while the segment is fenced or closed. ``reports`` maps the application's
-    callbacks to what librdkafka calls for them.
+    callbacks to the functions that, bound to a record, librdkafka calls for them.
     """
 
-    __slots__ = ("good_until", "identity", "partition", "reports", "stamp_prefix", "topic")
+    __slots__ = ("_epoch", "good_until", "identity", "partition", "reports", "stamp_prefix", "topic")
 
     def __init__(self, segment: Segment, parent: PhysicalPartition) -> None:
         super().__init__(segment)
@@ -54,15 +42,24 @@ class RouteWriter(SegmentWriter[Content]):
         self.partition = segment.source.partition
         self.identity = is_identity(segment, parent)
         self.stamp_prefix = b""
+        self._epoch = -1
         self.good_until = 0.0
-        self.reports: dict[Callback | None, Reports] = {}
+        self.reports: dict[Callback | None, Report] = {}
 
     def use_epoch(self, epoch: int, instance: int) -> None:
         """Stamp later records with this epoch."""
-        self.stamp_prefix = prefix(epoch, instance)
+        if epoch != self._epoch:
+            self._epoch, self.stamp_prefix = epoch, prefix(epoch, instance)
 
 
 Fence = PartitionFence[Content, RouteWriter]
+
+
+class PassThrough:
+    """The route of a topic that is not enrolled."""
+
+
+PASS_THROUGH = PassThrough()
 
 
 class TopicRoute:

@@ -1,8 +1,22 @@
-"""What ``Producer.layout_stats()`` tells."""
+"""The counts that a producer keeps, and what ``Producer.layout_stats()`` tells of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class FenceStatistics:
+    """What a fence counts since the start of the producer: fences, and held records and strays.
+
+    ``delivered``: per segment id; ``failed``: sequence numbers.
+    """
+
+    fences: int = 0
+    held: int = 0
+    strays: int = 0
+    delivered: dict[int, int] = field(default_factory=dict)
+    failed: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

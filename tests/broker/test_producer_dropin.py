@@ -22,17 +22,11 @@ from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
-from tests.broker.operating import operating, records
+from tests.broker.operating import records
 from tests.broker.producing import eventually
 from tests.conftest import MakeTopic
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
-
-
-@pytest.fixture(scope="module")
-def operations(bootstrap: str) -> Iterator[Operations]:
-    with operating(bootstrap) as running:
-        yield running
 
 
 @pytest.fixture(params=["plain", "enrolled"])
@@ -340,18 +334,18 @@ def test_a_producer_that_is_dropped_is_collected_and_its_thread_ends(bootstrap: 
 def test_an_internal_error_is_told_and_does_not_end_the_librarys_thread(
     bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kpsplit.producer.coordinator import Coordinator
+    from kpsplit.producer.lease_duty import LeaseDuty
 
-    real, failed = Coordinator._renew, threading.Event()
+    real, failed = LeaseDuty.renew, threading.Event()
 
-    def broken(self: Coordinator) -> None:
+    def broken(self: LeaseDuty) -> None:
         if not failed.is_set():
             failed.set()
             raise RuntimeError("a defect")
         real(self)
 
     with Producer({"bootstrap.servers": bootstrap}) as producer:
-        monkeypatch.setattr(Coordinator, "_renew", broken)
+        monkeypatch.setattr(LeaseDuty, "renew", broken)
         producer.produce(topic, b"v", b"k")
         assert producer.flush(30) == 0
         assert failed.is_set()

@@ -17,6 +17,7 @@ import pytest
 from kpsplit import Producer
 from kpsplit.errors import DeadlineExceededError
 from kpsplit.kafka.operations import Operations, StepDone
+from kpsplit.producer.lease_duty import LeaseDuty
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import EndedBy, Result
@@ -30,7 +31,6 @@ from tests.broker.operating import (
     dying_after,
     enrolled,
     merge,
-    operating,
     records,
     split,
     state_of,
@@ -38,12 +38,6 @@ from tests.broker.operating import (
 from tests.broker.producing import Journal, Writer, eventually, records_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(scope="module")
-def operations(bootstrap: str) -> Iterator[Operations]:
-    with operating(bootstrap) as running:
-        yield running
 
 
 def begun(producer: Producer, topic: str, journal: Journal) -> None:
@@ -181,6 +175,38 @@ def test_an_application_that_never_polls_does_not_hold_up_a_fence(operations, bo
         assert len(journal.reports) == 1, "callbacks wait for the application"
         assert producer.flush(30) == 0
     assert journal.check(operations, bootstrap, topic).strays == 0
+
+
+def test_a_record_not_known_to_be_final_in_time_is_reported_as_such_and_never_sent_again(
+    operations, bootstrap, make_topic, monkeypatch
+) -> None:
+    topic = make_topic()
+    parent = enrolled(operations, topic)
+    journal = Journal()
+    told: list[tuple[str, str]] = []
+    settings = {"bootstrap.servers": bootstrap, "linger.ms": 2500, "message.timeout.ms": 3000}
+    with Producer(settings) as producer:
+        begun(producer, topic, journal)
+
+        def ours() -> Any:
+            return producer.layout_stats().partitions[f"{topic}/0"]
+
+        producer.produce(
+            topic, b"late", b"first", on_delivery=lambda error, _: told.append((error.name(), error.str()))
+        )
+        eventually(lambda: ours().waiting == 0, "librdkafka to have the record")
+        monkeypatch.setattr(LeaseDuty, "renew", lambda self: None)
+        eventually(lambda: not producer.layout_stats().lease_valid, "the lease to run out")
+        eventually(lambda: producer.poll(0) or ours().pending, "the broker's acknowledgement")
+        assert told == [] and len(producer) == 1
+        eventually(lambda: producer.poll(0.1) or told, "the report")
+        ((name, text),) = told
+        assert name == "_MSG_TIMED_OUT" and "may have been written" in text
+        assert (len(producer), ours().pending, ours().failed) == (0, 0, 1)
+        monkeypatch.undo()
+        journal.send(producer, topic, b"first")
+        assert producer.flush(30) == 0
+    assert [m.value() for m in records(bootstrap, parent)] == [b"p:first:0", b"late", b"p:first:1"]
 
 
 class Child:

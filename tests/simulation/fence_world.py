@@ -2,7 +2,7 @@
 
 The world is one logical partition, one or two producers with one or two records each, and an operator that
 splits the partition and merges it back. What decides is the project's code: ``PartitionFence``, the hot
-path's rule (``Dispatcher.refresh``), the lease rules (``Renewal``, ``owes``), ``to_answer`` and
+path's rule (``Context.refresh``), the lease rules (``Renewal``, ``owes``), ``to_answer`` and
 ``to_acknowledge``, ``machine.apply``, ``steps.decide``, ``Registrations``, ``not_ready``,
 ``not_acknowledged`` and ``classify``. The world only chooses what happens next.
 
@@ -23,10 +23,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
-from kpsplit.producer.dispatcher import Dispatcher
-from kpsplit.producer.fence import Acknowledged, Final, Outgoing, PartitionFence
+from kpsplit.producer.backlog import Tally
+from kpsplit.producer.context import Context
+from kpsplit.producer.fence import PartitionFence
 from kpsplit.producer.lease import Renewal, owes, seen
 from kpsplit.producer.routes import RouteWriter
+from kpsplit.producer.segment_writer import Acknowledged, Final, Outgoing
 from kpsplit.splitter import reading, steps, writers
 from kpsplit.splitter.events import Abort, Commit, Cut, Event, Fence, Finish, Prepare
 from kpsplit.splitter.fence_answers import to_acknowledge, to_answer
@@ -68,6 +70,8 @@ class Scope:
     """Between asking for the control topic's end and having read to it, other things happen."""
     gives_up: bool = False
     """The application purges its queue."""
+    times_out: bool = False
+    """What was acknowledged and is not final is given up after the message timeout, one record or another."""
     zombie: bool = False
     """A dead operator wakes up while it waits for readiness, and expires whom it finds silent."""
     counts_early: bool = False
@@ -220,6 +224,11 @@ class World:
             if dropped:
                 after = self._final(producer._replace(fence=fence), dropped)
                 yield f"{name} gives up {[d[0] for d in dropped]}", True, self._with(world, index, after)
+        if self.scope.times_out:
+            for sequence in self._call(producer.fence, "pending", ())[1]:
+                fence, late = self._call(producer.fence, "time_out", (sequence,))
+                after = self._final(producer._replace(fence=fence), late)
+                yield f"{name} is not told of #{sequence} in time", True, self._with(world, index, after)
         fence, sent = self._call(producer.fence, "release", (keys,))
         if fence != producer.fence:
             yield f"{name} release {[s[1] for s in sent]}", False, self._sent(world, index, fence, sent)
@@ -647,6 +656,12 @@ class World:
     def _do_give_up(self, fence: Any) -> tuple[Any, ...]:
         return tuple((r.sequence, -1, None) for r in fence.drop_waiting())
 
+    def _do_pending(self, fence: Any) -> tuple[int, ...]:
+        return tuple(a.record.sequence for w in fence.all_writers() for a in w.pending)
+
+    def _do_time_out(self, fence: Any, sequence: int) -> tuple[Any, ...]:
+        return self._finals(fence.give_up_pending(lambda record: record.sequence != sequence))
+
     def _given(self, fence: Any, writer: Any, sequence: int) -> tuple[int, int, int, int]:
         writer.sent += 1
         return self._source_ids[writer.segment.source], sequence, writer.segment.id, fence.state.epoch
@@ -666,7 +681,8 @@ class World:
         if writer is None:  # the fence has forgotten a record that was still in flight
             writer = RouteWriter(fence.state.lineage.get(segment), PARENT)
         writer.done -= counted
-        Dispatcher.refresh(cast(Dispatcher, SimpleNamespace(lease_until=1.0, instance=0)), fence)
+        context = SimpleNamespace(lease_until=1.0, instance=0, collecting=False)
+        Context.refresh(cast(Context, context), fence)
         if how == "acknowledged" and valid and writer.good_until > 0:
             writer.done += 1
             return ((sequence, segment, offset),)
@@ -712,16 +728,18 @@ class World:
         return tuple((f.record.sequence, f.segment.id, f.offset) for f in finals)
 
     def _new_fence(self, state: PartitionState) -> PartitionFence[Any, RouteWriter]:
-        return PartitionFence(state, lambda segment: RouteWriter(segment, PARENT))
+        return PartitionFence(state, lambda segment: RouteWriter(segment, PARENT), Tally())
 
     def _snapshot(self, fence: Any) -> int:
         """Return the number of a fence's state; counters that steer nothing are left out."""
+        backlog = fence.backlog
+        assert backlog.tally.count == len(backlog), "the running count is wrong"
         taken = (
             self._state_id(fence.state),
             fence.suspended,
             fence.next_sequence,
-            tuple((i, tuple((r.key_hash, r.sequence) for r in h)) for i, h in sorted(fence._held.items())),
-            tuple((r.key_hash, r.sequence) for r in fence._strays),
+            tuple((i, tuple((r.key_hash, r.sequence) for r in h)) for i, h in sorted(backlog.held.items())),
+            tuple((r.key_hash, r.sequence) for r in backlog.strays),
             tuple(_writer_state(w) for w in fence.writers),
             tuple(_writer_state(w) for w in fence.closing),
         )
@@ -735,8 +753,9 @@ class World:
         state, suspended, next_sequence, held, strays, writers_, closing = taken
         fence = self._new_fence(self.states[state])
         fence.suspended = suspended
-        fence._held = {i: deque(Outgoing(k, n, None) for k, n in records) for i, records in held}
-        fence._strays = [Outgoing(key, sequence, None) for key, sequence in strays]
+        fence.backlog.held = {i: deque(Outgoing(k, n, None) for k, n in records) for i, records in held}
+        fence.backlog.strays = [Outgoing(key, sequence, None) for key, sequence in strays]
+        fence.backlog.tally.count = len(fence.backlog)
         fence.next_sequence = next_sequence
         lineage = self.states[state].lineage
         for segment, *rest in closing:

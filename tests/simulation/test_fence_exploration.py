@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from kpsplit.producer.dispatcher import Dispatcher
+from kpsplit.producer import finality
+from kpsplit.producer.backlog import Backlog
+from kpsplit.producer.context import Context
 from kpsplit.producer.fence import PartitionFence
 from kpsplit.producer.lease import Renewal
 from kpsplit.splitter import reading, writers
@@ -35,6 +37,8 @@ SCOPES = {
     "a split, two keys in two ranges": Scope(APART),
     "a split, acknowledgements get lost": Scope(TWO, errors=True, lapses=False),
     "a split, the application gives up": Scope(TWO, gives_up=True),
+    "a split, reports do not come in time": Scope(TWO, times_out=True),
+    "a merge, reports do not come in time": Scope(ONE, **MERGE, times_out=True),
     "a split that is aborted, then another": Scope(ONE, aborts=1),
     "a split, two producers": Scope(((LOW,), (LOW,)), lapses=False),
     "a merge, two records of one key": Scope(TWO, **MERGE),
@@ -71,17 +75,17 @@ def report_under_a_fence(patch: pytest.MonkeyPatch) -> None:
         for writer in fence.writers:
             writer.good_until = self.lease_until
 
-    real = PartitionFence._final_while_open
+    real = finality.while_open
 
-    def final(self: Any, writer: Any, lease_valid: bool) -> Any:
+    def final(writer: Any, *, lease_valid: bool) -> Any:
         fenced, writer.fenced = writer.fenced, False
         try:
-            return real(self, writer, lease_valid)
+            return real(writer, lease_valid=lease_valid)
         finally:
             writer.fenced = fenced
 
-    patch.setattr(Dispatcher, "refresh", refresh)
-    patch.setattr(PartitionFence, "_final_while_open", final)
+    patch.setattr(Context, "refresh", refresh)
+    patch.setattr(finality, "while_open", final)
 
 
 def report_without_a_lease(patch: pytest.MonkeyPatch) -> None:
@@ -95,8 +99,8 @@ def report_without_a_lease(patch: pytest.MonkeyPatch) -> None:
 
 
 def do_not_look_at_offsets(patch: pytest.MonkeyPatch) -> None:
-    real = PartitionFence._final_by_end
-    patch.setattr(PartitionFence, "_final_by_end", lambda self, writer, end: real(self, writer, 1 << 62))
+    real = finality.by_end
+    patch.setattr(finality, "by_end", lambda writer, _, abandoned: real(writer, 1 << 62, abandoned))
 
 
 def do_not_wait_for_acknowledgements(patch: pytest.MonkeyPatch) -> None:
@@ -171,11 +175,11 @@ def open_new_segments_at_once(patch: pytest.MonkeyPatch) -> None:
 def send_what_was_held_before_the_strays(patch: pytest.MonkeyPatch) -> None:
     def sendable(self: Any, limit: int | None = None) -> Any:
         found: list[Any] = []
-        astray = self._strays_by_segment()
+        astray = self.backlog.strays_by_segment(self._segment_of)
         for writer in self.writers:
             if not self._blocked(writer):
                 segment = writer.segment.id
-                waiting = chain(self._held.get(segment, ()), astray.get(segment, ()))
+                waiting = chain(self.backlog.held.get(segment, ()), astray.get(segment, ()))
                 found += ((writer, record) for record in islice(waiting, limit))
         return found
 
@@ -183,12 +187,24 @@ def send_what_was_held_before_the_strays(patch: pytest.MonkeyPatch) -> None:
 
 
 def send_strays_in_any_order(patch: pytest.MonkeyPatch) -> None:
-    real = PartitionFence._strays_by_segment
+    real = Backlog.strays_by_segment
 
-    def backwards(self: Any) -> Any:
-        return {segment: records[::-1] for segment, records in real(self).items()}
+    def backwards(self: Any, segment_of: Any) -> Any:
+        return {segment: records[::-1] for segment, records in real(self, segment_of).items()}
 
-    patch.setattr(PartitionFence, "_strays_by_segment", backwards)
+    patch.setattr(Backlog, "strays_by_segment", backwards)
+
+
+def send_again_what_was_given_up(patch: pytest.MonkeyPatch) -> None:
+    real = PartitionFence.give_up_pending
+
+    def give_up_pending(self: Any, keep: Any) -> Any:
+        finals = real(self, keep)
+        self.backlog.add_strays([final.record for final in finals])
+        self._reopen()
+        return finals
+
+    patch.setattr(PartitionFence, "give_up_pending", give_up_pending)
 
 
 def send_rejected_records_again_blindly(patch: pytest.MonkeyPatch) -> None:
@@ -263,6 +279,7 @@ TABLE: list[tuple[Callable[[pytest.MonkeyPatch], None], Scope, str]] = [
     (open_new_segments_at_once, Scope(TWO), DISORDER),
     (send_what_was_held_before_the_strays, Scope(TWO), DISORDER),
     (send_strays_in_any_order, Scope(TWO), DISORDER),
+    (send_again_what_was_given_up, Scope(ONE, times_out=True), TWICE),
     (send_rejected_records_again_blindly, Scope(ONE, **MERGE), TWICE),
     (forget_what_is_astray, Scope(ONE, **MERGE), STUCK),
     (take_any_attempts_answers, LATE, LOST),

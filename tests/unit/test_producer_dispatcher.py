@@ -9,12 +9,16 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import monotonic
+from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.producer.config import split_config
-from kpsplit.producer.dispatcher import PASS_THROUGH, Dispatcher
+from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.fence import PartitionFence
+from kpsplit.producer.general_path import GeneralPath
+from kpsplit.producer.hot_path import make_produce
 from kpsplit.producer.messages import Content
-from kpsplit.producer.routes import Fence, RouteWriter, TopicRoute
+from kpsplit.producer.polling import Polling
+from kpsplit.producer.routes import PASS_THROUGH, Fence, RouteWriter, TopicRoute
+from kpsplit.producer.transactions import Transactions
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
@@ -67,7 +71,7 @@ class Ground:
         _, parsed = split_config(settings)
         self.rdkafka = Librdkafka()
         self.dispatcher = Dispatcher(parsed, 7, self.rdkafka.produce)
-        self.fence: Fence = PartitionFence(UNSPLIT, lambda s: RouteWriter(s, PARENT))
+        self.fence: Fence = PartitionFence(UNSPLIT, lambda s: RouteWriter(s, PARENT), self.dispatcher.tally)
         enrolment = Enrolment("orders", "id", Partitioner.CONSISTENT_RANDOM, True)
         self.dispatcher.add_route("orders", TopicRoute(enrolment, [self.fence]))
         self.dispatcher.renew(monotonic() + 1000)
@@ -82,13 +86,20 @@ class Ground:
 
     def send(self, value: bytes = b"v", **more: Any) -> RouteWriter:
         writer = self.fence.writers[0]
-        self.dispatcher.send_now(self.fence, writer, self.fence.next_sequence, self.content(value, **more))
+        self.dispatcher.stamped.send(
+            self.fence, writer, self.fence.next_sequence, self.content(value, **more)
+        )
         self.fence.next_sequence += 1
         return writer
 
+    def observe(self, state: PartitionState, *, lease_valid: bool = True) -> None:
+        finals = self.fence.observe(state, lease_valid=lease_valid)
+        self.dispatcher.refresh(self.fence)
+        self.dispatcher.reporter.tell(self.fence, finals)
+
     def hold(self, *values: bytes, **more: Any) -> None:
         for value in values:
-            self.dispatcher.hold(self.fence, self.content(value, **more))
+            self.dispatcher.held.hold(self.fence, self.content(value, **more))
 
 
 def test_a_report_under_a_valid_lease_goes_straight_to_the_application() -> None:
@@ -130,7 +141,7 @@ def test_reports_that_the_librarys_thread_takes_are_queued_for_the_application()
     ground = Ground()
     ground.send(b"a")
     ground.dispatcher.routes["plain"] = PASS_THROUGH
-    ground.dispatcher.send_plain("plain", b"b", None, -1, ground.callback, 0, None)
+    ground.dispatcher.plain.send("plain", b"b", None, -1, ground.callback, 0, None)
 
     def poll(_: float) -> int:
         ground.rdkafka.report(0)
@@ -139,7 +150,7 @@ def test_reports_that_the_librarys_thread_takes_are_queued_for_the_application()
 
     ground.dispatcher.collect(poll)
     assert ground.told == [] and ground.fence.writers[0].delivered == 1
-    assert ground.dispatcher.run_callbacks() == 2
+    assert ground.dispatcher.callbacks.run() == 2
     assert sorted(ground.told) == [(None, b"a"), (None, b"b")]
 
 
@@ -147,15 +158,15 @@ def test_a_record_that_librdkafka_refuses_fails_alone() -> None:
     ground = Ground()
     ground.dispatcher.lapse()
     ground.hold(b"a", b"bad", b"c")
-    assert ground.dispatcher.held_bytes == 3 + 5
+    assert ground.dispatcher.held.bytes == 3 + 5
     ground.dispatcher.renew(monotonic() + 1000)
     ground.rdkafka.refuse = KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
-    assert ground.dispatcher.release() == 3
+    assert ground.dispatcher.held.release() == 3
     assert ground.rdkafka.values == [b"a", b"c"]
-    ground.dispatcher.run_callbacks()
+    ground.dispatcher.callbacks.run()
     assert ground.told == [(KafkaError.MSG_SIZE_TOO_LARGE, b"bad")]
     assert ground.fence.statistics.failed == [1]
-    assert (ground.dispatcher.held_bytes, ground.fence.waiting(), ground.fence.writers[0].open) == (
+    assert (ground.dispatcher.held.bytes, ground.fence.waiting(), ground.fence.writers[0].open) == (
         0,
         0,
         True,
@@ -168,15 +179,15 @@ def test_a_full_queue_stops_the_release_where_it_is() -> None:
     ground.hold(b"a", b"b", b"c")
     ground.dispatcher.renew(monotonic() + 1000)
     ground.rdkafka.room = 2
-    assert ground.dispatcher.release() == 2
-    assert ground.dispatcher.release() == 0
-    assert (ground.fence.waiting(), ground.fence.writers[0].open, ground.dispatcher.held_bytes) == (
+    assert ground.dispatcher.held.release() == 2
+    assert ground.dispatcher.held.release() == 0
+    assert (ground.fence.waiting(), ground.fence.writers[0].open, ground.dispatcher.held.bytes) == (
         1,
         False,
         2,
     )
     ground.rdkafka.room = 3
-    assert ground.dispatcher.release() == 1
+    assert ground.dispatcher.held.release() == 1
     assert ground.rdkafka.values == [b"a", b"b", b"c"] and ground.fence.writers[0].open
 
 
@@ -186,17 +197,17 @@ def test_the_lock_is_never_kept_for_a_whole_queue() -> None:
     ground.dispatcher.lapse()
     ground.hold(*([b"v"] * 1200))
     ground.dispatcher.renew(monotonic() + 1000)
-    assert [ground.dispatcher.release() for _ in range(4)] == [500, 500, 200, 0]
+    assert [ground.dispatcher.held.release() for _ in range(4)] == [500, 500, 200, 0]
 
 
 @pytest.mark.parametrize("wrong", [{"value": 3}, {"key": 5}, {"headers": 5}])
 def test_a_record_of_the_wrong_type_is_refused_before_it_is_held(wrong: dict[str, Any]) -> None:
     ground = Ground()
     with pytest.raises(TypeError):
-        ground.dispatcher.hold(ground.fence, ground.content(**wrong))
+        ground.dispatcher.held.hold(ground.fence, ground.content(**wrong))
     with pytest.raises(TypeError):
-        ground.dispatcher.hold_unrouted("other", ground.content(**wrong), -1)
-    assert ground.dispatcher.waiting() == 0 and ground.dispatcher.held_bytes == 0
+        ground.dispatcher.held.hold_unrouted("other", ground.content(**wrong), -1)
+    assert ground.dispatcher.held.waiting() == 0 and ground.dispatcher.held.bytes == 0
 
 
 def test_a_strays_own_headers_and_time_are_sent_again() -> None:
@@ -205,7 +216,7 @@ def test_a_strays_own_headers_and_time_are_sent_again() -> None:
     ground.fence.observe(operated(UNSPLIT, SPLIT, {0: 1}), lease_valid=True)
     ground.dispatcher.refresh(ground.fence)
     ground.rdkafka.report(0, offset=5)
-    assert ground.dispatcher.release() == 1
+    assert ground.dispatcher.held.release() == 1
     topic, value, key, _, _, _, timestamp, headers = ground.rdkafka.given[1]
     assert (topic, value, key, timestamp) == (SPLIT.subtopic, b"a", b"k", 9)
     assert headers[0] == ("h", b"1") and headers[1][0] == HEADER
@@ -233,7 +244,7 @@ def test_inside_transactions_a_rejection_is_a_failure() -> None:
     ground.send(b"a")
     ground.dispatcher.lapse()
     ground.rdkafka.report(0, error=KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
-    ground.dispatcher.run_callbacks()
+    ground.dispatcher.callbacks.run()
     assert ground.told == [(KafkaError.MSG_SIZE_TOO_LARGE, b"a")]
 
 
@@ -244,27 +255,27 @@ def test_records_that_wait_too_long_time_out_strays_as_well() -> None:
     ground.dispatcher.refresh(ground.fence)
     ground.dispatcher.lapse()
     ground.hold(b"held")
-    ground.dispatcher.hold_unrouted("other", ground.content(b"unrouted"), -1)
+    ground.dispatcher.held.hold_unrouted("other", ground.content(b"unrouted"), -1)
     ground.rdkafka.report(0, offset=5)
     ground.dispatcher.expire(monotonic())
-    assert ground.dispatcher.waiting() == 3
+    assert ground.dispatcher.held.waiting() == 3
     ground.dispatcher.expire(monotonic() + 2)
-    ground.dispatcher.run_callbacks()
+    ground.dispatcher.callbacks.run()
     assert sorted(ground.told, key=lambda t: t[1]) == [
         (KafkaError._MSG_TIMED_OUT, value) for value in (b"held", b"stray", b"unrouted")
     ]
-    assert (ground.dispatcher.unresolved(), ground.dispatcher.held_bytes) == (0, 0)
+    assert (ground.dispatcher.unresolved(), ground.dispatcher.held.bytes) == (0, 0)
 
 
 def test_purge_fails_everything_that_waits() -> None:
     ground = Ground()
     ground.dispatcher.lapse()
     ground.hold(b"held")
-    ground.dispatcher.hold_unrouted("other", ground.content(b"unrouted"), 3)
+    ground.dispatcher.held.hold_unrouted("other", ground.content(b"unrouted"), 3)
     ground.dispatcher.purge()
-    ground.dispatcher.run_callbacks()
+    ground.dispatcher.callbacks.run()
     assert ground.told == [(KafkaError._PURGE_QUEUE, b"held"), (KafkaError._PURGE_QUEUE, b"unrouted")]
-    assert (ground.dispatcher.unresolved(), ground.dispatcher.held_bytes) == (0, 0)
+    assert (ground.dispatcher.unresolved(), ground.dispatcher.held.bytes) == (0, 0)
 
 
 def test_a_newer_format_fails_everything_and_refuses_everything_from_then_on() -> None:
@@ -277,7 +288,7 @@ def test_a_newer_format_fails_everything_and_refuses_everything_from_then_on() -
     ground.rdkafka.report(0)
     ground.dispatcher.fail_closed(KpsplitError("too new"))
     ground.rdkafka.report(1)
-    ground.dispatcher.run_callbacks()
+    ground.dispatcher.callbacks.run()
     assert [value for code, value in ground.told if code] == [b"held", b"pending", b"in flight"]
     assert ground.dispatcher.unresolved() == 0
     with pytest.raises(KpsplitError, match="too new"):
@@ -293,10 +304,10 @@ def test_every_queued_callback_runs_and_the_first_error_is_raised() -> None:
         raise ValueError(number)
 
     for number in range(3):
-        ground.dispatcher.callbacks.append((fails, (number,)))
+        ground.dispatcher.callbacks.put(fails, number)
     with pytest.raises(ValueError, match="0"):
-        ground.dispatcher.run_callbacks()
-    assert seen == [0, 1, 2] and ground.dispatcher.run_callbacks() == 0
+        ground.dispatcher.callbacks.run()
+    assert seen == [0, 1, 2] and ground.dispatcher.callbacks.run() == 0
 
 
 def test_two_threads_may_run_queued_callbacks_at_the_same_time() -> None:
@@ -308,12 +319,12 @@ def test_two_threads_may_run_queued_callbacks_at_the_same_time() -> None:
     def run() -> None:
         start.wait()
         try:
-            ground.dispatcher.run_callbacks()
+            ground.dispatcher.callbacks.run()
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not be
             errors.append(error)
 
     for number in range(20_000):
-        ground.dispatcher.callbacks.append((seen.append, (number,)))
+        ground.dispatcher.callbacks.put(seen.append, number)
     threads = [threading.Thread(target=run) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -329,12 +340,12 @@ def test_unstamped_records_are_settled_under_a_steady_stream_of_others() -> None
 
     def send_plain() -> int:
         nonlocal inside
-        ground.dispatcher.send_plain("plain", b"x", None, -1, None, 0, None)
+        ground.dispatcher.plain.send("plain", b"x", None, -1, None, 0, None)
         inside += 1
         return len(ground.rdkafka.given) - 1
 
     def settled() -> bool:
-        return ground.dispatcher.nothing_unstamped(lambda: inside)
+        return ground.dispatcher.plain.settled(lambda: inside)
 
     def report(number: int) -> None:
         nonlocal inside
@@ -342,7 +353,7 @@ def test_unstamped_records_are_settled_under_a_steady_stream_of_others() -> None
         inside -= 1
 
     send_plain()  # without a callback nothing is reported for it
-    ground.dispatcher.count_plain()
+    ground.dispatcher.plain.count()
     later = send_plain()
     ground.send(b"stamped")
     inside += 1
@@ -353,13 +364,203 @@ def test_unstamped_records_are_settled_under_a_steady_stream_of_others() -> None
     assert inside == 2 and settled()
 
 
+def test_the_count_of_what_waits_runs_along_with_everything_that_changes_it() -> None:
+    """Through holding, a new layout, strays, release, a time-out, a purge and the end of a topic's route."""
+    ground = Ground(**{"message.timeout.ms": 1000})
+    held, dispatcher = ground.dispatcher.held, ground.dispatcher
+    now = monotonic()
+
+    def checked() -> int:
+        fenced = sum(len(q) for q in ground.fence.backlog.held.values()) + len(ground.fence.backlog.strays)
+        unrouted = sum(map(len, dispatcher.unrouted.values()))
+        assert held.waiting() == fenced + unrouted
+        return held.waiting()
+
+    ground.send(b"stray")
+    dispatcher.lapse()
+    ground.hold(b"a", b"b", b"c", accepted_at=now)
+    for topic in ("plain", "plain", "failed", "purged"):
+        held.hold_unrouted(topic, ground.content(accepted_at=now + 5), -1)
+    assert checked() == 7
+    ground.observe(operated(UNSPLIT, SPLIT, {0: 1}), lease_valid=False)
+    ground.rdkafka.report(0, offset=5)
+    assert checked() == 8
+    dispatcher.routes["plain"] = PASS_THROUGH
+    ground.rdkafka.room = 2
+    held.route("plain")
+    assert checked() == 7
+    held.fail_unrouted("failed", KafkaError(KafkaError._UNKNOWN_TOPIC))
+    assert checked() == 6
+    dispatcher.renew(now + 1000)
+    ground.rdkafka.room = 4
+    assert held.release() == 2
+    assert checked() == 4
+    dispatcher.expire(now + 2)
+    assert checked() == 2
+    dispatcher.lapse()
+    ground.hold(b"d", b"e")
+    dispatcher.remove_route("orders")
+    assert held.waiting() == 2
+    dispatcher.purge()
+    assert held.waiting() == 0
+
+
+def test_what_is_not_final_in_time_fails_as_perhaps_written_and_is_never_sent_again() -> None:
+    ground = Ground(**{"message.timeout.ms": 1000})
+    for value in (b"inside", b"behind the end", b"young"):
+        ground.send(value)
+    ground.dispatcher.lapse()
+    ground.rdkafka.report(0, offset=0)
+    ground.rdkafka.report(1, offset=5)
+    told: list[Any] = []
+    ground.dispatcher.callbacks.put(lambda: None)
+    late = monotonic() + 1.5
+    pending = ground.fence.writers[0].pending
+    assert [a.offset for a in pending] == [0, 5]
+    ground.rdkafka.report(2, offset=6)
+    pending[2].record.payload.accepted_at = late
+    pending[0].record.payload.callback = lambda error, message: told.append((error, message))
+    ground.dispatcher.expire(late)
+    ground.dispatcher.callbacks.run()
+    assert ground.told == [(KafkaError._MSG_TIMED_OUT, b"behind the end")]
+    ((error, message),) = told
+    assert "may have been written" in error.str() and message.error() is error
+    assert (message.value(), message.topic(), message.offset()) == (b"inside", "orders", None)
+    assert (ground.fence.pending(), ground.fence.statistics.failed) == (1, [0, 1])
+    ground.observe(operated(UNSPLIT, SPLIT, {0: 1}), lease_valid=False)
+    ground.dispatcher.renew(monotonic() + 1000)
+    assert ground.dispatcher.held.release() == 1
+    assert ground.rdkafka.values[3:] == [b"young"], "only what nobody was told of"
+
+
+def test_a_rejection_that_nobody_looked_up_in_time_is_no_certain_failure() -> None:
+    ground = Ground(**{"message.timeout.ms": 1000})
+    ground.observe(operated(UNSPLIT, SPLIT, {0: 1}))
+    ground.send(b"a")
+    ground.dispatcher.lapse()
+    ground.rdkafka.report(0, error=KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
+    ground.dispatcher.expire(monotonic() + 2)
+    ground.dispatcher.callbacks.run()
+    assert ground.told == [(KafkaError._MSG_TIMED_OUT, b"a")]
+
+
+def test_a_record_waits_behind_older_ones_of_its_topic_although_the_route_is_there() -> None:
+    ground = Ground()
+    general = GeneralPath(ground.dispatcher, lambda: 0, lambda: None)
+    produce = make_produce(ground.dispatcher, ground.rdkafka.produce, ground.callback, general.produce)
+    for topic, key in (("plain", None), ("orders", b"k")):
+        ground.dispatcher.remove_route(topic) if topic == "plain" else ground.fence.suspend(True)
+        ground.dispatcher.held.hold_unrouted(topic, ground.content(b"1", key=key), -1)
+    ground.dispatcher.routes["plain"] = PASS_THROUGH
+    produce("plain", b"2")
+    produce("orders", b"2", b"k")
+    ground.dispatcher.held.route("plain")
+    ground.dispatcher.held.route("orders")
+    produce("plain", b"3")
+    produce("plain", b"4")
+    produce("orders", b"3", b"k")
+    ground.dispatcher.renew(monotonic() + 1000)
+    ground.dispatcher.held.release()
+    given = [(arguments[0], arguments[1]) for arguments in ground.rdkafka.given]
+    assert given == [("plain", b"%d" % n) for n in (1, 2, 3, 4)] + [("orders", b"%d" % n) for n in (1, 2, 3)]
+
+
+def test_a_full_queue_in_the_middle_of_what_waits_lets_nothing_newer_pass() -> None:
+    ground = Ground()
+    general = GeneralPath(ground.dispatcher, lambda: 0, lambda: None)
+    produce = make_produce(ground.dispatcher, ground.rdkafka.produce, ground.callback, general.produce)
+    for value in (b"1", b"2"):
+        ground.dispatcher.held.hold_unrouted("plain", ground.content(value), -1)
+    ground.dispatcher.routes["plain"] = PASS_THROUGH
+    ground.rdkafka.room = 1
+    ground.dispatcher.held.route("plain")
+    ground.rdkafka.room = 10
+    produce("plain", b"3")
+    ground.dispatcher.held.route("plain")
+    produce("plain", b"4")
+    assert ground.rdkafka.values == [b"1", b"2", b"3", b"4"]
+
+
+def test_a_topic_without_enrolment_takes_the_short_path_until_that_may_have_changed() -> None:
+    ground = Ground()
+    seen: list[str] = []
+
+    def general(topic: str, *arguments: Any) -> None:
+        seen.append(topic)
+        GeneralPath(ground.dispatcher, lambda: 0, lambda: None).produce(topic, *arguments)
+
+    produce = make_produce(ground.dispatcher, ground.rdkafka.produce, ground.callback, general)
+    ground.dispatcher.routes["plain"] = PASS_THROUGH
+    for change in (lambda: None, ground.dispatcher.lapse, ground.dispatcher.plain.count):
+        ground.dispatcher.routes["plain"] = PASS_THROUGH
+        for _ in range(3):
+            produce("plain", b"v", b"k", headers={"h": b"1"})
+        change()
+    assert seen == ["plain", "plain"], "the first one, and the first one after the lease ran out"
+    produce("plain", b"counted")
+    produce("plain", b"counted")
+    assert len(seen) == 4, "while records are counted all take the path that counts"
+    assert ground.rdkafka.given[0][:4] == ("plain", b"v", b"k", -1)
+    assert [arguments[7] for arguments in ground.rdkafka.given[:9]] == [{"h": b"1"}] * 9
+    for number in range(len(ground.rdkafka.given)):
+        ground.rdkafka.report(number)
+    assert len(ground.told) == 11
+
+
+def test_a_transaction_that_begins_while_reports_are_collected_lets_no_callback_through() -> None:
+    """The library's thread must not run the application's callback, whatever the application does then."""
+    ground = Ground()
+    ground.send(b"a")
+
+    def poll(_: float) -> int:
+        with ground.dispatcher.lock:
+            ground.dispatcher.transaction(True)
+        ground.rdkafka.report(0)
+        return 1
+
+    ground.dispatcher.collect(poll)
+    assert ground.told == []
+    assert ground.dispatcher.callbacks.run() == 1 and ground.told == [(None, b"a")]
+
+
+@pytest.mark.parametrize("how", ["timed out while held", "timed out while pending", "astray", "nothing"])
+def test_a_transaction_that_lost_a_record_must_be_aborted(how: str) -> None:
+    ground = Ground(**{"message.timeout.ms": 1000, "transactional.id": "t"})
+    dispatcher = ground.dispatcher
+    transactions = Transactions(dispatcher, Polling(dispatcher), lambda _: 0, lambda: 0)
+    transactions.begun()
+    ground.send(b"a")
+    if how == "nothing":
+        ground.rdkafka.report(0)
+        transactions.before_commit(Deadline(1.0))
+        return
+    dispatcher.lapse()
+    if how == "timed out while held":
+        ground.hold(b"b")
+    else:
+        ground.rdkafka.report(0, offset=5)
+    if how == "astray":
+        ground.observe(operated(UNSPLIT, SPLIT, {0: 1}))
+        dispatcher.renew(monotonic() + 1000)
+        dispatcher.held.release()
+    else:
+        dispatcher.expire(monotonic() + 2)
+    with pytest.raises(KafkaException, match="abort it and do it again") as caught:
+        transactions.before_commit(Deadline(1.0))
+    assert caught.value.args[0].txn_requires_abort()
+    transactions.before_abort()
+    transactions.ended(aborted=True)
+    transactions.begun()
+    transactions.before_commit(Deadline(1.0))
+
+
 def test_only_errors_are_reported_where_only_errors_are_wanted() -> None:
     ground = Ground(**{"delivery.report.only.error": True})
     ground.send(b"a")
     ground.send(b"b")
     ground.rdkafka.report(0)
     ground.rdkafka.report(1, error=KafkaError(KafkaError._MSG_TIMED_OUT))
-    ground.dispatcher.run_callbacks()
+    ground.dispatcher.callbacks.run()
     assert ground.told == [(KafkaError._MSG_TIMED_OUT, b"b")]
 
 
@@ -367,11 +568,11 @@ def test_the_queue_limits_count_what_is_held() -> None:
     ground = Ground(**{"queue.buffering.max.messages": 3})
     ground.dispatcher.lapse()
     ground.hold(b"a", b"b")
-    ground.dispatcher.room(0)
+    ground.dispatcher.held.room(0)
     with pytest.raises(BufferError):
-        ground.dispatcher.room(1)
+        ground.dispatcher.held.room(1)
     small = Ground(**{"queue.buffering.max.kbytes": 1})
     small.dispatcher.lapse()
     small.hold(b"x" * 2000)
     with pytest.raises(BufferError):
-        small.dispatcher.room(0)
+        small.dispatcher.held.room(0)

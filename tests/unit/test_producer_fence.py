@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from kpsplit.producer.fence import Outgoing, PartitionFence, SegmentWriter
+from kpsplit.producer.backlog import Tally
+from kpsplit.producer.fence import PartitionFence
+from kpsplit.producer.segment_writer import Outgoing, SegmentWriter
 from kpsplit.splitter.events import Abort
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
@@ -20,7 +22,7 @@ Fence = PartitionFence[str, SegmentWriter[str]]
 
 
 def fence_of(state: PartitionState = UNSPLIT) -> Fence:
-    return PartitionFence(state, SegmentWriter)
+    return PartitionFence(state, SegmentWriter, Tally())
 
 
 def send(fence: Fence, key: int | None = LOW) -> tuple[Any, Outgoing[str]]:

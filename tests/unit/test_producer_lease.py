@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from kpsplit.kafka.clock import monotonic
+from kpsplit.kafka.connection import Connection
+from kpsplit.producer.config import split_config
+from kpsplit.producer.control_feed import ControlFeed
+from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.lease import Renewal, owes, seen
+from kpsplit.producer.lease_duty import LeaseDuty
+from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.events import Prepare
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
@@ -68,3 +75,35 @@ def test_nobody_registers_again_while_an_answer_is_owed() -> None:
     assert not rules.must_register(lease_valid=False, owing=True)
     rules.registering(seen([PREPARING]))
     assert not rules.renews(seen([PREPARING]), lease_valid=False, owing=True)
+
+
+class Following:
+    """A control topic that is read to offset 7, and the answer to every question for its end."""
+
+    def __init__(self) -> None:
+        self.position = 7
+        self.asked = monotonic()
+        self.view = ControlView()
+
+    def ask_end(self) -> Following:
+        return self
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> int:
+        return 7
+
+
+def test_a_view_that_was_read_and_not_applied_renews_nothing() -> None:
+    """An error while states were applied would otherwise leave a fence that does not know of its end."""
+    _, settings = split_config({"bootstrap.servers": "127.0.0.1:1"})
+    dispatcher = Dispatcher(settings, 7, lambda *_: None)
+    feed = ControlFeed(Connection({"bootstrap.servers": "127.0.0.1:1"}), dispatcher)
+    feed.tail = Following()  # type: ignore[assignment]
+    duty = LeaseDuty(feed)
+    duty.renew()
+    assert not dispatcher.lease_valid()
+    duty.adopted = 7
+    duty.renew()
+    assert dispatcher.lease_valid()

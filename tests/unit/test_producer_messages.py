@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, Message
 
+from kpsplit.kafka.logical_message import LogicalMessage, is_identity
 from kpsplit.producer.messages import (
     Content,
-    LogicalMessage,
     failed_message,
-    is_identity,
     logical_message,
     timestamp_of,
 )

@@ -8,6 +8,7 @@ import pytest
 from confluent_kafka import consistent
 
 from kpsplit.errors import ConfigurationError, UsageError
+from kpsplit.producer.backlog import Tally
 from kpsplit.producer.fence import PartitionFence
 from kpsplit.producer.routes import RouteWriter, TopicRoute, check_partitioner, complete_stamp
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -19,7 +20,7 @@ from kpsplit.splitter.records.stamp import Stamp, prefix
 def route(partitioner: Partitioner, count: int) -> TopicRoute:
     def fence(partition: int) -> Any:
         parent = PhysicalPartition("orders", partition)
-        return PartitionFence(PartitionState.unsplit(parent, "id"), lambda s: RouteWriter(s, parent))
+        return PartitionFence(PartitionState.unsplit(parent, "id"), lambda s: RouteWriter(s, parent), Tally())
 
     return TopicRoute(Enrolment("orders", "id", partitioner, True), [fence(p) for p in range(count)])
 

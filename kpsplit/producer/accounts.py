@@ -1,0 +1,49 @@
+"""What a Producer tells about its records: statistics while it runs, certificates at its end."""
+
+from __future__ import annotations
+
+from kpsplit.producer.coordinator import Coordinator
+from kpsplit.producer.dispatcher import Dispatcher
+from kpsplit.producer.routes import Fence
+from kpsplit.producer.statistics import LayoutStats, PartitionStats
+from kpsplit.splitter.records.producers import Certificate
+from kpsplit.splitter.records.stamp import instance_name
+
+
+def layout_stats(dispatcher: Dispatcher, coordinator: Coordinator | None) -> LayoutStats:
+    """Return what a producer knows about layouts, fences, held records and strays."""
+    with dispatcher.lock:
+        partitions = {str(f.state.parent): _partition_stats(f) for f in dispatcher.fences()}
+        valid = dispatcher.lease_valid()
+    pauses = tuple(coordinator.pauses_ms) if coordinator else ()
+    error = coordinator.last_error if coordinator else None
+    return LayoutStats(
+        instance_name(dispatcher.instance), valid, partitions, pauses, str(error) if error else None
+    )
+
+
+def certificates(dispatcher: Dispatcher) -> dict[str, Certificate]:
+    """Return what was delivered and what failed, per partition to which anything was sent."""
+    with dispatcher.lock:
+        return {str(f.state.parent): _certificate(f) for f in dispatcher.fences() if f.next_sequence}
+
+
+def _certificate(fence: Fence) -> Certificate:
+    delivered = {str(segment): count for segment, count in fence.delivered().items()}
+    return Certificate(fence.next_sequence, delivered, tuple(sorted(fence.statistics.failed)))
+
+
+def _partition_stats(fence: Fence) -> PartitionStats:
+    counts = fence.statistics
+    return PartitionStats(
+        epoch=fence.state.epoch,
+        segments=len(fence.writers),
+        fences=counts.fences,
+        next_sequence=fence.next_sequence,
+        held=counts.held,
+        waiting=fence.waiting(),
+        pending=fence.pending(),
+        strays=counts.strays,
+        delivered=fence.delivered(),
+        failed=len(counts.failed),
+    )

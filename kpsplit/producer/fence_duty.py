@@ -1,0 +1,146 @@
+"""What a fence asks of the library's thread: reports, acknowledgements, release, takeovers, log look-ups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kpsplit.kafka.clock import Deadline
+from kpsplit.producer.control_feed import ControlFeed
+from kpsplit.producer.fence import PartitionFence
+from kpsplit.producer.lease_duty import LeaseDuty
+from kpsplit.producer.lookup import Lookup
+from kpsplit.producer.pauses import PauseClock
+from kpsplit.producer.routes import Fence
+from kpsplit.producer.takeover import Takeover
+from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.fence_answers import to_acknowledge
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.producers import PauseReport
+
+ANSWER_SECONDS = 5.0
+
+
+class FenceDuty:
+    """Owned by the library's thread. ``poll`` and ``queued`` are those of the application's plain producer.
+
+    ``stopping`` tells whether the thread is to end.
+    """
+
+    def __init__(
+        self,
+        feed: ControlFeed,
+        lease: LeaseDuty,
+        poll: Callable[[float], int],
+        queued: Callable[[], int],
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._feed = feed
+        self._dispatcher = feed.dispatcher
+        self._lease = lease
+        self._poll = poll
+        self._queued = queued
+        self._stopping = stopping
+        self._takeovers: dict[PhysicalPartition, Takeover] = {}
+        self._lookups: dict[tuple[PhysicalPartition, int], Lookup] = {}
+        self._over: list[tuple[str, PauseReport]] = []
+        self._pauses = PauseClock()
+        self.pauses_ms = self._pauses.pauses_ms
+
+    # -- the view ----------------------------------------------------------------------------------
+
+    def adopt(self, view: ControlView) -> None:
+        """Apply what is new in the control topic to every fence that it concerns (``lock`` held)."""
+        dispatcher = self._dispatcher
+        for fence in dispatcher.fences():
+            state = view.state(fence.state.parent)
+            if state is None or state is fence.state:
+                continue
+            finals = fence.observe(state, lease_valid=dispatcher.lease_valid())
+            dispatcher.refresh(fence)
+            dispatcher.reporter.tell(fence, finals)
+            self.watch(fence)
+
+    def watch(self, fence: Fence) -> None:
+        """Measure the pause; start or end the watch over an operator that may die in the fence."""
+        self._pauses.observe(fence)
+        parent, attempt = fence.state.parent, fence.state.attempt
+        if attempt is None or not fence.state.fenced_segments():
+            self._takeovers.pop(parent, None)
+            return
+        known = self._takeovers.get(parent)
+        if self._dispatcher.settings.takeover and (known is None or known.attempt_id != attempt.id):
+            self._takeovers[parent] = Takeover(
+                self._feed.connection, parent, attempt.id, attempt.max_pause_ms / 1000
+            )
+
+    # -- in every turn -----------------------------------------------------------------------------
+
+    def busy(self) -> list[Fence]:
+        """Return the fences that wait for something."""
+        return [f for f in self._dispatcher.fences() if f.busy()]
+
+    def take_reports(self) -> None:
+        """Take librdkafka's reports in hand while a fence waits for any, as the application may not poll."""
+        if self.busy():
+            self._dispatcher.collect(self._poll)
+            self._dispatcher.forget_unreported(self._queued)
+
+    def acknowledge(self) -> None:
+        """Acknowledge the fences of segments that nothing is in flight of."""
+        with self._dispatcher.lock.first:
+            fences = self._dispatcher.fences()
+            quiescent = [f.state for f in fences if f.state.attempt and f.quiescent()]
+        if self._feed.tail is None:
+            return
+        ours, own = {f.state.parent for f in fences}, self._feed.registration
+        quiescent += [s for s in self._feed.states() if s.parent not in ours]
+        for state in to_acknowledge(quiescent, own.record):
+            if state.attempt is not None:
+                own.acknowledge(str(state.parent), state.attempt.id, Deadline(ANSWER_SECONDS))
+                self._lease.answered()
+
+    def release(self) -> None:
+        """Send what was held and may be sent now; between two portions the application gets the lock."""
+        dispatcher = self._dispatcher
+        sent = 1
+        while sent and not self._stopping():
+            with dispatcher.lock.first:
+                sent = dispatcher.held.release()
+        with dispatcher.lock.first:
+            for topic in list(dispatcher.unrouted):
+                dispatcher.held.route(topic)
+
+    def report_pauses(self) -> None:
+        """Take over what is due; tell operators how long pauses were that are over."""
+        for takeover in list(self._takeovers.values()):
+            takeover.check()
+        with self._dispatcher.lock.first:
+            fences = self._dispatcher.fences()
+            self._over += [p for f in fences if (p := self._pauses.over(f)) is not None]
+        while self._over:
+            partition, pause = self._over[0]
+            self._feed.registration.report_pause(partition, pause, Deadline(ANSWER_SECONDS))
+            self._over.pop(0)
+
+    def look_up(self) -> None:
+        """Look for rejected records in the log, in a thread of its own: a log can be long."""
+        dispatcher = self._dispatcher
+        with dispatcher.lock.first:
+            unclear = [(f, w, set(n)) for f in dispatcher.fences() for w, n in f.unclear()]
+        for fence, writer, numbers in unclear:
+            segment = fence.state.lineage.get(writer.segment.id)
+            place = (fence.state.parent, segment.id)
+            lookup = self._lookups.get(place)
+            if lookup is None:
+                self._lookups[place] = Lookup(self._feed.connection, segment, dispatcher.instance, numbers)
+            elif lookup.done():
+                del self._lookups[place]
+                found = lookup.result()
+                with dispatcher.lock.first:
+                    dispatcher.reporter.tell(fence, fence.looked_up(writer, found))
+
+
+def only_holds(fence: PartitionFence[Any, Any]) -> bool:
+    """Tell whether a fence is on, nothing of it is in flight and no report of it waits for the outcome."""
+    return bool(fence.state.fenced_segments()) and fence.quiescent() and not fence.pending()

@@ -1,0 +1,188 @@
+"""Records that cannot be sent now: kept in order, sent when they may be, failed when they must be.
+
+Those of an enrolled topic wait in its fences; those of a topic that was not looked up yet, or whose look is
+stale, wait by topic (``Context.unrouted``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from kpsplit.producer.callbacks import CallbackQueue
+from kpsplit.producer.context import Context
+from kpsplit.producer.messages import Content, Unrouted, failed_message
+from kpsplit.producer.pass_through import PassThroughSender
+from kpsplit.producer.routes import Fence, PassThrough, TopicRoute
+from kpsplit.producer.segment_writer import Outgoing
+from kpsplit.producer.stamped import StampedSender
+from kpsplit.splitter.key_range import key_hash
+from kpsplit.splitter.lineage import PhysicalPartition
+
+RELEASED_AT_ONCE = 500
+"""How many held records one turn sends with the lock taken, so that produce() never waits for long."""
+
+
+class HeldRecords:
+    """See the module. ``bytes``: what records hold that librdkafka was never given."""
+
+    def __init__(
+        self, context: Context, stamped: StampedSender, plain: PassThroughSender, callbacks: CallbackQueue
+    ) -> None:
+        self._context = context
+        self._stamped = stamped
+        self._plain = plain
+        self._callbacks = callbacks
+        self.bytes = 0
+
+    # -- what comes in -----------------------------------------------------------------------------
+
+    def room(self, queued: int) -> None:
+        """Refuse a record when the queue limits are reached (``lock`` held).
+
+        Raises:
+            BufferError: as librdkafka's produce() does.
+        """
+        settings = self._context.settings
+        if queued + self.waiting() >= settings.queue_messages or self.bytes > settings.queue_bytes:
+            raise BufferError("Local: Queue full")
+
+    def waiting(self) -> int:
+        """Return how many records wait to be sent."""
+        return self._context.tally.count
+
+    def hold(self, fence: Fence, content: Content) -> None:
+        """Keep a record until its segment opens (``lock`` held).
+
+        Raises:
+            TypeError: as librdkafka's produce() does. KpsplitError: nothing will ever be sent again.
+        """
+        content.check()
+        if self._context.fatal is not None:
+            raise self._context.fatal
+        self.bytes += content.size()
+        fence.hold(None if content.key is None else key_hash(content.key), content)
+        self._context.wake.set()
+
+    def hold_unrouted(self, topic: str, content: Content, partition: int) -> None:
+        """Keep a record until its topic is looked up (``lock`` held).
+
+        Raises:
+            TypeError: as librdkafka's produce() does.
+        """
+        content.check()
+        if not isinstance(topic, str) or not isinstance(partition, int):
+            raise TypeError("topic must be a str, partition an int")
+        item = Unrouted(content, partition)
+        self.bytes += content.size()
+        keep = self._context.unrouted.setdefault(topic, deque()).append
+        self._context.tally.count += 1  # a signal handler may raise behind any call
+        keep(item)
+        self._context.wake.set()
+
+    # -- what may be sent --------------------------------------------------------------------------
+
+    def route(self, topic: str) -> None:
+        """Give the records of a topic that was just looked up to its fences (``lock`` held)."""
+        route = self._context.routes.get(topic)
+        queue = self._context.unrouted.get(topic)
+        if route is None or queue is None:
+            return
+        while queue:
+            item = queue[0]
+            try:
+                self._route_one(topic, route, item)
+            except BufferError:
+                return
+            except Exception as error:  # noqa: BLE001 - this record is refused; those behind it go on
+                self._fail(_place(topic, item), item.content, kafka_error(error))
+            queue.popleft()
+            self._context.tally.count -= 1
+        del self._context.unrouted[topic]
+
+    def release(self) -> int:
+        """Send what may be sent now, in order, but not very much at once (``lock`` held); return how many."""
+        return sum(self._release_fence(f) for f in self._context.fences() if f.waiting())
+
+    # -- what fails --------------------------------------------------------------------------------
+
+    def fail_unrouted(self, topic: str, error: Any) -> None:
+        """Fail the waiting records of a topic whose lookup failed (``lock`` held)."""
+        for item in self._context.unrouted.pop(topic, ()):
+            self._context.tally.count -= 1
+            self._fail(_place(topic, item), item.content, error)
+
+    def fail_all(self, error: Any) -> None:
+        """Fail everything that waits (``lock`` held)."""
+        for fence in self._context.fences():
+            for record in fence.drop_waiting():
+                self._fail(fence.state.parent, record.payload, error)
+        for topic in list(self._context.unrouted):
+            self.fail_unrouted(topic, error)
+
+    def expire(self, now: float) -> None:
+        """Fail records that have waited longer than the message timeout (``lock`` held)."""
+        oldest = now - self._context.settings.message_timeout
+        error = KafkaError(KafkaError._MSG_TIMED_OUT)
+        for fence in self._context.fences():
+            if fence.waiting():
+                for record in fence.drop_waiting(lambda r: r.payload.accepted_at > oldest):
+                    self._fail(fence.state.parent, record.payload, error)
+        for topic, queue in self._context.unrouted.items():
+            while queue and queue[0].content.accepted_at <= oldest:
+                item = queue.popleft()
+                self._context.tally.count -= 1
+                self._fail(_place(topic, item), item.content, error)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _route_one(self, topic: str, route: TopicRoute | PassThrough, item: Unrouted) -> None:
+        content = item.content
+        if isinstance(route, TopicRoute):
+            fence = route.choose(content.key, item.partition)
+            fence.hold(None if content.key is None else key_hash(content.key), content)
+            return
+        self._plain.send(
+            topic, content.value, content.key, item.partition, content.callback, content.timestamp,
+            content.headers,
+        )  # fmt: skip
+        self.bytes -= content.size()
+
+    def _release_fence(self, fence: Fence) -> int:
+        gone: list[Outgoing[Content]] = []
+        for writer, record in fence.sendable(RELEASED_AT_ONCE):
+            content = record.payload
+            try:
+                self._stamped.send(fence, writer, record.sequence, content)
+                if content.message is None:
+                    self.bytes -= content.size()
+            except BufferError:
+                break
+            except Exception as error:  # noqa: BLE001 - this record is refused; those behind it go on
+                fence.refuse(record)
+                self._fail(fence.state.parent, content, kafka_error(error))
+            gone.append(record)
+        if gone:
+            fence.sent(gone)
+            self._context.refresh(fence)
+        return len(gone)
+
+    def _fail(self, parent: PhysicalPartition, content: Content, error: Any) -> None:
+        self._context.failures += 1
+        if content.message is None:
+            self.bytes -= content.size()
+        if content.callback is not None:
+            self._callbacks.put(content.callback, error, failed_message(parent, content, error))
+
+
+def kafka_error(error: Exception) -> Any:
+    """Return librdkafka's error of an exception, as delivery reports carry it."""
+    if isinstance(error, KafkaException) and error.args:
+        return error.args[0]
+    return KafkaError(KafkaError._INVALID_ARG, str(error))
+
+
+def _place(topic: str, item: Unrouted) -> PhysicalPartition:
+    return PhysicalPartition(topic, max(item.partition, 0))

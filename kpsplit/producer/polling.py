@@ -1,0 +1,80 @@
+"""Who takes librdkafka's reports, and who runs the application's callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import Deadline
+from kpsplit.producer.dispatcher import Dispatcher
+from kpsplit.producer.quick_lock import Busy
+from kpsplit.producer.reentry import refuse_reentry
+
+SLICE_SECONDS = 0.1
+"""How long one call into librdkafka lasts at most, so that queued callbacks do not wait for longer."""
+_FOREVER = 10.0**9
+
+
+def deadline_of(timeout: float | None) -> Deadline:
+    """Return the deadline of a timeout in seconds as applications give it: None or negative is for ever."""
+    return Deadline(_FOREVER if timeout is None or timeout < 0 else timeout)
+
+
+class Polling:
+    """The application's side of poll() and flush(); thread safe."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._in_callbacks: set[int] = set()
+
+    def check_entry(self) -> None:
+        """Refuse calls from inside a callback or the middle of another call, and in a child process.
+
+        Raises:
+            KpsplitError: this is one.
+        """
+        if self._dispatcher.forked and self._dispatcher.fatal is not None:
+            raise self._dispatcher.fatal
+        refuse_reentry(self._dispatcher.lock)
+        if self.in_callback():
+            raise KpsplitError("poll() or flush() was called inside a callback", hint="return from it first")
+
+    def in_callback(self) -> bool:
+        """Tell whether this thread is inside a callback."""
+        return get_ident() in self._in_callbacks
+
+    def serve(self, call: Callable[[float], int], seconds: float) -> int:
+        """Take reports for so long, unless another thread is at it; run queued callbacks before and after.
+
+        ``call`` is librdkafka's poll() or flush(). Returns how many events were served.
+
+        Raises:
+            KpsplitError: called inside a callback. Exception: what a callback raised.
+        """
+        self.check_entry()
+        dispatcher = self._dispatcher
+        served = self._run_queued()
+        ours = False
+        try:
+            with dispatcher.poll_lock.within(seconds):
+                ours = True
+                served += int(self.guarded(call, seconds))
+        except Busy:
+            if ours:  # a callback's
+                raise
+        return served + self._run_queued()
+
+    def guarded(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Call what may run callbacks of the application; calls back into it are refused meanwhile."""
+        me = get_ident()
+        try:
+            self._in_callbacks.add(me)
+            return call(*arguments)
+        finally:
+            self._in_callbacks.discard(me)
+
+    def _run_queued(self) -> int:
+        """Run queued callbacks; the library's thread may go on taking reports meanwhile."""
+        return int(self.guarded(self._dispatcher.callbacks.run)) if self._dispatcher.callbacks else 0

@@ -1,0 +1,157 @@
+"""From librdkafka's reports to the application's callbacks, for records of enrolled topics."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from kpsplit.kafka.clock import monotonic
+from kpsplit.kafka.logical_message import wrapped_one
+from kpsplit.producer.callbacks import CallbackQueue
+from kpsplit.producer.context import Context
+from kpsplit.producer.messages import (
+    MAX_CACHED_REPORTS,
+    Bound,
+    Callback,
+    Content,
+    Report,
+    logical_message,
+    lost_message,
+    timestamp_of,
+)
+from kpsplit.producer.reentry import holds_lock
+from kpsplit.producer.routes import Fence, RouteWriter
+from kpsplit.producer.segment_writer import Final, Outgoing
+from kpsplit.splitter.key_range import key_hash
+from kpsplit.splitter.lineage import SegmentKind
+
+_REJECTIONS = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
+_GIVEN_UP = KafkaError(KafkaError._PURGE_INFLIGHT)
+"""The error of a record that was acknowledged and will not be looked after any more."""
+
+
+class Reporter:
+    """Makes the functions that librdkafka calls, and tells the application what is final.
+
+    A report under a valid lease, of a segment that is open and not fenced, goes straight to the application's
+    callback (the fast path, rule (a)); every other one goes to the fence under ``lock``.
+    """
+
+    def __init__(self, context: Context, callbacks: CallbackQueue) -> None:
+        self._context = context
+        self._callbacks = callbacks
+
+    def report_for(self, fence: Fence, writer: RouteWriter, callback: Callback | None) -> Report:
+        """Return the report function of one callback."""
+        try:
+            return writer.reports[callback]
+        except (KeyError, TypeError):
+            return self.make(fence, writer, callback)
+
+    def make(self, fence: Fence, writer: RouteWriter, callback: Callback | None) -> Report:
+        """Return the report function of one callback, remembered by the writer."""
+        report = self._report(fence, writer, callback)
+        if len(writer.reports) >= MAX_CACHED_REPORTS:
+            writer.reports.clear()
+        with suppress(TypeError):  # a callback that is not hashable is wrapped per record
+            writer.reports[callback] = report
+        return report
+
+    def _report(self, fence: Fence, writer: RouteWriter, callback: Callback | None) -> Report:
+        clock = monotonic
+        slow = self._slowly
+        parent, segment = fence.state.parent, writer.segment
+
+        def as_is(record: Bound, error: Any, message: Any) -> None:
+            if error is None and clock() < writer.good_until:
+                writer.done += 1
+                callback(None, message)  # type: ignore[misc]
+            else:
+                slow(fence, writer, callback, record, error, message)
+
+        def in_logical_terms(record: Bound, error: Any, message: Any) -> None:
+            if error is None and clock() < writer.good_until:
+                writer.done += 1
+                callback(None, wrapped_one(message, segment, parent))  # type: ignore[misc]
+            else:
+                slow(fence, writer, callback, record, error, message)
+
+        def quietly(record: Bound, error: Any, message: Any) -> None:
+            if error is None and clock() < writer.good_until:
+                writer.done += 1
+            else:
+                slow(fence, writer, callback, record, error, message)
+
+        if callback is None or self._context.settings.only_errors:
+            return quietly
+        return as_is if writer.identity else in_logical_terms
+
+    def tell(self, fence: Fence, finals: list[Final[Content]], gave_up: Any = None) -> None:
+        """Queue the callbacks of records that became final (``lock`` held).
+
+        ``gave_up``: why those of them that failed did, whatever the broker had said before.
+        """
+        for final in finals:
+            content, error = final.record.payload, None
+            if final.offset is None:
+                self._context.failures += gave_up is not None
+                error = gave_up or content.error or _GIVEN_UP
+            if content.callback is None or (self._context.settings.only_errors and error is None):
+                continue
+            self._callbacks.put(content.callback, error, self._message(fence, final, error))
+
+    def _message(self, fence: Fence, final: Final[Content], error: Any) -> Any:
+        content, parent = final.record.payload, fence.state.parent
+        if error is content.error or final.offset is not None:
+            return logical_message(content.message, final.segment, parent, final.offset)
+        return lost_message(content.message, parent, final.segment.source, error)
+
+    @holds_lock
+    def _slowly(
+        self,
+        fence: Fence,
+        writer: RouteWriter,
+        callback: Callback | None,
+        bound: Bound,
+        error: Any,
+        message: Any,
+    ) -> None:
+        sequence, every = bound if isinstance(bound, tuple) else (bound, None)
+        headers = every and every[:-1]  # without the stamp
+        key = message.key()
+        content = Content(
+            message.value(), key, timestamp_of(message), headers, callback, monotonic(), message, error
+        )
+        record = Outgoing(None if key is None else key_hash(key), sequence, content)
+        context = self._context
+        with context.lock:
+            valid = context.lease_valid()
+            if error is None:
+                finals = fence.acknowledged(writer, record, message.offset(), lease_valid=valid)
+            elif self._may_be_written(writer, error):
+                finals = fence.rejected(writer, record, lease_valid=valid)
+            else:
+                finals = fence.failed(writer, record)
+            if context.fatal is not None:
+                finals += fence.give_up()
+            self.tell(fence, finals)
+            context.wake.set()
+
+    def _may_be_written(self, writer: RouteWriter, error: Any) -> bool:
+        """Tell whether a rejection may be a seal's, while an earlier try is in the log.
+
+        Inside a transaction a rejected record makes the application abort, written or not.
+        """
+        sealable = (
+            writer.segment.kind is SegmentKind.PHANTOM and self._context.settings.transactional_id is None
+        )
+        return sealable and error.code() in _REJECTIONS

@@ -1,0 +1,171 @@
+"""Routing topics: looking new ones up, registering enrolled ones, the way from not enrolled to enrolled."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from confluent_kafka import KafkaError
+
+from kpsplit.errors import ConfigurationError, KpsplitError
+from kpsplit.kafka.clock import Deadline, monotonic
+from kpsplit.kafka.control_log import ControlTail
+from kpsplit.producer.control_feed import ControlFeed
+from kpsplit.producer.fence_duty import FenceDuty
+from kpsplit.producer.lease_duty import LeaseDuty
+from kpsplit.producer.routes import PASS_THROUGH, Fence, RouteWriter, TopicRoute, check_partitioner
+from kpsplit.producer.topic_lookup import partition_count
+from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.fence_answers import to_answer
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.control import Enrolment
+from kpsplit.splitter.states import Phase
+
+METADATA_SECONDS = 300.0
+"""How often the partition count of topics is looked at again (librdkafka's topic.metadata.refresh)."""
+REGISTRATION_SECONDS = 10.0
+
+
+class TopicDuty:
+    """Owned by the library's thread. ``queued`` is len() of the application's plain producer.
+
+    ``transitions``: topics that became enrolled while we wrote to them, and since when.
+    """
+
+    def __init__(
+        self, feed: ControlFeed, lease: LeaseDuty, fences: FenceDuty, queued: Callable[[], int]
+    ) -> None:
+        self._feed = feed
+        self._dispatcher = feed.dispatcher
+        self._lease = lease
+        self._fences = fences
+        self._queued = queued
+        self._metadata_at = 0.0
+        self.transitions: dict[str, float] = {}
+
+    # -- topics that are not enrolled --------------------------------------------------------------
+
+    def none_enrolled(self) -> None:
+        """Send everything as it is: there is no control topic (``lock`` held)."""
+        for topic in list(self._dispatcher.unrouted):
+            self._dispatcher.routes[topic] = PASS_THROUGH
+            self._dispatcher.held.route(topic)
+
+    def adopt(self, view: ControlView) -> None:
+        """Hold the records of topics that passed through and are enrolled in the view (``lock`` held)."""
+        for topic in [t for t, r in self._dispatcher.routes.items() if r is PASS_THROUGH]:
+            if topic in view.enrolments:
+                self._dispatcher.remove_route(topic)
+                self._dispatcher.unrouted.setdefault(topic, deque())
+                self._dispatcher.plain.count()
+                self.transitions[topic] = monotonic()
+
+    def answer(self) -> None:
+        """Answer PREPARE for every partition whose unstamped records are resolved."""
+        for topic in list(self.transitions):
+            self._settled(topic)
+        own = self._feed.registration
+        for state in to_answer(self._feed.states(), own.record):
+            if state.attempt is None or not self._settled(state.parent.topic, state.parent.partition):
+                continue
+            own.answer_ready(str(state.parent), state.attempt.id, Deadline(self._feed.lease_seconds()))
+            self._lease.answered()
+
+    def _settled(self, topic: str, partition: int | None = None) -> bool:
+        """Tell whether no unstamped record of ours can be on its way to a topic (or one partition) still."""
+        since = self.transitions.get(topic)
+        if since is None:
+            return True
+        dispatcher = self._dispatcher
+        if dispatcher.plain.settled(self._queued):
+            self.transitions.clear()
+            return True
+        if monotonic() - since > dispatcher.settings.message_timeout:
+            del self.transitions[topic]
+            return True
+        route = dispatcher.routes.get(topic)
+        if not isinstance(route, TopicRoute) or partition is None or partition >= route.count:
+            return False
+        return any(w.done for w in route.fences[partition].writers)  # a later record is through: so are they
+
+    # -- enrolled topics ---------------------------------------------------------------------------
+
+    def route_new_topics(self) -> None:
+        """Look up the topics of records that wait for it, and let them go on."""
+        dispatcher, tail = self._dispatcher, self._feed.following()
+        failed: KpsplitError | None = None
+        for topic in list(dispatcher.unrouted):
+            if not dispatcher.lease_valid():
+                return
+            try:
+                if topic not in dispatcher.routes and topic in tail.view.enrolments:
+                    self._route_enrolled(topic, tail)
+            except KpsplitError as error:  # one topic that cannot be seen does not stop the others
+                failed = error
+                continue
+            with dispatcher.lock.first:
+                if topic not in tail.view.enrolments:
+                    dispatcher.routes.setdefault(topic, PASS_THROUGH)
+                dispatcher.held.route(topic)
+        if failed is not None:
+            raise failed
+
+    def _route_enrolled(self, topic: str, tail: ControlTail) -> None:
+        """Register an enrolled topic and make its fences.
+
+        A PREPARE that is in the view already is answered in the same record: an operator whose patience is
+        at its end would otherwise expire the whole registration, other topics' lease or not.
+        """
+        states = [s for s in tail.view.states.values() if s.parent.topic == topic]
+        preparing = [s for s in states if s.phase is Phase.PREPARING]
+        if preparing and not self._settled(topic):
+            return
+        ready = {str(s.parent): s.attempt.id for s in preparing if s.attempt}
+        enrolment = tail.view.enrolments[topic]
+        deadline = Deadline(REGISTRATION_SECONDS)
+        try:
+            check_partitioner(enrolment, self._dispatcher.settings.partitioner)
+        except ConfigurationError as error:
+            with self._dispatcher.lock.first:
+                self._refuse(topic, error)
+            return
+        count = partition_count(self._feed.admin, topic)
+        self._feed.registration.add_topic(topic, ready, deadline)
+        fences = [self._new_fence(enrolment, p, tail.view) for p in range(count)]
+        with self._dispatcher.lock.first:
+            self._dispatcher.add_route(topic, TopicRoute(enrolment, fences))
+            for fence in fences:
+                self._fences.watch(fence)
+        self._lease.answered()  # only an end asked for after the registration opens the topic
+
+    def _new_fence(self, enrolment: Enrolment, partition: int, view: ControlView) -> Fence:
+        parent = PhysicalPartition(enrolment.topic, partition)
+        state = view.state(parent)
+        if state is None:
+            raise KpsplitError(f"topic {enrolment.topic} is not enrolled any more", retriable=True)
+        fence: Fence = Fence(state, lambda segment: RouteWriter(segment, parent), self._dispatcher.tally)
+        fence.transaction(self._dispatcher.in_transaction)
+        fence.suspend(True)  # until the control topic was read again behind the registration
+        return fence
+
+    def _refuse(self, topic: str, error: KpsplitError) -> None:
+        self._dispatcher.refused[topic] = error
+        refusal = KafkaError(KafkaError._INVALID_ARG, error.message)
+        self._dispatcher.held.fail_unrouted(topic, refusal)
+
+    def refresh_partition_counts(self) -> None:
+        """Follow added partitions: like any producer, keys move to where the partitioner now puts them."""
+        if monotonic() < self._metadata_at:
+            return
+        self._metadata_at = monotonic() + METADATA_SECONDS
+        dispatcher, view = self._dispatcher, self._feed.following().view
+        for topic, route in list(dispatcher.routes.items()):
+            if isinstance(route, TopicRoute):
+                count = partition_count(self._feed.admin, topic)
+                added = [self._new_fence(route.enrolment, p, view) for p in range(route.count, count)]
+                with dispatcher.lock.first:
+                    route.extend(added)
+                    for fence in added:
+                        fence.suspend(not dispatcher.lease_valid())
+                        dispatcher.refresh(fence)
+                        self._fences.watch(fence)

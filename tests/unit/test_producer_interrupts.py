@@ -1,0 +1,235 @@
+"""A signal handler may raise anywhere in produce(), a thread may fork: the producer's books stay right."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import Deadline, monotonic
+from kpsplit.producer import fork_guard
+from kpsplit.producer.general_path import GeneralPath
+from kpsplit.producer.hot_path import make_produce
+from kpsplit.producer.polling import Polling
+from kpsplit.producer.producer import Producer
+from kpsplit.producer.routes import PASS_THROUGH
+from kpsplit.splitter.records.producers import Certificate
+from kpsplit.splitter.records.stamp import HEADER
+from tests.unit.interrupts import Interrupted, interrupted_while_waiting, raising_signals
+from tests.unit.samples import fenced, operated
+from tests.unit.test_producer_dispatcher import SPLIT, UNSPLIT, Ground
+
+
+def producing(ground: Ground, start: Callable[[], None] = lambda: None) -> Callable[..., None]:
+    general = GeneralPath(ground.dispatcher, lambda: 0, start)
+    return make_produce(ground.dispatcher, ground.rdkafka.produce, ground.callback, general.produce)
+
+
+def interrupted_behind_librdkafka(ground: Ground, interrupt: Callable[[], None]) -> None:
+    """Let a signal arrive while librdkafka's produce() has taken a record."""
+
+    class Given(list[Any]):
+        def append(self, arguments: Any) -> None:
+            super().append(arguments)
+            if arguments[1] == b"interrupted":
+                interrupt()
+
+    ground.rdkafka.given = Given()
+
+
+@pytest.mark.parametrize("key", [b"k", None])
+@pytest.mark.parametrize("headers", [None, {"h": b"1"}])
+def test_a_record_that_librdkafka_has_counts_although_produce_was_interrupted(key: Any, headers: Any) -> None:
+    """Otherwise the next record had the same number, and a fence was acknowledged with one in flight."""
+    ground = Ground()
+    produce = producing(ground)
+    with raising_signals() as interrupt:
+        interrupted_behind_librdkafka(ground, interrupt)
+        with pytest.raises(Interrupted):
+            produce("orders", b"interrupted", key, headers=headers)
+    produce("orders", b"next", key)
+    assert ground.rdkafka.values == [b"interrupted", b"next"]
+    assert (ground.fence.writers[0].in_flight, ground.fence.next_sequence) == (2, 2)
+
+
+@pytest.mark.parametrize("key", [b"k", None])
+def test_a_record_that_librdkafka_refuses_counts_for_nothing(key: Any) -> None:
+    ground = Ground()
+    produce = producing(ground)
+    ground.rdkafka.room = 0
+    with pytest.raises(BufferError):
+        produce("orders", b"refused", key)
+    ground.rdkafka.room = 1
+    produce("orders", b"next", key)
+    assert (ground.fence.writers[0].in_flight, ground.fence.next_sequence) == (1, 1)
+
+
+def test_a_signal_that_arrives_together_with_the_lock_does_not_stop_the_producer() -> None:
+    ground = Ground()
+    produce = producing(ground)
+    with raising_signals() as interrupt, pytest.raises(Interrupted):
+        with interrupted_while_waiting(ground.dispatcher.lock, interrupt):
+            produce("orders", b"a", b"k")
+    produce("orders", b"b", b"k")
+    assert ground.rdkafka.values == [b"b"]
+
+
+def test_a_counted_record_that_librdkafka_has_counts_although_produce_was_interrupted() -> None:
+    ground = Ground()
+    produce = producing(ground)
+    ground.dispatcher.routes["plain"] = PASS_THROUGH
+    ground.dispatcher.plain.count()
+    with raising_signals() as interrupt:
+        interrupted_behind_librdkafka(ground, interrupt)
+        with pytest.raises(Interrupted):
+            produce("plain", b"interrupted")
+    inside = 1
+    assert ground.dispatcher.plain.settled(lambda: inside), "what is inside came behind the count"
+
+
+def test_a_record_is_not_held_when_the_librarys_thread_cannot_be_started() -> None:
+    """The application is told that it failed, and may produce it again."""
+    ground = Ground()
+
+    def start() -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.raises(RuntimeError):
+        producing(ground, start)("other", b"v")
+    assert ground.dispatcher.held.waiting() == 0
+
+
+@pytest.mark.parametrize("topic", ["orders", "not looked up yet"])
+def test_a_record_that_waits_keeps_the_headers_that_it_was_produced_with(topic: str) -> None:
+    ground = Ground()
+    produce = producing(ground)
+    ground.observe(fenced(UNSPLIT, SPLIT))
+    for headers in ({"n": b"1"}, [("n", b"1")]):
+        produce(topic, b"v", b"k", headers=headers)
+        headers.clear()
+    queues = [*ground.fence.backlog.held.values(), *ground.dispatcher.unrouted.values()]
+    contents = [getattr(item, "payload", None) or item.content for queue in queues for item in queue]
+    assert [content.headers for content in contents] == [[("n", b"1")]] * 2
+
+
+@pytest.mark.parametrize("key", [b"k", None])
+def test_a_handler_that_calls_the_producer_in_the_middle_of_a_call_is_refused(
+    key: Any,
+) -> None:
+    ground = Ground()
+    produce = producing(ground)
+    polling = Polling(ground.dispatcher)
+    told: list[str] = []
+
+    class Given(list[Any]):
+        def append(self, arguments: Any) -> None:
+            for call in (lambda: produce("orders", b"inner", key), polling.check_entry):
+                with pytest.raises(KpsplitError, match="in the middle") as caught:
+                    call()
+                told.append(str(caught.value))
+            super().append(arguments)
+
+    ground.rdkafka.given = Given()
+    produce("orders", b"outer", key)
+    assert len(told) == 2 and ground.rdkafka.values == [b"outer"]
+    polling.check_entry()
+
+
+def test_a_thread_that_finds_the_lock_taken_by_another_waits_for_it() -> None:
+    ground = Ground()
+    produce = producing(ground)
+    threads = [threading.Thread(target=produce, args=("orders", b"v", key)) for key in (b"k", None)]
+    with ground.dispatcher.lock:
+        for thread in threads:
+            thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(ground.rdkafka.given) == 2
+
+
+@pytest.mark.parametrize("headers", [{"n": b"1"}, [("n", b"1")]])
+def test_a_stray_is_sent_again_with_the_headers_that_it_was_produced_with(headers: Any) -> None:
+    ground = Ground()
+    producing(ground)("orders", b"v", b"k", headers=headers)
+    headers.clear()
+    ground.observe(operated(UNSPLIT, SPLIT, {0: 0}))
+    ground.rdkafka.report(0, offset=5)
+    assert ground.dispatcher.held.release() == 1
+    assert [name for name, _ in ground.rdkafka.given[1][7]] == ["n", HEADER]
+
+
+def test_a_report_that_was_cut_short_keeps_no_fence_waiting() -> None:
+    ground = Ground()
+    ground.send(b"cut short")
+    ground.observe(fenced(UNSPLIT, SPLIT))
+    ground.dispatcher.forget_unreported(lambda: 1)
+    assert not ground.fence.quiescent(), "librdkafka may have it still"
+    ground.dispatcher.forget_unreported(lambda: 0)
+    assert ground.fence.quiescent()
+    ground.observe(operated(UNSPLIT, SPLIT, {0: 5}))
+    assert not any(ground.fence.delivered().values()) and all(w.open for w in ground.fence.writers)
+
+
+def test_a_record_that_goes_astray_behind_the_end_of_everything_fails() -> None:
+    ground = Ground()
+    ground.send(b"a")
+    ground.observe(operated(UNSPLIT, SPLIT, {0: 0}))
+    ground.dispatcher.fail_closed(KpsplitError("too new"))
+    ground.rdkafka.report(0, offset=5)
+    ground.dispatcher.callbacks.run()
+    assert ground.told == [(KafkaError._PURGE_INFLIGHT, b"a")]
+    assert ground.dispatcher.unresolved() == 0
+
+
+def test_a_report_behind_close_is_not_final_for_nobody_waits_for_a_closed_producer() -> None:
+    producer = Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+    ground = Ground()
+    dispatcher = producer._dispatcher
+    dispatcher.routes.update(ground.dispatcher.routes)
+    dispatcher.renew(monotonic() + 1000)
+    good_at_the_end: list[float] = []
+
+    class Library:
+        def stop(self, timeout: float) -> None: ...
+        def certify(self, certificates: dict[str, Certificate], deadline: Deadline) -> None:
+            good_at_the_end.append(ground.fence.writers[0].good_until)
+
+    producer._coordinator = Library()  # type: ignore[assignment]
+    producer.close(0)
+    assert good_at_the_end == [0.0]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_child_process_is_refused_although_the_lock_was_taken_when_it_began() -> None:
+    ground = Ground()
+    produce = producing(ground)
+    fork_guard.guard(ground.dispatcher)
+    taken, over = threading.Event(), threading.Event()
+
+    def library() -> None:
+        with ground.dispatcher.lock, ground.dispatcher.poll_lock:
+            taken.set()
+            over.wait(60)
+
+    thread = threading.Thread(target=library, daemon=True)
+    thread.start()
+    taken.wait(10)
+    child = os.fork()
+    if child == 0:  # pragma: no cover - in the child
+        signal.alarm(20)
+        refused = 0
+        for topic in ("orders", "other"):
+            try:
+                produce(topic, b"v", b"k")
+            except KpsplitError:
+                refused += 1
+        os._exit(refused)
+    over.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    thread.join(10)
