@@ -1,8 +1,8 @@
 """Split and merge live Apache Kafka partitions by key range, with unmodified brokers.
 
-`from kpsplit import Producer` is the whole migration of an application that produces with
-`confluent_kafka.Producer`. The names are resolved on first use, so that `import kpsplit` alone (as
-the command line does) loads no client library.
+`from kpsplit import Producer, Consumer` is the whole migration of an application that uses
+`confluent_kafka.Producer` and `confluent_kafka.Consumer`. The names are resolved on first use, so that
+`import kpsplit` alone (as the command line does) loads no client library.
 """
 
 from __future__ import annotations
@@ -11,13 +11,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kpsplit.consumer import Consumer, DeserializingConsumer
     from kpsplit.producer import Producer, SerializingProducer
 
 __version__ = "0.1.0"
 
-__all__ = ["Producer", "SerializingProducer", "__version__"]
+__all__ = ["Producer", "SerializingProducer", "Consumer", "DeserializingConsumer", "__version__"]
 
-_LAZY = {"Producer": "kpsplit.producer", "SerializingProducer": "kpsplit.producer"}
+_LAZY = {
+    "Producer": "kpsplit.producer",
+    "SerializingProducer": "kpsplit.producer",
+    "Consumer": "kpsplit.consumer",
+    "DeserializingConsumer": "kpsplit.consumer",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -31,6 +31,8 @@ START_SECONDS = 60.0
 FINISH_SECONDS = 120.0
 SERVED_SECONDS = 30.0
 REPLICATION = 3
+SLOTS = 4
+"""Key ranges per partition that groups share; few: the brokers run beside the demo on one machine."""
 RATE_SECONDS = 2.0
 """Rates on the board are those of the latest seconds."""
 _WAIT = 0.1
@@ -54,7 +56,7 @@ def enrol(operations: Operations, topic: str, say: Callable[[str], None]) -> Non
     if created:
         say(f"created {', '.join(created)}")
     say(f"enrolling {topic}: waits for one lease …")
-    operations.enrol(topic, Partitioner.CONSISTENT_RANDOM)
+    operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=SLOTS)
 
 
 def hot_of(chronicle: Chronicle) -> PhysicalPartition:

@@ -1,0 +1,83 @@
+"""What passes between the reading side and whoever works on records: slots and batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from confluent_kafka import Message
+
+from kpsplit.kafka.logical_message import physical_offset
+from kpsplit.splitter.key_range import KeyRange, key_hash
+from kpsplit.splitter.lineage import PhysicalPartition, Segment
+from kpsplit.splitter.reading import reader_hash
+from kpsplit.splitter.slots import slot_range
+
+MESSAGE_BYTES = 300
+"""What a message takes in memory besides its value: measured for short keys and no headers."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class OwnedSlot:
+    """The ``index``-th of ``slots`` equal key ranges of a logical partition, owned by this member."""
+
+    parent: PhysicalPartition
+    index: int
+    slots: int
+
+    def __str__(self) -> str:
+        """Return ``topic/partition`` with the key range."""
+        return f"{self.parent} {self.range}"
+
+    @property
+    def range(self) -> KeyRange:
+        """The slot's key range."""
+        return slot_range(self.index, self.slots)
+
+
+@dataclass(slots=True)
+class Batch:
+    """What was read of physical offsets [start, end) of one segment.
+
+    ``messages`` are all records there that belong to ``slots`` (those that were owned when they were read)
+    and that had not been given to them before, in order, in logical terms. It may be empty: the positions
+    of the slots move to ``end`` all the same, unless they are beyond it already. ``bytes`` is what the
+    messages take in memory, roughly; ``leader_epoch`` that of the last record that was read, None if none
+    was.
+    """
+
+    parent: PhysicalPartition
+    segment: Segment
+    slots: tuple[OwnedSlot, ...]
+    start: int
+    end: int
+    messages: list[Message]
+    bytes: int
+    leader_epoch: int | None = None
+
+
+def placed_hash(key: bytes | None, offset: int, within: KeyRange) -> int:
+    """Return the key hash that says which slot, and which lane, takes a record of a segment.
+
+    It always lies in the segment's range (``within``), so that exactly one reader of the segment takes the
+    record: that of its key; for a record without key, or one that somebody wrote past kpsplit's routing, a
+    number brought into the range.
+
+    Args:
+        key: the record's key.
+        offset: its physical offset.
+        within: the range of its segment.
+    """
+    if key is None:
+        return reader_hash(None, offset, within)
+    hash_ = key_hash(key)
+    return hash_ if hash_ in within else within.lo + hash_ % within.width
+
+
+def message_hash(message: Message, segment: Segment) -> int:
+    """Return ``placed_hash`` of a message of a batch, wrapped or not."""
+    return placed_hash(message.key(), physical_offset(message), segment.range)
+
+
+def size_of(messages: list[Message]) -> int:
+    """Return what messages take in memory, roughly."""
+    return sum(map(len, messages)) + MESSAGE_BYTES * len(messages)

@@ -1,0 +1,239 @@
+"""Records between the engine's thread and an application that polls (design, section 10). A sink.
+
+The application's thread takes records from ``_ready`` without a lock; the engine's thread alone adds to it,
+and takes back. Why that is safe:
+
+* ``deque.popleft`` and ``deque.pop`` are atomic, so each record goes to exactly one of the two threads. The
+  engine takes back from the *right* until nothing is left, so what the application got is a prefix of what
+  was there.
+* Records are numbered in order, so their number tells what was handed out: what was ever added less what is
+  left. Nothing is counted per record.
+* Records count as processed when the next call asks for more. ``_last`` is how many the latest call may
+  have handed out. The application's thread writes it *before* it takes the first record; the engine's
+  thread reads it *after* it has read how many are left: then ``handed out - _last`` is never more than what
+  is processed. It may be less for a moment; the progress never goes back.
+
+The interpreter lock makes these reads and writes happen in program order. Without it (free-threaded Python)
+nothing promises that, and taking goes through the lock.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import repeat
+
+from confluent_kafka import Message
+
+from kpsplit.consumer.batch import Batch, OwnedSlot
+from kpsplit.consumer.progress import Progress, without
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.lineage import PhysicalPartition
+
+FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
+NOTHING: frozenset[OwnedSlot] = frozenset()
+
+
+class FetchBuffer:
+    """Implements ``Sink`` for ``poll()`` and ``consume()``.
+
+    Threads: ``take``, ``consume``, ``wait``, ``mark`` and ``attended`` are for the application's;
+    everything else for the engine's. The lock is never held while anybody else's code runs.
+    """
+
+    def __init__(self, *, locked: bool = FREE_THREADED) -> None:
+        self._ready: deque[Message] = deque()
+        self._last = [0]
+        self._progress = Progress()
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)
+        self._guard: AbstractContextManager[object] = self._lock if locked else nullcontext()
+        self._waiters = 0
+        self._held_back: list[Batch] | None = None
+        self._released = NOTHING
+        self.take: Callable[[], Message] = self._locked_taker() if locked else self._taker()
+        """Return the next record; IndexError if there is none, or attention is asked for: then ``wait``."""
+
+    # the application's thread
+
+    def consume(self, count: int, held: int = 0) -> list[Message]:
+        """Return up to ``count`` of the records that are there; none if attention is asked for.
+
+        ``held``: how many of those handed out last are not processed yet.
+        """
+        records: list[Message] = []
+        popleft, append = self._ready.popleft, records.append
+        with self._guard:
+            self._last[0] = held + count
+            try:
+                for _ in repeat(None, count):
+                    append(popleft())
+            except IndexError:
+                pass
+            self._last[0] = held + len(records)
+        return records
+
+    def wait(self, seconds: float | None, held: int = 0) -> bool:
+        """Wait for records or for a call for attention; False if neither came in time.
+
+        Everything that was handed out counts as processed from now on, except for the ``held`` last.
+        """
+        with self._arrived:
+            self._last[0] = held
+            self._waiters += 1
+            try:
+                return self._arrived.wait_for(self._worth_waking, seconds)
+            finally:
+                self._waiters -= 1
+
+    def mark(self) -> int:
+        """Return the mark behind everything that was handed out: what an explicit commit covers."""
+        with self._lock:
+            return self._progress.added - len(self._ready)
+
+    def attended(self) -> None:
+        """The application's thread has done what attention was asked for: hand out records again."""
+        with self._lock:
+            batches, self._held_back = self._held_back or [], None
+            self._put(batches)
+
+    # the engine's thread: what a sink is
+
+    def taken(self, slot: OwnedSlot, cursor: Cursor) -> None:
+        """A slot arrives, or is moved by a seek: what was offered of it before counts for nothing."""
+        with self._lock:
+            if slot in self._progress.slots:
+                self._keep(lambda batch: without(batch, frozenset([slot])))
+            self._released -= {slot}
+            self._progress.taken(slot, cursor)
+
+    def offer(self, batch: Batch) -> None:
+        """Take records, to be handed out in the order of the offers."""
+        with self._lock:
+            if self._released:
+                batch = without(batch, self._released)
+            if self._held_back is not None:
+                self._held_back.append(batch)
+                return
+            self._put([batch])
+            if self._waiters and batch.messages:
+                self._arrived.notify_all()
+
+    def waiting_bytes(self) -> int:
+        """Return what the batches take that were not wholly handed out."""
+        with self._lock:
+            self._advance(len(self._ready))
+            return self._progress.waiting_bytes + sum(batch.bytes for batch in self._held_back or ())
+
+    def cursor(self, slot: OwnedSlot) -> Sequence[Cursor]:
+        """Return what of a slot is processed."""
+        with self._lock:
+            self._advance(len(self._ready))
+            return [self._progress.cursor(slot)]
+
+    def release(self, slots: Iterable[OwnedSlot]) -> bool:
+        """Hand out nothing more of slots; True when nothing of them is being worked on."""
+        known = [slot for slot in slots if slot in self._progress.slots]
+        with self._lock:
+            new = frozenset(known) - self._released
+            if new:
+                self._released |= new
+                self._keep(lambda batch: without(batch, new))
+            self._advance(len(self._ready))
+            return not any(self._progress.in_work(slot) for slot in known)
+
+    def dropped(self, slots: Iterable[OwnedSlot]) -> None:
+        """Forget slots and what waits of them."""
+        gone = frozenset(slots)
+        with self._lock:
+            self._keep(lambda batch: without(batch, gone))
+            self._released -= gone
+            self._progress.drop(gone)
+
+    # the engine's thread: what polling needs besides
+
+    def cursor_at(self, slot: OwnedSlot, mark: int) -> Cursor:
+        """Return what of a slot is processed when everything before a mark is."""
+        with self._lock:
+            self._advance(len(self._ready))
+            return self._progress.cursor(slot, mark)
+
+    def take_back(self, parents: Iterable[PhysicalPartition]) -> Mapping[OwnedSlot, Cursor]:
+        """Forget what waits of logical partitions (a pause); return where reading for their slots goes on."""
+        chosen = frozenset(parents)
+        with self._lock:
+            self._keep(lambda batch: None if batch.parent in chosen else batch)
+            mine = [s for s in self._progress.slots if s.parent in chosen and s not in self._released]
+            return {slot: self._progress.cursor(slot, self._progress.handed_out) for slot in mine}
+
+    def ask_attention(self) -> None:
+        """Make the application come out of ``wait``, and hand out nothing until it has ``attended``."""
+        with self._lock:
+            if self._held_back is None:
+                self._held_back = self._taken_back()
+            self._arrived.notify_all()
+
+    @property
+    def handed_out(self) -> int:
+        """How many records were handed out: it grows while the application polls and there are any."""
+        with self._lock:
+            self._advance(len(self._ready))
+            return self._progress.handed_out
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether the application's thread waits for records now."""
+        return self._waiters > 0
+
+    def _worth_waking(self) -> bool:
+        return bool(self._ready) or self._held_back is not None
+
+    def _advance(self, left: int) -> None:
+        handed_out = self._progress.added - left
+        self._progress.advance(handed_out, handed_out - self._last[0])
+
+    def _put(self, batches: Iterable[Batch]) -> None:
+        for batch in batches:
+            self._progress.add(batch)
+            self._ready.extend(batch.messages)
+
+    def _taken_back(self) -> list[Batch]:
+        left, pop = 0, self._ready.pop
+        try:
+            for _ in repeat(None):
+                pop()
+                left += 1
+        except IndexError:
+            self._advance(left)
+        return self._progress.withdraw()
+
+    def _keep(self, change: Callable[[Batch], Batch | None]) -> None:
+        """Change what was not handed out, or leave it out."""
+        held_back = self._held_back is not None
+        batches = self._taken_back() if self._held_back is None else self._held_back
+        kept = [changed for batch in batches if (changed := change(batch)) is not None]
+        if held_back:
+            self._held_back = kept
+        else:
+            self._put(kept)
+
+    def _taker(self) -> Callable[[], Message]:
+        last, popleft = self._last, self._ready.popleft
+
+        def take() -> Message:
+            last[0] = 1
+            return popleft()
+
+        return take
+
+    def _locked_taker(self) -> Callable[[], Message]:
+        take, lock = self._taker(), self._lock
+
+        def locked() -> Message:
+            with lock:
+                return take()
+
+        return locked

@@ -1,0 +1,148 @@
+"""What a commit of a member writes, pure (design, section 10).
+
+A member commits the ranges it owns. With them go the group's ordinary offsets, for which all other members'
+ranges count as the offset log has them. While some range of a partition was never committed by anybody, its
+first owner still starts from the ordinary offsets, so these stay as they are; the generation is then
+checked by an offset of the slots topic, which has no records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kpsplit.consumer.subscriptions import Mode
+from kpsplit.splitter.commits import CommitFold, ordinary_offsets
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import WHOLE, KeyRange
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.offsets import CommitKey, Position, RangeCommit
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """What one member has processed of one logical partition.
+
+    ``cursors`` are to be written; ``unchanged`` are those of its other ranges, which are written already.
+    ``token``: the partition of a group's topic that stands for one of the slots.
+    """
+
+    state: PartitionState
+    mode: Mode
+    cursors: tuple[Cursor, ...]
+    unchanged: tuple[Cursor, ...]
+    token: PhysicalPartition
+
+    @property
+    def parent(self) -> PhysicalPartition:
+        """The logical partition."""
+        return self.state.parent
+
+    @property
+    def lineage(self) -> Lineage:
+        """Its lineage."""
+        return self.state.lineage
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Who commits. ``generation`` counts the member's rebalances, for people; the broker checks its own."""
+
+    group: str
+    name: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """One transaction: range commits, keys to withdraw, ordinary offsets (never empty)."""
+
+    records: tuple[RangeCommit, ...]
+    tombstones: tuple[CommitKey, ...]
+    offsets: Mapping[PhysicalPartition, int]
+
+
+def plain_offsets(processed: Iterable[Processed]) -> dict[PhysicalPartition, int]:
+    """Return the ordinary offsets of partitions that are not enrolled: all there is to commit of them."""
+    return {
+        p.parent: min(position for c in p.cursors for position in c.positions.values())
+        for p in processed
+        if p.mode is Mode.PLAIN and any(c.positions for c in p.cursors)
+    }
+
+
+def writes(processed: Sequence[Processed], member: Member, fold: CommitFold) -> Writes | None:
+    """Return what commits the ranges of enrolled partitions, None if there is none."""
+    enrolled = [p for p in processed if p.mode is not Mode.PLAIN and p.cursors and not _ahead(p)]
+    if not enrolled:
+        return None
+    records = tuple(_record(p.parent, c, member) for p in enrolled for c in p.cursors)
+    tombstones = tuple(
+        key for p in enrolled for key in fold.stale_keys(member.group, p.parent, [c.range for c in p.cursors])
+    )
+    offsets: dict[PhysicalPartition, int] = {}
+    for p in enrolled:
+        known = [*p.cursors, *p.unchanged, *_of_others(p, member.group, fold)]
+        offsets |= ordinary_offsets(p.state, known) or {p.token: 0}
+    return Writes(records, tombstones, offsets)
+
+
+def _ahead(processed: Processed) -> bool:
+    """Tell whether the view is older than what was processed: nothing can be said about the rest then."""
+    return any(c.ahead_of(processed.lineage) for c in (*processed.cursors, *processed.unchanged))
+
+
+def _of_others(processed: Processed, group: str, fold: CommitFold) -> list[Cursor]:
+    """Return what the offset log has for the ranges that are not in this commit, where it has anything."""
+    return [
+        cursor
+        for gap in gaps(c.range for c in (*processed.cursors, *processed.unchanged))
+        for _, cursor in fold.cursor(group, processed.parent, gap, processed.lineage)
+        if cursor is not None
+    ]
+
+
+def gaps(ranges: Iterable[KeyRange]) -> list[KeyRange]:
+    """Return what ranges leave of the key space, in order."""
+    left: list[KeyRange] = []
+    at = WHOLE.lo
+    for range_ in sorted(ranges):
+        if at < range_.lo:
+            left.append(KeyRange(at, range_.lo))
+        at = max(at, range_.hi)
+    if at < WHOLE.hi:
+        left.append(KeyRange(at, WHOLE.hi))
+    return left
+
+
+def _record(parent: PhysicalPartition, cursor: Cursor, member: Member) -> RangeCommit:
+    positions = {segment: Position(next_) for segment, next_ in cursor.positions.items()}
+    return RangeCommit(member.group, parent, cursor.range, positions, member.name, member.generation)
+
+
+def least(lineage: Lineage, cursors: Sequence[Cursor]) -> Cursor:
+    """Return the cursor of a whole range whose pieces were committed at different positions.
+
+    What any piece has not processed is not processed; what the others have is passed over by ``ahead.py``.
+    """
+    range_ = KeyRange(min(c.range.lo for c in cursors), max(c.range.hi for c in cursors))
+    pending = [c.pending(lineage) for c in cursors]
+    positions: dict[int, int] = {}
+    for segment in lineage:
+        if segment.range.overlaps(range_):
+            waiting = [p[segment.id] for p in pending if segment.id in p]
+            end = segment.start if segment.end is None else segment.end
+            positions[segment.id] = min(waiting, default=end)
+    return Cursor(range_, positions).settled(lineage)
+
+
+def logical_position(lineage: Lineage, cursors: Iterable[Cursor]) -> int:
+    """Return the least logical offset that is not processed, for whoever wants one number per partition."""
+    left = [
+        lineage.get(segment).logical(next_)
+        for cursor in cursors
+        if not cursor.ahead_of(lineage)
+        for segment, next_ in cursor.readable(lineage).items()
+    ]
+    return min(left, default=lineage.next_logical())

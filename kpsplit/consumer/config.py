@@ -1,0 +1,198 @@
+"""The consumer's configuration: what kpsplit takes for itself, what it passes on, what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from kpsplit.errors import ConfigurationError
+
+DEFAULT_STRATEGY = "cooperative-sticky"
+"""Rebalances stop only the slots that move. librdkafka's own default, range, stops everything."""
+
+_FETCH_PREFIXES = ("fetch.", "queued.")
+_FETCH_KEYS = frozenset(
+    {
+        "max.partition.fetch.bytes",
+        "receive.message.max.bytes",
+        "message.max.bytes",
+        "isolation.level",
+        "check.crcs",
+    }
+)
+_RESETS = {
+    **dict.fromkeys(("smallest", "earliest", "beginning"), "earliest"),
+    **dict.fromkeys(("largest", "latest", "end"), "latest"),
+    "error": "error",
+}
+
+
+class RevocationPolicy(StrEnum):
+    """What a member does when the application does not let go of slots in time."""
+
+    RETRY_THEN_LEAVE = "retry-then-leave"
+    """Waits once more, then leaves the group."""
+    LEAVE = "leave"
+    """Leaves the group at once; the others go on."""
+    RETRY = "retry"
+    """Waits until the application answers; the broker's rebalance timeout is the only limit."""
+
+
+class GapPolicy(StrEnum):
+    """What happens where records that a segment had cannot be read."""
+
+    ERROR = "error"
+    """The slot stops and ``poll()`` returns an error, until the application seeks."""
+    SKIP_AND_REPORT = "skip-and-report"
+    """Reading goes on behind the gap; it is counted, logged and told to ``error_cb``."""
+
+
+_OWN_KEYS = frozenset(
+    {
+        "kpsplit.fetch.buffer.bytes",
+        "kpsplit.revocation.timeout.ms",
+        "kpsplit.revocation.policy",
+        "kpsplit.gap.policy",
+        "kpsplit.messages",
+    }
+)
+_APPLICATION_KEYS = frozenset(
+    {
+        "enable.auto.commit",
+        "auto.commit.interval.ms",
+        "enable.auto.offset.store",
+        "on_commit",
+        "auto.offset.reset",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """What the engine needs to know of the application's configuration. Times are in seconds.
+
+    ``auto_store``: records count as processed when the next poll() asks for more; else ``store_offsets``
+    tells. ``reset``: earliest, latest or error. ``wrap_all``: every message has ``.segment`` and
+    ``.source()``. ``incremental``: rebalances take and give single slots. ``fetch``: settings of the
+    consumer that reads data.
+    """
+
+    group: str
+    auto_commit: bool
+    auto_commit_interval: float
+    auto_store: bool
+    reset: str
+    max_poll_interval: float
+    metadata_refresh: float
+    buffer_bytes: int
+    revocation_timeout: float
+    revocation_policy: RevocationPolicy
+    gap_policy: GapPolicy
+    wrap_all: bool
+    eof: bool
+    incremental: bool
+    strategy: str
+    on_commit: Callable[[Any, Any], None] | None
+    fetch: Mapping[str, Any]
+
+
+def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], ConsumerSettings]:
+    """Return the group consumer's configuration and kpsplit's settings for an application's configuration.
+
+    Raises:
+        ConfigurationError: a value is malformed, or a ``kpsplit.`` setting is unknown.
+    """
+    deprecated = config.get("default.topic.config") or {}
+    given = {k: v for k, v in {**deprecated, **config}.items() if v is not None}
+    given.pop("default.topic.config", None)
+    for name in given:
+        if name.startswith("kpsplit.") and name not in _OWN_KEYS:
+            raise ConfigurationError(
+                f"unknown setting {name!r}", hint=f"kpsplit knows {', '.join(sorted(_OWN_KEYS))}"
+            )
+    settings = _settings(given)
+    passed = {k: v for k, v in given.items() if not _stays_here(k)}
+    return {**passed, **_group_only(settings)}, settings
+
+
+def _stays_here(name: str) -> bool:
+    return name in _OWN_KEYS or name in _APPLICATION_KEYS or name.startswith(_FETCH_PREFIXES)
+
+
+def _group_only(settings: ConsumerSettings) -> dict[str, Any]:
+    """Return what the group consumer is told: it owns slots and commits, but never reads a record."""
+    own: dict[str, Any] = {
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": False,
+        "auto.offset.reset": "earliest",
+        "queued.min.messages": 1,
+    }
+    if settings.strategy:
+        own["partition.assignment.strategy"] = settings.strategy
+    return own
+
+
+def _settings(given: Mapping[str, Any]) -> ConsumerSettings:
+    remote = str(given.get("group.protocol", "classic")).lower() == "consumer"
+    strategy = "" if remote else str(given.get("partition.assignment.strategy", DEFAULT_STRATEGY))
+    max_poll = _number(given, "max.poll.interval.ms", 300_000) / 1000
+    reset = _choice(given, "auto.offset.reset", "latest", _RESETS)
+    return ConsumerSettings(
+        group=str(given.get("group.id", "")),
+        auto_commit=_flag(given, "enable.auto.commit", True),
+        auto_commit_interval=max(_number(given, "auto.commit.interval.ms", 5000), 1) / 1000,
+        auto_store=_flag(given, "enable.auto.offset.store", True),
+        reset=_RESETS[reset],
+        max_poll_interval=max_poll,
+        metadata_refresh=max(_number(given, "topic.metadata.refresh.interval.ms", 300_000) / 1000, 1.0),
+        buffer_bytes=_number(given, "kpsplit.fetch.buffer.bytes", 64 << 20, least=1),
+        revocation_timeout=_revocation_timeout(given, max_poll),
+        revocation_policy=RevocationPolicy(
+            _choice(given, "kpsplit.revocation.policy", "retry-then-leave", list(RevocationPolicy))
+        ),
+        gap_policy=GapPolicy(_choice(given, "kpsplit.gap.policy", "error", list(GapPolicy))),
+        wrap_all=_choice(given, "kpsplit.messages", "auto", ("auto", "logical")) == "logical",
+        eof=_flag(given, "enable.partition.eof", False),
+        incremental=remote or strategy == "cooperative-sticky",
+        strategy=strategy,
+        on_commit=given.get("on_commit"),
+        fetch={k: v for k, v in given.items() if k in _FETCH_KEYS or k.startswith(_FETCH_PREFIXES)},
+    )
+
+
+def _revocation_timeout(given: Mapping[str, Any], max_poll: float) -> float:
+    """Two tries and the commit fit into the broker's rebalance timeout, unless somebody says otherwise."""
+    return (
+        _number(given, "kpsplit.revocation.timeout.ms", int(min(30.0, max_poll / 3) * 1000), least=1) / 1000
+    )
+
+
+def _choice(given: Mapping[str, Any], name: str, default: str, allowed: Any) -> str:
+    text = _text(given.get(name, default))
+    if text not in allowed:
+        raise ConfigurationError(f"{name}={given[name]} is none of {', '.join(allowed)}")
+    return text
+
+
+def _text(value: Any) -> str:
+    return str(value).strip().lower()
+
+
+def _flag(given: Mapping[str, Any], name: str, default: bool) -> bool:
+    text = _text(given.get(name, default))
+    if text not in ("true", "false"):
+        raise ConfigurationError(f"{name}={given[name]} is neither true nor false")
+    return text == "true"
+
+
+def _number(given: Mapping[str, Any], name: str, default: int, least: int = 0) -> int:
+    try:
+        value = int(given.get(name, default))
+    except (TypeError, ValueError):
+        raise ConfigurationError(f"{name} is not a number") from None
+    if value < least:
+        raise ConfigurationError(f"{name}={value} is less than {least}")
+    return value

@@ -1,0 +1,125 @@
+"""What the parts of the engine share. It belongs to the engine's thread, unless a part says otherwise."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import KafkaError, TopicPartition
+
+from kpsplit.consumer.ahead import Ahead
+from kpsplit.consumer.asking import Asker
+from kpsplit.consumer.carrier import Carrier
+from kpsplit.consumer.committing import Member
+from kpsplit.consumer.config import ConsumerSettings
+from kpsplit.consumer.engine_states import Life
+from kpsplit.consumer.errands import Errands
+from kpsplit.consumer.events import Events
+from kpsplit.consumer.group import GroupConsumer
+from kpsplit.consumer.holdings import Holding, Holdings
+from kpsplit.consumer.ledger import Ledger
+from kpsplit.consumer.reading import OwnedSlot, SlotReader
+from kpsplit.consumer.sink import Sink
+from kpsplit.consumer.views import Views
+from kpsplit.errors import (
+    AuthorizationError,
+    FencedError,
+    KpsplitError,
+    UnknownOutcomeError,
+    UnreachableError,
+)
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+
+
+@dataclass(slots=True)
+class Context:
+    """See the module. ``rebalances`` counts assignments; ``counts`` is what ``Consumer.stats()`` tells."""
+
+    settings: ConsumerSettings
+    group: GroupConsumer
+    views: Views
+    reader: SlotReader
+    sink: Sink
+    events: Events
+    errands: Errands
+    asker: Asker
+    ledger: Ledger
+    life: Life = field(default_factory=Life)
+    holdings: Holdings = field(default_factory=Holdings)
+    ahead: dict[OwnedSlot, Ahead] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    stored: dict[OwnedSlot, tuple[Cursor, ...]] = field(default_factory=dict)
+    """What ``store_offsets`` said, where records do not count as processed by themselves."""
+    ends: dict[PhysicalPartition, int] = field(default_factory=dict)
+    """Logical partitions that were read to their ends, with the offset there, until the application knows."""
+    trouble: KpsplitError | None = None
+    rebalances: int = 0
+    carrier: Carrier | None = None
+    """What commits take along, while ``run(transactional=True)`` is under way."""
+    run_stats: Callable[[], Mapping[str, Any] | None] = lambda: None
+    """What ``run()`` has done, None while none is under way."""
+
+    def lineage(self, parent: PhysicalPartition) -> Lineage:
+        """Return the lineage of a logical partition in the view."""
+        return self.views.state(parent).lineage
+
+    def member(self) -> Member:
+        """Return who we are, for range commits."""
+        return Member(self.settings.group, self.group.memberid() or "", self.rebalances)
+
+    def processed(self, holding: Holding) -> tuple[Cursor, ...]:
+        """Return how far a slot is processed, in the form that is committed."""
+        slot, lineage = holding.slot, self.lineage(holding.parent)
+        if self.settings.auto_store:
+            return self.settled(slot, self.sink.cursor(slot), lineage)
+        return self.stored.get(slot, holding.committed)
+
+    def settled(self, slot: OwnedSlot, cursors: Any, lineage: Lineage) -> tuple[Cursor, ...]:
+        """Return cursors of a slot in the form that is committed; never behind the pieces it began with."""
+        ahead = self.ahead.get(slot)
+        if ahead is None:
+            return tuple(c.settled(lineage) for c in cursors)
+        if ahead.caught_up(cursors, lineage):
+            del self.ahead[slot]
+        return tuple(ahead.furthest(cursors, lineage))
+
+    def forget(self, holdings: list[Holding]) -> None:
+        """Hold slots no more: reader, sink and tables forget them."""
+        slots = [h.slot for h in holdings]
+        self.reader.disown(slots)
+        self.sink.dropped(slots)
+        self.holdings.remove(holdings)
+        for slot in slots:
+            self.ahead.pop(slot, None)
+            self.stored.pop(slot, None)
+
+
+def parts(parents: Any) -> list[TopicPartition]:
+    """Return logical partitions as applications name them."""
+    return [TopicPartition(p.topic, p.partition) for p in sorted(set(parents))]
+
+
+def named(parent: PhysicalPartition | None) -> dict[str, Any]:
+    """Return what names a logical partition in an error event."""
+    return {} if parent is None else {"topic": parent.topic, "partition": parent.partition}
+
+
+def kafka_error(error: BaseException) -> KafkaError:
+    """Return an error of kpsplit's as one of the client library's."""
+    if isinstance(error, KpsplitError):
+        return KafkaError(_CODES.get(type(error), KafkaError._FAIL), str(error))
+    inner = error.args[0] if error.args else None
+    return (
+        inner if isinstance(inner, KafkaError) else KafkaError(KafkaError._FAIL, f"internal error: {error!r}")
+    )
+
+
+_CODES: dict[type[KpsplitError], int] = {
+    FencedError: KafkaError.ILLEGAL_GENERATION,
+    UnknownOutcomeError: KafkaError._TIMED_OUT,
+    UnreachableError: KafkaError._TRANSPORT,
+    AuthorizationError: KafkaError.TOPIC_AUTHORIZATION_FAILED,
+}

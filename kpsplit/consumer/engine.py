@@ -1,0 +1,292 @@
+"""The engine: the background thread of a consumer (design, section 10).
+
+It owns the group consumer, the reader, the control topic's view and the state machine, and waits for
+nobody: what brokers have to be asked runs in the errands' thread, what is the application's runs in the
+application's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+
+from kpsplit.consumer.committer import Committer
+from kpsplit.consumer.context import Context, kafka_error, named
+from kpsplit.consumer.engine_states import Event, State
+from kpsplit.consumer.holdings import IN_SINK, STARTING
+from kpsplit.consumer.membership import Membership
+from kpsplit.consumer.starter import Starter
+from kpsplit.consumer.subscribing import Subscribing
+from kpsplit.consumer.withholding import Withholding
+from kpsplit.errors import FutureVersionError, KpsplitError
+from kpsplit.kafka.clock import monotonic
+from kpsplit.kafka.error_map import error_of, translate
+
+log = logging.getLogger(__name__)
+
+SLICE_SECONDS = 0.01
+"""How long the engine waits for records before it looks at everything else."""
+REST_SECONDS = 0.25
+CLOSE_SECONDS = 30.0
+
+T = TypeVar("T")
+
+
+class Engine(threading.Thread):
+    """See the module.
+
+    Args:
+        context: what the parts share.
+        pulse: a number that changes whenever the application polls; None while it waits in a poll.
+    """
+
+    def __init__(self, context: Context, pulse: Callable[[], int | None]) -> None:
+        super().__init__(name="kpsplit-consumer", daemon=True)
+        self.context = context
+        self.committer = Committer(context)
+        self.membership = Membership(context, self.committer, lambda: self._turn(nested=True))
+        self.starter = Starter(context, self.membership.announce)
+        self.subscribing = Subscribing(context, self.membership)
+        self.withholding = Withholding(context, self.committer)
+        self.fatal: KpsplitError | None = None
+        self.closing = False
+        self._pulse = pulse
+        self._seen_pulse: int | None = None
+        self._polled_at = monotonic()
+        self._requests: deque[Callable[[], None]] = deque()
+        self._wake = threading.Event()
+        self._adopted = -2
+        self._ended = threading.Event()
+
+    # -- calls from other threads ------------------------------------------------------------------
+
+    def ask(self, job: Callable[[], T]) -> Future[T]:
+        """Have something done by the engine's thread; the future has what it returns or raises."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(job())
+            except Exception as error:  # noqa: BLE001 - whoever asked hears of it
+                future.set_exception(error)
+
+        self._requests.append(run)
+        self._wake.set()
+        if self._ended.is_set():
+            self._refuse_requests()
+        return future
+
+    def close(self) -> None:
+        """Have everything handed over and the clients closed; ``ended`` tells when that is done."""
+        self.closing = True
+        self._wake.set()
+
+    def ended(self, seconds: float) -> bool:
+        """Tell whether the engine has ended, waiting for it so long."""
+        return self._ended.wait(seconds)
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Turn until closed."""
+        try:
+            while not self.closing:
+                self._turn()
+            self._hand_over_everything()
+        finally:
+            self._close_clients()
+            self._ended.set()
+            self._refuse_requests()
+
+    def _turn(self, *, nested: bool = False) -> None:
+        """Do what can be done now; wait for records for a moment. A duty that fails stops no other."""
+        self._serve_requests()
+        if self.fatal is None:
+            self._duty(self._look)
+        if not nested:
+            self._duty(self._poll_group)
+            self._duty(self._watch_application)
+        if self.fatal is None:
+            self._duty(lambda: self.subscribing.turn(nested=nested))
+            self._duty(self.starter.turn)
+            self._duty(self._note_start)
+        self._duty(self.committer.turn)
+        self._duty(self._read)
+
+    def _duty(self, duty: Callable[[], None]) -> None:
+        try:
+            duty()
+        except FutureVersionError as error:
+            self._fail_closed(error)
+        except KpsplitError as error:
+            self._trouble(error)
+        except KafkaException as exception:
+            self._trouble(translate(error_of(exception), "follow the group"))
+        except Exception as error:
+            log.exception("kpsplit: internal error")
+            self.context.counts["internal_errors"] += 1
+            self._trouble(KpsplitError(f"internal error: {type(error).__name__}: {error}"))
+
+    def _trouble(self, error: KpsplitError) -> None:
+        known = self.context.trouble
+        if known is None or known.message != error.message:
+            log.warning("kpsplit: %s", error)
+            self.context.events.warn(kafka_error(error))
+        self.context.trouble = error
+        self._wake.wait(REST_SECONDS)
+
+    def _look(self) -> None:
+        self.context.views.turn()
+        self._adopt()
+        self.withholding.turn()
+
+    def _serve_requests(self) -> None:
+        self._wake.clear()
+        while self._requests:
+            self._requests.popleft()()
+
+    def _adopt(self) -> None:
+        """Give new views to the reader."""
+        context = self.context
+        if context.views.position == self._adopted:
+            return
+        self._adopted = context.views.position
+        for parent in context.holdings.parents():
+            if any(h.stage in IN_SINK for h in context.holdings.of(parent)):
+                context.reader.update(context.views.state(parent))
+
+    def _poll_group(self) -> None:
+        error = self.context.group.poll(0)
+        if error is not None:
+            self.subscribing.explain(error)
+
+    def _watch_application(self) -> None:
+        """Leave the group when the application does not poll for too long; join again when it does."""
+        now, pulse = monotonic(), self._pulse()
+        if pulse is None or pulse != self._seen_pulse:
+            self._seen_pulse, self._polled_at = pulse, now
+            if self.membership.away and not self.context.events:
+                self.subscribing.come_back()
+            return
+        idle = now - self._polled_at
+        in_group = len(self.context.holdings) and not self.membership.away and not self.subscribing.by_hand
+        if in_group and idle > self.context.settings.max_poll_interval:
+            self.membership.give_up(f"the application has not polled for {idle:.1f} s")
+
+    def _note_start(self) -> None:
+        context = self.context
+        if context.life.state is State.ASSIGNING_PARTITIONS and not context.holdings.on(STARTING):
+            context.life.on(Event.START)
+
+    def _read(self) -> None:
+        """Read what there is room for, or wait for a moment."""
+        context = self.context
+        room = context.settings.buffer_bytes - context.sink.waiting_bytes()
+        if room <= 0 or self.fatal is not None or not context.holdings.on(IN_SINK):
+            context.counts["turns_without_room"] += room <= 0
+            self._wake.wait(SLICE_SECONDS)
+            return
+        ends, context.ends = context.ends, {}
+        for batch in context.reader.step(0 if self._requests else SLICE_SECONDS, room):
+            for slot in context.ahead.keys() & set(batch.slots):
+                context.ahead[slot].without_processed(batch, context.lineage(batch.parent))
+            if batch.messages:
+                ends.pop(batch.parent, None)
+            context.sink.offer(batch)
+        context.ends = {**ends, **context.ends}
+        self._refresh()
+        self._tell_ends()
+
+    def _tell_ends(self) -> None:
+        """Tell that partitions were read to their ends; never before their last record was handed out."""
+        context = self.context
+        if not context.ends or context.sink.waiting_bytes():
+            return
+        if context.settings.eof:
+            for parent, offset in context.ends.items():
+                eof = KafkaError(KafkaError._PARTITION_EOF, f"{parent}: reached end of partition")
+                context.events.tell(eof, **named(parent), offset=offset)
+        context.ends.clear()
+
+    def _refresh(self) -> None:
+        """Have the control topic read to its end where a record can only be judged then."""
+        reader, views = self.context.reader, self.context.views
+        ticket = reader.wants_refresh
+        if not ticket:
+            return
+        if views.refreshed(ticket):
+            self._adopt()
+            reader.refreshed(ticket)
+        else:
+            views.want_refresh(ticket)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def _fail_closed(self, error: KpsplitError) -> None:
+        """A newer kpsplit writes one of its topics: nothing is handed out by what is known here."""
+        log.error("kpsplit: %s", error)
+        self.fatal = error
+        self.context.sink.release([h.slot for h in self.context.holdings.on(IN_SINK)])
+        self.context.events.tell(kafka_error(error))
+
+    def _hand_over_everything(self) -> None:
+        context = self.context
+        try:
+            context.life.on(Event.CLOSE)
+            self.membership.hand_over(list(context.holdings))
+            with context.group.unpolled():
+                while not self.committer.idle():
+                    self._turn(nested=True)
+        except Exception:
+            log.exception("kpsplit: internal error while closing")
+
+    def _close_clients(self) -> None:
+        context = self.context
+        closers: list[Callable[[], object]] = [
+            context.group.close,
+            lambda: context.errands.run(context.ledger.close),
+            lambda: context.errands.close(CLOSE_SECONDS),
+            context.asker.close,
+            context.reader.close,
+            context.views.close,
+        ]
+        for closer in closers:
+            with suppress(KafkaException, KpsplitError, RuntimeError):
+                closer()
+        with suppress(KpsplitError):
+            context.life.on(Event.END)
+
+    def _refuse_requests(self) -> None:
+        while self._requests:
+            self._requests.popleft()()
+
+
+def statistics(engine: Engine) -> Mapping[str, Any]:
+    """Return what ``Consumer.stats()`` tells; to be asked in the engine's thread."""
+    context = engine.context
+    trouble = engine.fatal or context.trouble or context.views.trouble
+    return {
+        "state": context.life.state.value,
+        "edges": {f"{s} {e}": n for (s, e), n in sorted(context.life.edges.items())},
+        "slots": {str(h.slot): h.stage.value for h in context.holdings},
+        "waiting_bytes": context.sink.waiting_bytes(),
+        "view_fresh": context.views.fresh(),
+        "enrolment_unseen": context.views.unseen,
+        "offset_log_garbage": context.ledger.garbage,
+        "control_garbage": context.views.view.garbage,
+        "trouble": None if trouble is None else str(trouble),
+        "run": context.run_stats(),
+        **context.counts,
+    }
+
+
+def timed_out(what: str) -> KafkaException:
+    """Return what is raised when the engine has not answered in time."""
+    return KafkaException(KafkaError(KafkaError._TIMED_OUT, what))

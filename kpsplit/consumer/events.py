@@ -1,0 +1,108 @@
+"""What the engine has to tell the application, in the application's own thread: callbacks and errors."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import KafkaError, Message
+
+
+class Callback:
+    """A callback of the application that waits for its thread. ``done`` once it has returned or raised."""
+
+    __slots__ = ("_call", "done")
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+        self.done = False
+
+    def run(self) -> None:
+        """Call it."""
+        try:
+            self._call()
+        finally:
+            self.done = True
+
+
+class Events:
+    """A queue from the engine's thread to the application's.
+
+    ``attend`` is called with every event: it makes a ``poll()`` that waits look here.
+    """
+
+    def __init__(self, attend: Callable[[], None]) -> None:
+        self._attend = attend
+        self._callbacks: deque[Callback] = deque()
+        self._errors: deque[Message] = deque()
+        self._running: set[int] = set()
+        self.error_cb: Callable[[KafkaError], object] | None = None
+
+    def __bool__(self) -> bool:
+        """Tell whether something waits."""
+        return bool(self._callbacks or self._errors)
+
+    def call(self, call: Callable[[], object]) -> Callback:
+        """Have a callback run by the application's next poll(), before any record that is offered later."""
+        callback = Callback(call)
+        self._callbacks.append(callback)
+        self._attend()
+        return callback
+
+    def tell(self, error: KafkaError, **place: Any) -> None:
+        """Have poll() return an error event; ``place``: topic, partition and offset that it is about."""
+        self._errors.append(Message(error=error, **place))
+        self._attend()
+
+    def warn(self, error: KafkaError) -> None:
+        """Tell ``error_cb`` of something that stops nothing."""
+        error_cb = self.error_cb
+        if error_cb is not None:
+            self.call(lambda: error_cb(error))
+
+    def in_application(self, callback: Callable[..., object]) -> Callable[..., None]:
+        """Return a callback of a client that has the application's one run in the application's thread."""
+
+        def later(*arguments: object) -> None:
+            self.call(lambda: callback(*arguments))
+
+        return later
+
+    def serve(self) -> int:
+        """Run the callbacks that wait; application's thread. Return how many ran.
+
+        Raises:
+            Exception: what a callback raised; the others wait for the next call.
+        """
+        served = 0
+        me = threading.get_ident()
+        self._running.add(me)
+        try:
+            while self._callbacks:
+                self._callbacks.popleft().run()
+                served += 1
+        finally:
+            self._running.discard(me)
+        return served
+
+    def attend(self, attended: Callable[[], None]) -> Message | None:
+        """Run the callbacks that wait, then take the next error event; application's thread.
+
+        ``attended`` is called when nothing waits any more, whatever a callback raised.
+        """
+        try:
+            self.serve()
+            return self.error()
+        finally:
+            if not self:
+                attended()
+
+    def inside_callback(self) -> bool:
+        """Tell whether this thread is inside a callback."""
+        return threading.get_ident() in self._running
+
+    def error(self) -> Message | None:
+        """Take the next error event."""
+        return self._errors.popleft() if self._errors else None

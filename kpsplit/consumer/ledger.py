@@ -1,0 +1,255 @@
+"""The member's side of the offset log: where slots start, and commits. Used by one thread, the errands'.
+
+A slot starts where the group's range commits say, read to an end that was asked for after the slot was
+assigned: every commit of an earlier owner is decided then. Without a range commit it starts at the group's
+ordinary committed offsets (the group read the plain topic before), and without those where
+``auto.offset.reset`` says.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError
+
+from kpsplit.consumer.asking import Asker
+from kpsplit.consumer.carrier import Carrier, Load
+from kpsplit.consumer.committing import Member, Processed, least, plain_offsets, writes
+from kpsplit.consumer.subscriptions import Mode
+from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.commit_writer import CommitWriter
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.control_log import offsets_partition
+from kpsplit.kafka.error_map import translated
+from kpsplit.kafka.offset_log import OffsetTail, offset_log_partitions
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import WHOLE, KeyRange
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.records.offsets import CommitKey, RangeCommit
+
+ANSWER_SECONDS = 10.0
+OPEN_SECONDS = 10.0
+LOG_SECONDS = 3.0
+"""How long the log is read at once; what is undecided then is asked for again."""
+UNDECIDED_SECONDS = 45.0
+"""A dead owner's open transaction is aborted by the broker within about 20 s."""
+
+
+class NoOffsetError(Exception):
+    """A partition has no committed offset, and ``auto.offset.reset`` is ``error``."""
+
+    def __init__(self, parent: PhysicalPartition) -> None:
+        super().__init__(str(parent))
+        self.parent = parent
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A slot whose start is asked for."""
+
+    lineage: Lineage
+    mode: Mode
+    range: KeyRange
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a slot starts: one cursor per piece that was committed on its own.
+
+    ``stale``: the commits are of a newer lineage than the view's. ``committed``: the log says so already.
+    """
+
+    pieces: tuple[Cursor, ...]
+    stale: bool = False
+    committed: bool = False
+
+
+class Ledger:
+    """See the module. The tail and the writer are made when an enrolled topic is met first."""
+
+    def __init__(self, connection: Connection, asker: Asker, group_id: str, reset: str) -> None:
+        self._connection = connection
+        self._asker = asker
+        self._group_id = group_id
+        self._reset = reset
+        self._admin: ClusterAdmin | None = None
+        self._tail: OffsetTail | None = None
+        self._writer: CommitWriter | None = None
+        self._carrying: CommitWriter | None = None
+        self._partitions = 0
+
+    # -- where slots start -------------------------------------------------------------------------
+
+    def starts(self, wanted: Sequence[Wanted]) -> list[Start]:
+        """Return where slots start.
+
+        Raises:
+            KpsplitError: the offset log or the coordinator cannot be read now, or the log is unfit.
+            NoOffsetError: see there.
+        """
+        enrolled = [w for w in wanted if w.mode is not Mode.PLAIN]
+        if enrolled:
+            self._read_log({w.lineage.parent for w in enrolled})
+        found = [self._committed(w) for w in wanted]
+        missing = [w for w, pieces in zip(wanted, found, strict=True) if any(c is None for _, c in pieces)]
+        fresh = {
+            lineage.parent: self._fresh_starts(lineage)
+            for lineage in {w.lineage.parent: w.lineage for w in missing}.values()
+        }
+        return [
+            _start(w, pieces, fresh.get(w.lineage.parent)) for w, pieces in zip(wanted, found, strict=True)
+        ]
+
+    def _read_log(self, parents: set[PhysicalPartition]) -> None:
+        deadline = Deadline(LOG_SECONDS)
+        tail = self._open()
+        tail.follow({offsets_partition(p, self._partitions) for p in parents})
+        tail.read_to_end(deadline)
+        self._commit_writer().open(Deadline(OPEN_SECONDS))
+
+    def _open(self) -> OffsetTail:
+        if self._tail is None:
+            self._partitions = offset_log_partitions(self.admin)
+            self._tail = OffsetTail(self._connection)
+        return self._tail
+
+    def _committed(self, wanted: Wanted) -> list[tuple[KeyRange, Cursor | None]]:
+        if wanted.mode is Mode.PLAIN:
+            return [(wanted.range, None)]
+        return self._open().fold.cursor(self._group_id, wanted.lineage.parent, wanted.range, wanted.lineage)
+
+    def _fresh_starts(self, lineage: Lineage) -> Cursor:
+        """Return where a range of a partition starts that has no range commit."""
+        with translated("read the group's committed offsets"):
+            ordinary = self._asker.committed(lineage.sources(), ANSWER_SECONDS)
+        if ordinary:
+            return Cursor.from_positions(lineage, WHOLE, ordinary)
+        return self.reset(lineage, self._reset)
+
+    def reset(self, lineage: Lineage, where: str) -> Cursor:
+        """Return the earliest or latest position of a whole lineage.
+
+        Raises:
+            NoOffsetError: ``where`` is ``error``.
+        """
+        if where == "error":
+            raise NoOffsetError(lineage.parent)
+        if where == "latest":
+            ends = self.ends(lineage)
+            return Cursor.at_end(lineage, WHOLE, ends)
+        lows = self.admin.start_offsets(lineage.sources())
+        gone = {s.source: s.end for s in lineage if s.end is not None and s.source not in lows}
+        return Cursor.from_positions(lineage, WHOLE, {**gone, **lows})
+
+    def ends(self, lineage: Lineage) -> dict[int, int]:
+        """Return the log end of each open segment."""
+        ends = self.admin.end_offsets({s.source for s in lineage if s.is_open})
+        return {s.id: ends[s.source].offset for s in lineage if s.is_open and s.source in ends}
+
+    @property
+    def admin(self) -> ClusterAdmin:
+        """For questions about logs."""
+        if self._admin is None:
+            self._admin = ClusterAdmin(self._connection)
+        return self._admin
+
+    # -- commits -----------------------------------------------------------------------------------
+
+    def commit(
+        self, processed: Sequence[Processed], member: Member, metadata: object, seconds: float
+    ) -> None:
+        """Commit what was processed of enrolled partitions, all in one transaction.
+
+        Raises:
+            FencedError: the slots are another member's. KpsplitError: not committed, or not known.
+        """
+        tail = self._open()
+        tail.poll(0)
+        wanted = writes(processed, member, tail.fold)
+        if wanted is not None:
+            self._commit_writer().commit(
+                wanted.records, wanted.tombstones, wanted.offsets, metadata, Deadline(seconds)
+            )
+
+    def commit_loaded(
+        self,
+        processed: Sequence[Processed],
+        member: Member,
+        metadata: object,
+        seconds: float,
+        carrier: Carrier,
+        load: Load,
+    ) -> None:
+        """Commit everything that was processed in one transaction, together with what the commit carries.
+
+        Raises:
+            FencedError: the slots are another member's. UnknownOutcomeError: read the log. KpsplitError: not
+                committed.
+        """
+        deadline = Deadline(seconds)
+        offsets = plain_offsets(processed)
+        records: tuple[RangeCommit, ...] = ()
+        tombstones: tuple[CommitKey, ...] = ()
+        if any(p.mode is not Mode.PLAIN for p in processed):
+            tail = self._open()
+            tail.poll(0)
+            wanted = writes(processed, member, tail.fold)
+            if wanted is not None:
+                records, tombstones = wanted.records, wanted.tombstones
+                offsets = {**offsets, **wanted.offsets}
+        if self._carrying is None:
+            name = f"kpsplit.run.{self._group_id}.{secrets.token_hex(8)}"
+            self._carrying = CommitWriter(self._connection, name, self._partitions, carrier.make_producer)
+        self._carrying.commit(records, tombstones, offsets, metadata, deadline, load.write)
+
+    def _commit_writer(self) -> CommitWriter:
+        if self._writer is None:
+            name = f"kpsplit.commit.{self._group_id}.{secrets.token_hex(8)}"
+            self._writer = CommitWriter(self._connection, name, self._partitions)
+        return self._writer
+
+    def committed(self, wanted: Sequence[Wanted]) -> list[list[tuple[KeyRange, Cursor | None]]]:
+        """Return what the group has committed for ranges, whoever owns them; None where nothing was."""
+        enrolled = {w.lineage.parent for w in wanted if w.mode is not Mode.PLAIN}
+        if enrolled:
+            tail = self._open()
+            tail.follow({offsets_partition(p, self._partitions) for p in enrolled})
+            tail.read_to_end(Deadline(LOG_SECONDS))
+        return [self._committed(w) for w in wanted]
+
+    @property
+    def garbage(self) -> int:
+        """How many records of the offset log could not be read."""
+        return 0 if self._tail is None else self._tail.fold.garbage
+
+    def close(self) -> None:
+        """End the clients."""
+        if self._tail is not None:
+            self._tail.close()
+        for writer in (self._writer, self._carrying):
+            if writer is not None:
+                writer.close()
+
+
+def _start(wanted: Wanted, pieces: Sequence[tuple[KeyRange, Cursor | None]], fresh: Cursor | None) -> Start:
+    found = [
+        (fresh.narrowed(range_).settled(wanted.lineage) if fresh is not None else Cursor.at_start(range_))
+        if cursor is None
+        else cursor
+        for range_, cursor in pieces
+    ]
+    stale = any(c.ahead_of(wanted.lineage) for c in found)
+    return Start(tuple(found), stale, all(c is not None for _, c in pieces))
+
+
+def merged(lineage: Lineage, start: Start) -> Cursor:
+    """Return the one cursor from which a slot is read."""
+    return start.pieces[0] if len(start.pieces) == 1 else least(lineage, start.pieces)
+
+
+def reset_error(parent: PhysicalPartition) -> KafkaError:
+    """Return what poll() tells of a partition without a start."""
+    return KafkaError(KafkaError._AUTO_OFFSET_RESET, f"{parent} has no committed offset")

@@ -1,0 +1,260 @@
+"""Rebalances: what happens between the coordinator, the slots and the application (design, section 10).
+
+A revocation runs inside the group consumer's callback: when that returns, another member may have the
+slots. So the callback waits, by turning the engine: slots that stay are read, handed out and committed
+meanwhile, and so are the application's own calls served.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from kpsplit.consumer.committer import Committer
+from kpsplit.consumer.config import RevocationPolicy
+from kpsplit.consumer.context import Context, parts
+from kpsplit.consumer.engine_states import Event, State
+from kpsplit.consumer.events import Callback
+from kpsplit.consumer.group import Places
+from kpsplit.consumer.holdings import STARTING, Holding, Stage
+from kpsplit.consumer.reading import OwnedSlot
+from kpsplit.consumer.subscriptions import Mode, Subscribed
+from kpsplit.kafka.clock import monotonic
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.slots import slot_at, slot_number, slot_range
+
+log = logging.getLogger(__name__)
+
+LAST_COMMIT_SECONDS = 5.0
+"""How long a member that gives up tries to commit what it has processed."""
+
+
+class Patience:
+    """How long a revocation may take under a policy; ``over`` once the member has to leave."""
+
+    def __init__(self, policy: RevocationPolicy, seconds: float) -> None:
+        self._policy = policy
+        self._seconds = seconds
+        self._until = monotonic() + seconds
+        self._tries = 2 if policy is RevocationPolicy.RETRY_THEN_LEAVE else 1
+
+    def over(self) -> bool:
+        """Tell whether the policy's time is over."""
+        if monotonic() < self._until:
+            return False
+        if self._policy is not RevocationPolicy.RETRY:
+            self._tries -= 1
+        if self._tries:
+            log.warning("kpsplit: a revocation takes longer than %.1f s, waiting on", self._seconds)
+            self._until = monotonic() + self._seconds
+        return not self._tries
+
+
+class Membership:
+    """Implements ``Assignments``. ``turn`` turns the engine without polling the group consumer."""
+
+    def __init__(self, context: Context, committer: Committer, turn: Callable[[], None]) -> None:
+        self._context = context
+        self._committer = committer
+        self._turn = turn
+        self._subscribed: dict[str, Subscribed] = {}
+        self._announced: set[PhysicalPartition] = set()
+        self.on_assign: Callable[[list[Any]], object] | None = None
+        self.on_revoke: Callable[[list[Any]], object] | None = None
+        self.on_lost: Callable[[list[Any]], object] | None = None
+        self.away = False
+        """The slots were given up; the group is left until the application polls again."""
+
+    # -- subscription ------------------------------------------------------------------------------
+
+    def subscribe(self, topics: Sequence[Subscribed]) -> None:
+        """Join the group with these topics, or change to them."""
+        context = self._context
+        self._subscribed.update({s.group_topic: s for s in topics})
+        if context.life.state is State.UNSUBSCRIBED:
+            context.life.on(Event.JOIN)
+        context.group.subscribe([s.group_topic for s in topics], self)
+
+    def left(self) -> None:
+        """Go to UNSUBSCRIBED once everything is handed over."""
+        context = self._context
+        if context.life.state in (State.PREPARING_REBALANCE, State.STABLE, State.LOST):
+            context.life.on(Event.LEAVE)
+
+    # -- what the coordinator does -----------------------------------------------------------------
+
+    def assigned(self, places: Places) -> None:
+        """Slots arrive: they are held, and the starter takes them on."""
+        if self._context.life.state is State.CLOSING or self.away:
+            return
+        self.hold([self._holding(place) for place in places])
+
+    def hold(self, holdings: list[Holding]) -> None:
+        """Hold slots, those of the coordinator or those assigned by hand."""
+        context = self._context
+        if context.life.state is State.LOST:
+            context.life.on(Event.FORGET)
+        context.life.on(Event.ASSIGN)
+        context.rebalances += 1
+        context.counts["slots_assigned"] += len(holdings)
+        context.holdings.add(holdings)
+
+    def announce(self, found: list[Holding]) -> Callback | None:
+        """Have on_assign called for logical partitions of which the application does not know yet."""
+        new = {h.parent for h in found} - self._announced
+        self._announced |= new
+        on_assign = self.on_assign
+        if on_assign is None or not new:
+            return None
+        return self._context.events.call(lambda: on_assign(parts(new)))
+
+    def revoked(self, places: Places) -> None:
+        """Slots are taken away: hand them over, then let the coordinator go on."""
+        self.hand_over(self._context.holdings.at(places))
+
+    def lost(self, places: Places) -> None:
+        """Slots are somebody else's: drop them."""
+        gone = self._context.holdings.at(places)
+        if gone:
+            self.lose(gone)
+
+    # -- handing over ------------------------------------------------------------------------------
+
+    def hand_over(self, leaving: list[Holding], *, tell: bool = True) -> None:
+        """Pause, finish what is being worked on, commit, release."""
+        if leaving:
+            with self._context.group.unpolled():
+                self._hand_over(leaving, tell)
+
+    def _hand_over(self, leaving: list[Holding], tell: bool) -> None:
+        context = self._context
+        policy, seconds = context.settings.revocation_policy, context.settings.revocation_timeout
+        patience = Patience(policy, seconds)
+        self._on(Event.REVOKE)
+        working = self._stop(leaving)
+        if not self._wait(lambda: context.sink.release(working), patience):
+            self.give_up("records of slots that are taken away are still being worked on")
+            return
+        self._on(Event.RELEASE)
+        callback = self._revoke_callback(leaving) if tell else None
+        if callback is not None and not self._wait(lambda: callback.done, patience):
+            self.give_up("on_revoke has not returned in time")
+            return
+        self._on(Event.ANSWER)
+        if not self._commit(leaving, patience):
+            self.give_up("the commit of slots that are taken away was not answered in time")
+            return
+        context.counts["slots_handed_over"] += len(leaving)
+        context.forget(leaving)
+        self._on(Event.HAND_OVER)
+        self._go_on()
+
+    def lose(self, gone: list[Holding]) -> None:
+        """Drop slots without a commit, tell the application, join again."""
+        context = self._context
+        context.counts["slots_lost"] += len(gone)
+        self._on(Event.LOSE)
+        told = self._told_gone(gone)
+        context.forget(gone)
+        tell = self.on_lost or self.on_revoke
+        if tell is not None and told:
+            context.events.call(lambda: tell(parts(told)))
+        if not self.away:
+            self._on(Event.FORGET)
+            self._go_on()
+
+    def give_up(self, why: str) -> None:
+        """Commit what is processed, drop every slot, be away from the group until the application polls."""
+        context = self._context
+        log.warning("kpsplit: leaving the group: %s", why)
+        self.away = True
+        context.counts["left_group"] += 1
+        with context.group.unpolled():
+            self._commit(list(context.holdings), Patience(RevocationPolicy.LEAVE, LAST_COMMIT_SECONDS))
+        self.lose(list(context.holdings))
+        context.events.tell(KafkaError(KafkaError._MAX_POLL_EXCEEDED, f"left the group: {why}"))
+
+    def _stop(self, leaving: list[Holding]) -> list[OwnedSlot]:
+        """Read nothing more of slots; return those that the sink knows."""
+        working = [h.slot for h in leaving if h.stage not in (*STARTING, Stage.STOPPED)]
+        for holding in leaving:
+            holding.stage = Stage.LEAVING if holding.slot in working else Stage.STOPPED
+        self._context.reader.disown(working)
+        return working
+
+    def _revoke_callback(self, leaving: list[Holding]) -> Callback | None:
+        """Have on_revoke called; where other slots of a partition stay, on_assign right after it."""
+        told = self._told_gone(leaving)
+        gone = {h.slot for h in leaving}
+        staying = told & {h.parent for h in self._context.holdings if h.slot not in gone}
+        self._announced |= staying
+        on_revoke, on_assign = self.on_revoke, self.on_assign
+        if on_revoke is None or not told:
+            return None
+
+        def call() -> None:
+            on_revoke(parts(told))
+            if on_assign is not None and staying:
+                on_assign(parts(staying))
+
+        return self._context.events.call(call)
+
+    def _told_gone(self, leaving: list[Holding]) -> set[PhysicalPartition]:
+        told = {h.parent for h in leaving} & self._announced
+        self._announced -= told
+        return told
+
+    def _commit(self, leaving: list[Holding], patience: Patience) -> bool:
+        """Commit what slots have processed; tell whether there was an answer, whatever it is."""
+        if not self._context.settings.auto_commit:
+            return self._wait(self._committer.idle, patience)
+        self._committer.ask(self._committer.changed([h for h in leaving if h.stage is not Stage.STOPPED]))
+        return self._wait(self._committer.idle, patience)
+
+    def _wait(self, condition: Callable[[], bool], patience: Patience) -> bool:
+        while not condition():
+            if patience.over():
+                return False
+            self._turn()
+        return True
+
+    def _go_on(self) -> None:
+        """Behind a revocation or a loss: slots that were on their way, or those that stay."""
+        context = self._context
+        if context.holdings.on(STARTING):
+            self._on(Event.ASSIGN)
+        elif len(context.holdings):
+            self._on(Event.SETTLE)
+
+    def _on(self, event: Event) -> None:
+        """Go along an edge; while closing everything is handed over without further states."""
+        if self._context.life.state is not State.CLOSING:
+            self._context.life.on(event)
+
+    def _holding(self, place: PhysicalPartition) -> Holding:
+        known = self._subscribed[place.topic]
+        partition, index = slot_at(place.partition, known.slots)
+        slot = OwnedSlot(PhysicalPartition(known.topic, partition), index, known.slots)
+        return Holding(slot, place, known.mode)
+
+
+def slot_by_hand(topic: Subscribed, partition: int, index: int) -> Holding:
+    """Return one slot of a logical partition, assigned by hand.
+
+    Raises:
+        UsageError: the topic has no such slot.
+    """
+    slot_range(index, topic.slots)
+    slot = OwnedSlot(PhysicalPartition(topic.topic, partition), index, topic.slots)
+    number = slot_number(partition, index, topic.slots)
+    return Holding(slot, PhysicalPartition(topic.group_topic, number), topic.mode, by_hand=True)
+
+
+def by_hand(topic: Subscribed, partition: int) -> Holding:
+    """Return the whole of a logical partition, assigned by hand."""
+    parent = PhysicalPartition(topic.topic, partition)
+    mode = Mode.WHOLE if topic.mode is Mode.SLOTS else topic.mode
+    return Holding(OwnedSlot(parent, 0, 1), parent, mode, by_hand=True)

@@ -1,0 +1,184 @@
+"""How far what was handed out has been processed, for records that are handed out one after the other.
+
+Records are numbered in the order in which they are handed out, over all partitions. A *mark* is such a
+number: all records before it. What is processed is a mark, because an application that polls works on
+records in that order; from it follows how far each slot is:
+
+* Every batch before the mark moves its slots to its end; the batch that the mark lies in moves them to the
+  first record that is not before the mark; a batch behind it moves nothing that an earlier one still holds
+  back.
+* The reader gives the last batch of a segment before the first batch of what follows it, so a cursor never
+  lists a segment beyond its start while records of a predecessor are not processed.
+
+A slot that arrives begins a *tenure*; batches that were read in an earlier tenure of the same slot do not
+move it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+from confluent_kafka import Message
+
+from kpsplit.consumer.batch import Batch, OwnedSlot, message_hash, size_of
+from kpsplit.kafka.logical_message import physical_offset
+from kpsplit.splitter.cursor import Cursor
+
+
+class _Tenure:
+    """One stay of a slot; ``positions``: what it had processed when it came, and since, by segment."""
+
+    __slots__ = ("positions", "slot")
+
+    def __init__(self, slot: OwnedSlot, cursor: Cursor) -> None:
+        self.slot = slot
+        self.positions = dict(cursor.positions)
+
+
+class _Stretch:
+    """A batch with the number of its first record and the tenures that it moves."""
+
+    __slots__ = ("batch", "behind", "first", "tenures")
+
+    def __init__(self, batch: Batch, first: int, tenures: tuple[_Tenure, ...]) -> None:
+        self.batch = batch
+        self.first = first
+        self.behind = first + len(batch.messages)
+        self.tenures = tenures
+
+    def position(self, mark: int) -> int | None:
+        """Return how far the batch moves its slots if everything before the mark counts, None: not at all."""
+        if self.behind <= mark:
+            return self.batch.end
+        messages = self.batch.messages
+        return physical_offset(messages[max(0, mark - self.first)]) if messages else None
+
+
+class Progress:
+    """What was added, handed out and processed. Pure; not thread safe."""
+
+    def __init__(self) -> None:
+        self._tenures: dict[OwnedSlot, _Tenure] = {}
+        self._in_work: deque[_Stretch] = deque()
+        self._waiting: deque[_Stretch] = deque()
+        self.added = 0
+        """The number of the next record to be added."""
+        self.processed = 0
+        """The mark before which everything is processed."""
+        self.handed_out = 0
+        """The mark before which everything was handed out, as far as ``advance`` was told."""
+        self.waiting_bytes = 0
+        """What the batches take that were not wholly handed out."""
+
+    @property
+    def slots(self) -> tuple[OwnedSlot, ...]:
+        """The slots whose progress is kept."""
+        return tuple(self._tenures)
+
+    def taken(self, slot: OwnedSlot, cursor: Cursor) -> None:
+        """A slot arrives, or is moved by a seek: ``cursor`` is what counts as processed."""
+        self._tenures[slot] = _Tenure(slot, cursor)
+
+    def drop(self, slots: Iterable[OwnedSlot]) -> None:
+        """Forget slots; batches that hold records of them go on moving the others."""
+        for slot in slots:
+            self._tenures.pop(slot, None)
+
+    def add(self, batch: Batch) -> None:
+        """Number the records of a batch, in the order in which they will be handed out."""
+        tenures = (self._tenures.get(slot) for slot in batch.slots)
+        stretch = _Stretch(batch, self.added, tuple(t for t in tenures if t is not None))
+        self.added = stretch.behind
+        self.waiting_bytes += batch.bytes
+        self._waiting.append(stretch)
+
+    def advance(self, handed_out: int, processed: int) -> None:
+        """Take newer marks; an older one changes nothing."""
+        self.handed_out = max(self.handed_out, handed_out)
+        self.processed = max(self.processed, processed)
+        while self._waiting and self._waiting[0].behind <= self.handed_out:
+            stretch = self._waiting.popleft()
+            self.waiting_bytes -= stretch.batch.bytes
+            self._in_work.append(stretch)
+        while self._in_work and self._in_work[0].behind <= self.processed:
+            stretch = self._in_work.popleft()
+            for tenure in stretch.tenures:
+                _move(tenure.positions, stretch.batch.segment.id, stretch.batch.end)
+
+    def cursor(self, slot: OwnedSlot, mark: int | None = None) -> Cursor:
+        """Return what a slot has processed; with a mark, what it will have when everything before it is.
+
+        Raises:
+            KeyError: the slot is not known.
+        """
+        tenure = self._tenures[slot]
+        positions = dict(tenure.positions)
+        until = self.processed if mark is None else max(mark, self.processed)
+        for stretch in self._covering(tenure):
+            position = stretch.position(until)
+            if position is not None:
+                _move(positions, stretch.batch.segment.id, position)
+            if stretch.behind > until:
+                break
+        return Cursor(slot.range, positions)
+
+    def in_work(self, slot: OwnedSlot) -> bool:
+        """Tell whether a record of a slot was handed out and is not processed."""
+        for stretch in self._covering(self._tenures[slot]):
+            first, last = max(self.processed, stretch.first), min(self.handed_out, stretch.behind)
+            worked_on = stretch.batch.messages[first - stretch.first : max(last - stretch.first, 0)]
+            if any(message_hash(m, stretch.batch.segment) in slot.range for m in worked_on):
+                return True
+        return False
+
+    def withdraw(self) -> list[Batch]:
+        """Take back everything that was not handed out, to be added again in part or not at all."""
+        taken_back = []
+        kept: deque[_Stretch] = deque()
+        for stretch in self._waiting:
+            if stretch.first < self.handed_out:
+                before, behind = _divided(stretch.batch, self.handed_out - stretch.first)
+                kept.append(_Stretch(before, stretch.first, stretch.tenures))
+            else:
+                behind = stretch.batch
+            taken_back.append(behind)
+        self.added = self.handed_out
+        self.waiting_bytes = 0
+        self._waiting.clear()
+        self._in_work.extend(kept)
+        return taken_back
+
+    def _covering(self, tenure: _Tenure) -> Iterator[_Stretch]:
+        return (s for s in chain(self._in_work, self._waiting) if tenure in s.tenures)
+
+
+def without(batch: Batch, slots: frozenset[OwnedSlot]) -> Batch:
+    """Return a batch without the records of some slots, moving only the others."""
+    if slots.isdisjoint(batch.slots):
+        return batch
+    ranges = [slot.range for slot in slots.intersection(batch.slots)]
+    kept = [
+        m for m in batch.messages if not any(message_hash(m, batch.segment) in range_ for range_ in ranges)
+    ]
+    left = tuple(slot for slot in batch.slots if slot not in slots)
+    return _part(batch, batch.start, batch.end, kept, left)
+
+
+def _divided(batch: Batch, count: int) -> tuple[Batch, Batch]:
+    """Divide a batch behind its first ``count`` records, of which there are more."""
+    cut = physical_offset(batch.messages[count])
+    before = _part(batch, batch.start, cut, batch.messages[:count], batch.slots)
+    behind = _part(batch, cut, batch.end, batch.messages[count:], batch.slots)
+    return before, behind
+
+
+def _part(batch: Batch, start: int, end: int, messages: list[Message], slots: tuple[OwnedSlot, ...]) -> Batch:
+    size = size_of(messages)
+    return Batch(batch.parent, batch.segment, slots, start, end, messages, size, batch.leader_epoch)
+
+
+def _move(positions: dict[int, int], segment: int, position: int) -> None:
+    if position > positions.get(segment, -1):
+        positions[segment] = position

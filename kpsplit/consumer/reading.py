@@ -1,0 +1,398 @@
+"""Reads the physical partitions that the slots of this member need (design, sections 9 and 10).
+
+What is read and who gets it is decided in ``tracks`` and ``sieve``; here are the clients. One consumer is
+assigned by hand. A physical partition that has to wait is taken from its assignment, and added again at the
+exact offset, so nothing waits in memory and the others go on. (librdkafka drops what it has fetched of a
+partition when the partition is taken away, before the call returns: no record of an earlier assignment
+comes later.)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from kpsplit.consumer.batch import MESSAGE_BYTES, Batch, OwnedSlot
+from kpsplit.consumer.config import GapPolicy
+from kpsplit.consumer.gaps import meant_topic_id, wrong_topic
+from kpsplit.consumer.probing import LogProbe
+from kpsplit.consumer.reading_events import ReadingEvent, Unreadable
+from kpsplit.consumer.tracks import PartitionTracks
+from kpsplit.errors import ConfigurationError
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.error_map import translate, translated
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+
+__all__ = ["Batch", "OwnedSlot", "SlotReader"]
+
+MOST = 4000
+"""How many records are taken from the client at once."""
+
+FETCHED_KBYTES = 16_384
+"""What the client fetches ahead, unless the application says otherwise."""
+
+LOOK_SECONDS = 0.01
+"""How long a step waits at most while a broker's answer about a log is due."""
+
+NEAR = 8
+"""So many offsets are read over rather than fetched anew: a marker, say."""
+
+GROWTH = 4
+_TRANSIENT = {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._TIMED_OUT,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+}
+_OUTSIDE = {
+    KafkaError._AUTO_OFFSET_RESET,
+    KafkaError.OFFSET_OUT_OF_RANGE,
+    KafkaError._LOG_TRUNCATION,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNKNOWN_TOPIC_ID,
+}
+"""The log is not what was expected: brokers are asked about it."""
+
+_key = Message.key
+
+
+class SlotReader:
+    """Reads what the owned slots need. One thread owns it.
+
+    Args: connection: how to reach the cluster. settings: the application's own consumer settings that
+    concern fetching. report: called with everything that is no record, from within the other methods; it
+    must not call back. on_gap: what is done where records are gone. wrap_all: hand out every message as a
+    ``LogicalMessage``.
+
+    Raises:
+        ConfigurationError: the client refuses a setting.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        settings: Mapping[str, Any],
+        report: Callable[[ReadingEvent], None],
+        *,
+        on_gap: GapPolicy = GapPolicy.ERROR,
+        wrap_all: bool = False,
+    ) -> None:
+        self._connection = connection
+        self._report = report
+        self._on_gap = on_gap
+        self._wrap_all = wrap_all
+        self._consumer = _consumer(connection, settings)
+        self._admin: AdminClient | None = None
+        self._tickets = itertools.count(1)
+        self._partitions: dict[PhysicalPartition, PartitionTracks] = {}
+        self._assigned: dict[PhysicalPartition, int] = {}
+        self._owners: dict[PhysicalPartition, PartitionTracks] = {}
+        self._probes: dict[PhysicalPartition, LogProbe] = {}
+        self._identified: set[str] = set()
+        self._told: dict[PhysicalPartition | None, int] = {}
+        self._count = 16
+        self._size = 0
+
+    # what is owned
+
+    def update(self, state: PartitionState) -> None:
+        """Take the newest view of a logical partition. Needed before a slot of it is owned."""
+        known = self._partitions.get(state.parent)
+        if known is not None:
+            known.update(state)
+            return
+        self._partitions[state.parent] = PartitionTracks(
+            state, lambda: next(self._tickets), self._report, self._on_gap, self._wrap_all
+        )
+
+    def own(self, slot: OwnedSlot, cursor: Cursor) -> None:
+        """Begin to read for a slot, from where its last owner processed to."""
+        self._partitions[slot.parent].own(slot, cursor)
+
+    def seek(self, slot: OwnedSlot, cursor: Cursor) -> None:
+        """Read on for an owned slot from another place; also ends a stop at a gap."""
+        self._partitions[slot.parent].own(slot, cursor)
+
+    def disown(self, slots: Iterable[OwnedSlot]) -> None:
+        """Stop reading for slots; those that are not owned are ignored."""
+        for slot in slots:
+            tracks = self._partitions.get(slot.parent)
+            if tracks is not None:
+                tracks.disown(slot)
+
+    def pause(self, parents: Iterable[PhysicalPartition]) -> None:
+        """Stop fetching for logical partitions, at their places."""
+        for parent in parents:
+            self._partitions[parent].pause(True)
+
+    def resume(self, parents: Iterable[PhysicalPartition]) -> None:
+        """Fetch again for logical partitions."""
+        for parent in parents:
+            self._partitions[parent].pause(False)
+
+    def cursor(self, slot: OwnedSlot) -> Cursor:
+        """Return how far has been read for an owned slot (not: processed)."""
+        return self._partitions[slot.parent].cursor(slot)
+
+    @property
+    def tracks(self) -> Mapping[PhysicalPartition, PartitionTracks]:
+        """What is known of each logical partition, for statistics."""
+        return self._partitions
+
+    # fresh views
+
+    @property
+    def wants_refresh(self) -> int:
+        """A ticket, 0 for none: something waits for the control topic, read to an end asked for *now*."""
+        return max((tracks.ticket for tracks in self._partitions.values()), default=0)
+
+    def refreshed(self, ticket: int) -> None:
+        """The control topic was read to an end that was asked for after ``wants_refresh`` was this ticket."""
+        for tracks in self._partitions.values():
+            tracks.refreshed(ticket)
+
+    # reading
+
+    def step(self, seconds: float, room: int) -> list[Batch]:
+        """Read at most what fits ``room`` bytes; wait ``seconds`` for the first record (0: do not wait).
+
+        The batches are in the order in which they have to be worked on. Returns at once if ``room`` <= 0.
+        The room may be exceeded when records become larger all of a sudden, by what the client has fetched.
+
+        Raises:
+            KpsplitError: the client cannot be used any more.
+        """
+        if room <= 0:
+            return []
+        batches = self._look()
+        self._arrange()
+        if self._probes:
+            seconds = min(seconds, LOOK_SECONDS)
+        count = self._affordable(room)
+        messages = self._fetch(0.0 if batches else seconds, count)
+        for source, run in _runs(messages, self._assigned):
+            batches += self._take(source, run)
+        self._learn_size(len(messages), batches)
+        self._arrange()
+        return batches
+
+    def close(self) -> None:
+        """End the clients."""
+        self._consumer.close()
+
+    def _fetch(self, seconds: float, count: int) -> list[Message]:
+        with translated("read"):
+            messages = self._consumer.consume(count, 0)
+            if messages or seconds <= 0:
+                return messages
+            first = self._consumer.poll(seconds)
+            if first is None:
+                return []
+            return [first, *(self._consumer.consume(count - 1, 0) if count > 1 else ())]
+
+    def _affordable(self, room: int) -> int:
+        return max(1, min(self._count, room // self._size if self._size else 1))
+
+    def _learn_size(self, read: int, batches: list[Batch]) -> None:
+        """Keep in mind how large records are; nothing is known at first, and one is taken to find out."""
+        handed_out = sum(len(batch.messages) for batch in batches)
+        if handed_out:
+            latest = sum(batch.bytes for batch in batches) // handed_out + 1
+            self._size = max(latest, self._size * 3 // 4)
+        elif read:
+            self._size = self._size or MESSAGE_BYTES
+        if read >= self._count:
+            self._count = min(MOST, self._count * GROWTH)
+
+    def _take(self, source: PhysicalPartition | None, run: list[Message]) -> list[Batch]:
+        if source is None:
+            self._take_error(None, run[-1])
+            return []
+        keyed = all(map(_key, run))
+        records = run if keyed else [m for m in run if m.error() is None]
+        batches: list[Batch] = []
+        if records:
+            self._told.pop(source, None)
+            self._assigned[source] = (records[-1].offset() or 0) + 1
+            batches = self._owners[source].take(source, records, keyed)
+        if len(records) < len(run):
+            for message in run:
+                if message.error() is not None:
+                    batches += self._take_error(source, message)
+        return batches
+
+    def _take_error(self, source: PhysicalPartition | None, message: Message) -> list[Batch]:
+        error = message.error()
+        source = None if message.topic() is None else source
+        code = None if error is None else error.code()
+        if code == KafkaError._PARTITION_EOF and source is not None:
+            return self._take_end(source, message.offset() or 0)
+        if source is not None and code in _OUTSIDE:
+            self._probe(self._owners[source], source, self._assigned[source], with_bounds=True)
+        elif error is not None and code not in _TRANSIENT and self._told.get(source) != code:
+            self._told[source] = error.code()
+            told = translate(error, f"read {source}" if source else "read")
+            told.retriable = not error.fatal()
+            owner = None if source is None else self._owners[source].parent
+            self._report(Unreadable(owner, source, told))
+        return []
+
+    def _take_end(self, source: PhysicalPartition, offset: int) -> list[Batch]:
+        self._assigned[source] = max(offset, self._assigned[source])
+        tracks = self._owners[source]
+        batches = tracks.at_end(source, offset)
+        self._look_behind(tracks, source)
+        return batches
+
+    # what is assigned
+
+    def _arrange(self) -> None:
+        """Make the assignment what the tracks want; a topic is looked at before it is read at first."""
+        leaving: list[PhysicalPartition] = []
+        coming: dict[PhysicalPartition, int] = {}
+        for tracks in self._partitions.values():
+            if tracks.changed:
+                tracks.changed = False
+                self._compare(tracks, leaving, coming)
+        with translated("change what is read"):
+            if leaving:
+                self._consumer.incremental_unassign([_place(s) for s in leaving])
+            if coming:
+                self._consumer.incremental_assign([_place(s, offset) for s, offset in coming.items()])
+        self._assigned.update(coming)
+
+    def _compare(
+        self,
+        tracks: PartitionTracks,
+        leaving: list[PhysicalPartition],
+        coming: dict[PhysicalPartition, int],
+    ) -> None:
+        wanted = {s: at for s, at in tracks.wanted().items() if self._may_read(tracks, s, at)}
+        for source in [s for s, owner in self._owners.items() if owner is tracks]:
+            at = wanted.get(source)
+            if at is not None and self._assigned[source] <= at <= self._assigned[source] + NEAR:
+                self._look_behind(tracks, source)
+                del wanted[source]
+                continue
+            leaving.append(source)
+            del self._assigned[source], self._owners[source]
+        for source, at in wanted.items():
+            coming[source] = at
+            self._owners[source] = tracks
+
+    def _may_read(self, tracks: PartitionTracks, source: PhysicalPartition, at: int) -> bool:
+        if source in self._probes:
+            return not self._probes[source].holds_up
+        if source.topic in self._identified or not meant_topic_id(tracks.state, source):
+            return True
+        self._probe(tracks, source, at, with_bounds=False)
+        return False
+
+    # what brokers are asked
+
+    def _look_behind(self, tracks: PartitionTracks, source: PhysicalPartition) -> None:
+        if tracks.cut_short(source):
+            self._probe(tracks, source, self._assigned[source], with_bounds=True, holds_up=False)
+
+    def _probe(
+        self,
+        tracks: PartitionTracks,
+        source: PhysicalPartition,
+        position: int,
+        *,
+        with_bounds: bool,
+        holds_up: bool = True,
+    ) -> None:
+        if source in self._probes:
+            return
+        if self._admin is None:
+            self._admin = AdminClient(self._connection.client("admin"))
+        self._probes[source] = LogProbe(
+            self._admin, source, position, with_bounds=with_bounds, holds_up=holds_up
+        )
+        if holds_up:
+            self._identified.discard(source.topic)
+            tracks.changed = True
+
+    def _look(self) -> list[Batch]:
+        """Take what brokers have answered."""
+        batches: list[Batch] = []
+        for source, probe in list(self._probes.items()):
+            if probe.done():
+                del self._probes[source]
+                for tracks in self._partitions.values():
+                    if tracks.wanted().get(source) == probe.position:
+                        batches += self._take_answer(tracks, probe)
+        return batches
+
+    def _take_answer(self, tracks: PartitionTracks, probe: LogProbe) -> list[Batch]:
+        tracks.changed = True
+        if probe.error is not None:
+            tracks.stop(probe.source, probe.error)
+        if probe.found is None:
+            return []
+        if wrong_topic(tracks.state, probe.source, probe.found) is None:
+            self._identified.add(probe.source.topic)
+        return tracks.examine(probe.source, probe.found)
+
+
+def _consumer(connection: Connection, settings: Mapping[str, Any]) -> Consumer:
+    base = connection.reader("slots", auto_offset_reset="error", queued_max_messages_kbytes=FETCHED_KBYTES)
+    ours = {"auto.offset.reset", "enable.partition.eof", "group.id", "enable.auto.commit"}
+    theirs = {name: value for name, value in settings.items() if name not in ours}
+    try:
+        return Consumer({**base, **theirs})
+    except (KafkaException, ValueError, TypeError) as error:
+        raise ConfigurationError(f"the client refuses a setting: {error}") from None
+
+
+def _runs(
+    messages: list[Message], assigned: Iterable[PhysicalPartition]
+) -> Iterator[tuple[PhysicalPartition | None, list[Message]]]:
+    """Divide what the client gave into runs of one physical partition (None: of none that is assigned).
+
+    The client gives what one fetch brought in a row, so there are few. Where numbers or topics alone tell the
+    partitions apart, only they are looked at; where there is one partition, nothing is.
+    """
+    sources = list(assigned)
+    if not messages:
+        return
+    if len(sources) == 1:
+        yield sources[0], messages
+        return
+    table: dict[tuple[object, ...], PhysicalPartition]
+    columns: list[list[Any]]
+    if len({source.partition for source in sources}) == len(sources):
+        columns = [list(map(Message.partition, messages))]
+        table = {(source.partition,): source for source in sources}
+    elif len({source.topic for source in sources}) == len(sources):
+        columns = [list(map(Message.topic, messages))]
+        table = {(source.topic,): source for source in sources}
+    else:
+        columns = [list(map(Message.topic, messages)), list(map(Message.partition, messages))]
+        table = {(source.topic, source.partition): source for source in sources}
+    if all(column.count(column[0]) == len(column) for column in columns):
+        yield table.get(tuple(column[0] for column in columns)), messages
+        return
+    at = 0
+    for key, group in itertools.groupby(zip(*columns, strict=True)):
+        length = sum(1 for _ in group)
+        yield table.get(key), messages[at : at + length]
+        at += length
+
+
+def _place(source: PhysicalPartition, offset: int = 0) -> TopicPartition:
+    return TopicPartition(source.topic, source.partition, offset)

@@ -1,0 +1,62 @@
+"""``Consumer.run``: records worked on by several workers at once, by key range (design, section 10).
+
+======================  =================================================================================
+``lanes``               which record is worked on next; pure
+``policies``            what happens when a handler fails; pure
+``outbox``              which outputs belong to a commit; pure
+``desk``                the lanes under a lock: a sink for the engine, work for the workers
+``threads``             workers that are threads; ``processes`` and ``remote``: with a process for each
+``coroutines``          workers that are tasks of an event loop
+``runner``              one call of ``run()``; ``attaching``: what it does in the engine's thread
+======================  =================================================================================
+
+The names are resolved on first use: processes of handlers load little of this.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kpsplit.consumer.run.desk import RunStats
+    from kpsplit.consumer.run.output import Output
+    from kpsplit.consumer.run.policies import DeadLetter, HandlerError, Retry, Skip, Stop
+    from kpsplit.consumer.run.record import Record
+    from kpsplit.consumer.run.remote import WorkerDiedError
+    from kpsplit.consumer.run.runner import run
+
+__all__ = [
+    "run",
+    "Retry",
+    "Stop",
+    "Skip",
+    "DeadLetter",
+    "Output",
+    "Record",
+    "RunStats",
+    "HandlerError",
+    "WorkerDiedError",
+]
+
+_LAZY = {
+    "run": "runner",
+    "Retry": "policies",
+    "Stop": "policies",
+    "Skip": "policies",
+    "DeadLetter": "policies",
+    "HandlerError": "policies",
+    "Output": "output",
+    "Record": "record",
+    "RunStats": "desk",
+    "WorkerDiedError": "remote",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import the module that holds `name` on first use (PEP 562)."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,121 @@
+"""Workers that are tasks of one event loop in a thread of its own: for handlers that are ``async def``."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from kpsplit.consumer.run.dead_letters import Letters
+from kpsplit.consumer.run.desk import Desk
+from kpsplit.consumer.run.lanes import Lane
+from kpsplit.consumer.run.output import Output
+from kpsplit.consumer.run.policies import DeadLetter, Rest
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import Deadline
+
+AsyncCall = Callable[[Any], Awaitable[tuple[Output, ...]]]
+"""Calls the handler with a record; gives what is to be written."""
+
+
+class CoroutineWorkers:
+    """``count`` tasks. Everything that has no lock belongs to the loop's thread."""
+
+    def __init__(self, desk: Desk, count: int, call: AsyncCall, letters: Letters) -> None:
+        self._desk = desk
+        self._count = count
+        self._call = call
+        self._letters = letters
+        self._loop = asyncio.new_event_loop()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._thread = threading.Thread(target=self._run, name="kpsplit-coroutines", daemon=True)
+        desk.wake = self._wake
+
+    def start(self) -> None:
+        """Start the loop."""
+        self._thread.start()
+
+    def join(self, deadline: Deadline) -> bool:
+        """Wait until every task has ended after ``desk.end()``; False if some were not in time."""
+        self._thread.join(deadline.left())
+        return not self._thread.is_alive()
+
+    def abandon(self) -> None:
+        """Cancel what is still being worked on: it is not committed."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._main())
+
+    async def _main(self) -> None:
+        self._tasks = [asyncio.ensure_future(self._work()) for _ in range(self._count)]
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    # -- a worker ------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        desk = self._desk
+        while (lane := await self._next()) is not None:
+            try:
+                outputs = await self._call(lane.record)
+            except asyncio.CancelledError:
+                desk.give_back(lane)
+                raise
+            except BaseException as error:  # noqa: BLE001 - the policy decides; an exit in a task ends the run
+                await self._failed(lane, error)
+            else:
+                desk.done(lane, outputs)
+
+    async def _next(self) -> Lane | None:
+        """Wait for a lane; None when the run is over."""
+        desk = self._desk
+        while not desk.closed:
+            with desk.lock:
+                lane = desk.take()
+            if lane is not None:
+                return lane
+            # Nothing is missed: who makes a lane ready now wakes through the loop, so behind this line.
+            turn = self._loop.create_future()
+            self._idle.append(turn)
+            await turn
+        return None
+
+    async def _failed(self, lane: Lane, error: BaseException) -> None:
+        record = lane.record
+        step = self._desk.failed(lane, error)
+        if isinstance(step, Rest):
+            self._loop.call_later(step.seconds, self._try_again, lane)
+        elif isinstance(step, DeadLetter):
+            try:
+                outputs = await asyncio.to_thread(self._letters.deliver, record, error, step.topic)
+            except KpsplitError as undelivered:
+                self._desk.undeliverable(lane, undelivered)
+            else:
+                self._desk.done_with_letter(lane, outputs)
+
+    def _try_again(self, lane: Lane) -> None:
+        with self._desk.lock:
+            ready = self._desk.try_again(lane)
+        self._wake_now(ready)
+
+    # -- waiting -------------------------------------------------------------------------------------
+
+    def _wake(self, lanes: int) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake_now, lanes)
+
+    def _wake_now(self, lanes: int) -> None:
+        count = len(self._idle) if lanes < 0 else min(lanes, len(self._idle))
+        for _ in range(count):
+            turn = self._idle.popleft()
+            if not turn.done():
+                turn.set_result(None)

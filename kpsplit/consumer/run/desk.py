@@ -1,0 +1,262 @@
+"""Between the engine's thread and the workers: the lanes under one lock. A sink (design, section 10).
+
+The lock is held for single steps of the scheduler only, never while anybody's code runs and never while a
+batch is hashed. Workers that find nothing wait in the executor's own way; ``wake`` tells how many of them
+have something to do. Nothing here polls.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from kpsplit.consumer.batch import Batch, OwnedSlot
+from kpsplit.consumer.committing import Processed
+from kpsplit.consumer.run.lanes import Home, Lane, LaneScheduler, LaneState
+from kpsplit.consumer.run.outbox import Outbox, Transfer
+from kpsplit.consumer.run.output import Output
+from kpsplit.consumer.run.policies import DeadLetter, Final, Judge, Rest, Skip, Stop, stopped
+from kpsplit.splitter.cursor import Cursor
+
+LANES_PER_WORKER = 8
+"""So many that a worker finds a lane although keys are distributed at random over them."""
+
+LANE_SHARE = 2
+"""A lane may hold one part in so many of the buffer; the rest is left to the others."""
+
+
+@dataclass(slots=True)
+class RunStats:
+    """What became of the records, and how the lanes stand now.
+
+    ``late``: processed after their slots had left; another member works on them as well. ``crowded``: the key
+    ranges whose records fill their share of the buffer, so that reading waits for them. ``parked``: lanes
+    that wait for another attempt.
+    """
+
+    processed: int = 0
+    failures: int = 0
+    skipped: int = 0
+    dead_letters: int = 0
+    late: int = 0
+    lanes: int = 0
+    busy: int = 0
+    parked: int = 0
+    waiting_bytes: int = 0
+    crowded: tuple[str, ...] = ()
+
+
+class Desk:
+    """Implements ``Sink`` for ``run()``: the engine calls that part, workers and the runner the other.
+
+    Args:
+        workers: how many workers there are.
+        buffer_bytes: the bound of ``waiting_bytes``, at which the engine stops reading.
+        judge: decides about failures.
+        outbox: keeps outputs until they are committed; None where handlers have none.
+    """
+
+    def __init__(self, workers: int, buffer_bytes: int, judge: Judge, outbox: Outbox | None = None) -> None:
+        self.lock = threading.Lock()
+        self.scheduler = LaneScheduler(workers * LANES_PER_WORKER, buffer_bytes // LANE_SHARE)
+        self.wake: Callable[[int], None] = lambda _lanes: None
+        """Set by the executor; called with the lock held: so many lanes can be taken."""
+        self.closed = False
+        """No lane is given out any more. Set with the lock held."""
+        self.error: BaseException | None = None
+        """Why the run has to end, None while it has not."""
+        self.over = threading.Event()
+        """Set when the run has to end, by ``end()`` or an error."""
+        self.on_attention: Callable[[], None] = lambda: None
+        """Called with the lock held when the runner has to look: the run is over, or a commit is wanted."""
+        self._commit_wanted = False
+        self._buffer_bytes = buffer_bytes
+        self._judge = judge
+        self._outbox = outbox
+        self._stats = RunStats()
+
+    # -- the engine's side ---------------------------------------------------------------------------
+
+    def taken(self, slot: OwnedSlot, cursor: Cursor) -> None:
+        """See ``Sink``."""
+        with self.lock:
+            for home in self.scheduler.taken(slot, cursor):
+                self._forget(home)
+
+    def offer(self, batch: Batch) -> None:
+        """See ``Sink``. Only this thread changes which lanes there are, so dividing needs no lock."""
+        with self.lock:
+            self.scheduler.prepare(batch.parent)
+        parts = self.scheduler.divide(batch)
+        with self.lock:
+            self._woken(self.scheduler.add(batch, parts))
+
+    def waiting_bytes(self) -> int:
+        """Return the bytes of records that are not processed and of outputs that are not committed.
+
+        That is a full buffer while a lane has more than its share.
+        """
+        waiting = self.scheduler.waiting_bytes + (self._outbox.bytes if self._outbox else 0)
+        return max(waiting, self._buffer_bytes) if self.scheduler.crowded else waiting
+
+    def cursor(self, slot: OwnedSlot) -> Sequence[Cursor]:
+        """See ``Sink``: neighbouring lanes at the same positions are one piece."""
+        with self.lock:
+            return self.scheduler.cursor(slot)
+
+    def release(self, slots: Iterable[OwnedSlot]) -> bool:
+        """See ``Sink``."""
+        with self.lock:
+            return self.scheduler.release(slots)
+
+    def dropped(self, slots: Iterable[OwnedSlot]) -> None:
+        """See ``Sink``."""
+        with self.lock:
+            for home in self.scheduler.dropped(slots):
+                self._forget(home)
+
+    # -- the workers' side ---------------------------------------------------------------------------
+
+    def take(self) -> Lane | None:
+        """Return a lane to work on, None if there is none now. The lock is held by the caller."""
+        full = self._outbox is not None and self._outbox.full
+        return None if self.closed or full else self.scheduler.next()
+
+    def done(self, lane: Lane, outputs: tuple[Output, ...] = ()) -> None:
+        """The lane's record was processed, and that is what it gave."""
+        with self.lock:
+            self.processed(lane, outputs)
+
+    def processed(self, lane: Lane, outputs: tuple[Output, ...]) -> None:
+        """Do what ``done`` does. The lock is held by the caller."""
+        self._stats.processed += 1
+        self._done(lane, outputs)
+
+    def failed(self, lane: Lane, error: BaseException) -> Rest | Final:
+        """The handler raised: return what comes next.
+
+        After a ``Rest`` the caller lets ``try_again`` follow, after a ``DeadLetter`` ``done_with_letter`` or
+        ``undeliverable``; everything else is done.
+        """
+        try:
+            step, memory = self._judge.failed(error, lane.memory)
+        except Exception as broken:  # noqa: BLE001 - a strategy of the application's: told by run()
+            step, memory, error = Stop(), None, broken
+        with self.lock:
+            self._stats.failures += 1
+            lane.memory = memory
+            match step:
+                case Rest():
+                    self._woken(self.scheduler.park(lane))
+                case Skip():
+                    self._stats.skipped += 1
+                    self._done(lane)
+                case Stop():
+                    self._stop(lane, error)
+                case DeadLetter():
+                    pass
+        return step
+
+    def try_again(self, lane: Lane) -> int:
+        """A lane has rested; return how many lanes became ready. The lock is held by the caller."""
+        return self.scheduler.unpark(lane)
+
+    def done_with_letter(self, lane: Lane, outputs: tuple[Output, ...]) -> None:
+        """The lane's record is in the dead-letter topic, or will be with ``outputs``."""
+        with self.lock:
+            self._stats.dead_letters += 1
+            self._done(lane, outputs)
+
+    def undeliverable(self, lane: Lane, error: BaseException) -> None:
+        """The lane's record could not be written to the dead-letter topic: the run ends."""
+        with self.lock:
+            self._stop(lane, error)
+
+    def give_back(self, lane: Lane) -> None:
+        """The lane's record was given up before it was processed, because the run ends."""
+        with self.lock:
+            self.scheduler.give_back(lane)
+
+    # -- commits with outputs ------------------------------------------------------------------------
+
+    def covered(self, processed: Sequence[Processed]) -> Transfer:
+        """Return the outputs of exactly those records that a commit covers."""
+        with self.lock:
+            return Transfer(()) if self._outbox is None else self._outbox.covered(processed)
+
+    def committed(self, transfer: Transfer) -> None:
+        """The outputs were committed: forget them."""
+        with self.lock:
+            if self._outbox is not None:
+                self._outbox.committed(transfer)
+                self._look_for_room()
+                self.wake(-1)
+
+    def wants_commit(self) -> bool:
+        """Tell, once, whether a commit should not wait for its time."""
+        with self.lock:
+            wanted, self._commit_wanted = self._commit_wanted, False
+            return wanted
+
+    # -- the end -------------------------------------------------------------------------------------
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Give out nothing more; workers end after the records that they have."""
+        with self.lock:
+            self._end(error)
+
+    def stats(self) -> RunStats:
+        """Return what became of the records so far."""
+        with self.lock:
+            counted, scheduler = self._stats, self.scheduler
+            states = [lane.state for lane in scheduler.lanes()]
+            return RunStats(
+                counted.processed,
+                counted.failures,
+                counted.skipped,
+                counted.dead_letters,
+                counted.late,
+                len(states),
+                states.count(LaneState.BUSY),
+                states.count(LaneState.PARKED),
+                scheduler.waiting_bytes,
+                tuple(f"{lane.home.slot.parent} {lane.range}" for lane in scheduler.crowded),
+            )
+
+    # -- inside, with the lock held ------------------------------------------------------------------
+
+    def _forget(self, home: Home) -> None:
+        if self._outbox is not None:
+            self._outbox.forget(home)
+
+    def _done(self, lane: Lane, outputs: tuple[Output, ...] = ()) -> None:
+        self._stats.late += lane.home.gone
+        if outputs and self._outbox is not None and not lane.home.gone:
+            self._outbox.add(lane.home, lane.queue[0], outputs)
+            self._look_for_room()
+        # The worker that comes from this record takes one of the lanes that are ready now itself.
+        self._woken(self.scheduler.done(lane) - 1)
+
+    def _stop(self, lane: Lane, error: BaseException) -> None:
+        message = lane.record
+        self.scheduler.stop(lane)
+        failure = stopped(message, error)
+        failure.__cause__ = error
+        self._end(failure)
+
+    def _end(self, error: BaseException | None) -> None:
+        self.error = self.error or error
+        self.closed = True
+        self.over.set()
+        self.wake(-1)
+        self.on_attention()
+
+    def _look_for_room(self) -> None:
+        if self._outbox is not None and self._outbox.wants_commit and not self._commit_wanted:
+            self._commit_wanted = True
+            self.on_attention()
+
+    def _woken(self, lanes: int) -> None:
+        if lanes > 0:
+            self.wake(lanes)

@@ -1,0 +1,386 @@
+"""Which record is worked on next: lanes, pure (design, section 10; issue 4, part 4).
+
+A *lane* is a key range inside one slot. Its records are worked on one at a time, in the order in which they
+were read, so each key keeps its order; different lanes are worked on at the same time. There are several
+lanes for each worker, so that an idle worker finds one although others are busy, slow or failed. The lane
+whose next record was read first is given out first: all lanes advance together through the log, none is left
+behind, and what must be read again after a crash is little.
+
+The life of a lane::
+
+    IDLE ── a record comes ──▶ READY ── next() ──▶ BUSY ── done() ──▶ READY or IDLE
+                                 ▲                   ├── park() ──▶ PARKED ── unpark() ──▶ READY
+                                 └──── give_back() ──┘
+                                                     └── stop() ──▶ STOPPED, for good
+
+Each lane has a position of its own per segment: the first record of the lane that is not processed, or, where
+none waits, the *frontier*, up to which the segment was read. A slow or failing key holds back its lane and no
+other.
+
+A slot that leaves while a record of it is being worked on becomes an *orphan*. If its keys come back (a seek,
+or the slot itself), nothing of them is given out before the orphan is done.
+
+No locks, threads, clocks here: ``desk`` is the shell.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, NamedTuple
+
+from kpsplit.consumer.batch import MESSAGE_BYTES, Batch, OwnedSlot, message_hash
+from kpsplit.errors import InvariantError
+from kpsplit.kafka.logical_message import physical_offset
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
+from kpsplit.splitter.lineage import PhysicalPartition
+
+
+class LaneState(Enum):
+    """What a lane is doing."""
+
+    IDLE = "idle"
+    READY = "ready"
+    BUSY = "busy"
+    PARKED = "parked"
+    """Its next record failed and will be tried again later."""
+    STOPPED = "stopped"
+    """Its next record failed for good; nothing behind it may be processed."""
+    DIVIDED = "divided"
+    """Other lanes took its place."""
+
+
+IDLE, READY, BUSY = LaneState.IDLE, LaneState.READY, LaneState.BUSY
+"""Looked at for every record: an enumeration's members are slow to reach."""
+
+
+class Entry(NamedTuple):
+    """A waiting record. ``number`` counts all records as they come; ``size`` is in bytes."""
+
+    number: int
+    hash: int
+    segment: int
+    message: Any
+    size: int
+
+
+class Lane:
+    """One key range of a slot, and the records of it that wait."""
+
+    __slots__ = ("bytes", "home", "memory", "pending", "queue", "range", "serial", "state")
+
+    def __init__(self, serial: int, home: Home, range_: KeyRange) -> None:
+        self.serial = serial
+        self.home = home
+        self.range = range_
+        self.queue: deque[Entry] = deque()
+        self.pending: dict[int, int] = {}
+        """How many records wait, by segment."""
+        self.bytes = 0
+        self.state = IDLE
+        self.memory: Any = None
+        """What the policy remembers of the next record's failures."""
+
+    @property
+    def record(self) -> Any:
+        """The record that is next, or being worked on."""
+        return self.queue[0].message
+
+    def append(self, entry: Entry) -> None:
+        """Take one more record."""
+        self.queue.append(entry)
+        self.pending[entry.segment] = self.pending.get(entry.segment, 0) + 1
+        self.bytes += entry.size
+
+    def pop(self) -> Entry:
+        """Forget the first record: it was processed."""
+        entry = self.queue.popleft()
+        self.bytes -= entry.size
+        if self.pending[entry.segment] > 1:
+            self.pending[entry.segment] -= 1
+        else:
+            del self.pending[entry.segment]
+        self.memory = None
+        return entry
+
+    def positions(self) -> dict[int, int]:
+        """Return, per segment, the offset before which everything of the lane is processed."""
+        positions = dict(self.home.frontier)
+        missing = set(self.pending)
+        for entry in self.queue:
+            if not missing:
+                break
+            if entry.segment in missing:
+                positions[entry.segment] = physical_offset(entry.message)
+                missing.discard(entry.segment)
+        return positions
+
+
+class Home:
+    """One slot and its lanes, from its arrival until it leaves."""
+
+    __slots__ = ("busy", "frontier", "gone", "lanes", "released", "slot", "waits_for")
+
+    def __init__(self, slot: OwnedSlot, frontier: Mapping[int, int]) -> None:
+        self.slot = slot
+        self.frontier = dict(frontier)
+        """Per segment, up to where it was read for this slot."""
+        self.lanes: list[Lane] = []
+        self.busy = 0
+        self.released = False
+        self.gone = False
+        self.waits_for: set[Home] = set()
+
+    @property
+    def open(self) -> bool:
+        """Tell whether records may be given out."""
+        return not (self.released or self.waits_for or self.gone)
+
+
+class Table(NamedTuple):
+    """The lanes of one logical partition in the order of their ranges, for finding one by a key hash."""
+
+    lows: list[int]
+    highs: list[int]
+    lanes: list[Lane]
+
+
+Parts = dict[Lane, list[Entry]]
+"""The records of a batch by lane."""
+
+
+class LaneScheduler:
+    """Divides records among lanes and gives lanes to workers. Not thread safe.
+
+    Args:
+        wanted: how many lanes there should be at least, over all slots.
+        lane_bytes: a lane with more bytes waiting is ``crowded``; reading should stop until it is not.
+    """
+
+    def __init__(self, wanted: int, lane_bytes: int) -> None:
+        self.waiting_bytes = 0
+        self.crowded: set[Lane] = set()
+        self._wanted = wanted
+        self._lane_bytes = lane_bytes
+        self._homes: dict[OwnedSlot, Home] = {}
+        self._orphans: set[Home] = set()
+        self._tables: dict[PhysicalPartition, Table] = {}
+        self._ready: list[tuple[int, int, Lane]] = []
+        self._numbers = count()
+        self._serials = count()
+
+    # -- slots come and go ---------------------------------------------------------------------------
+
+    def taken(self, slot: OwnedSlot, cursor: Cursor) -> list[Home]:
+        """A slot arrives, or starts anew, at a cursor; return what it was before, as ``dropped`` does."""
+        left = self.dropped([slot])
+        home = Home(slot, cursor.positions)
+        home.lanes = [Lane(next(self._serials), home, slot.range)]
+        home.waits_for = {o for o in self._orphans if _share_keys(o.slot, slot)}
+        self._homes[slot] = home
+        self._tables.pop(slot.parent, None)
+        return left
+
+    def release(self, slots: Iterable[OwnedSlot]) -> bool:
+        """Give out nothing more of slots; True when nothing of them is being worked on."""
+        homes = [self._homes[slot] for slot in slots if slot in self._homes]
+        for home in homes:
+            home.released = True
+        return not any(home.busy or home.waits_for for home in homes)
+
+    def dropped(self, slots: Iterable[OwnedSlot]) -> list[Home]:
+        """Forget slots and their records; what is being worked on becomes an orphan. Return what has gone."""
+        left = [self._homes.pop(slot) for slot in slots if slot in self._homes]
+        for home in left:
+            home.gone = True
+            self._tables.pop(home.slot.parent, None)
+            for lane in home.lanes:
+                self.waiting_bytes -= lane.bytes
+                self.crowded.discard(lane)
+            if home.busy:
+                self._orphans.add(home)
+        return left
+
+    def slots(self) -> tuple[OwnedSlot, ...]:
+        """Return the slots that are owned."""
+        return tuple(self._homes)
+
+    # -- records come --------------------------------------------------------------------------------
+
+    def prepare(self, parent: PhysicalPartition) -> None:
+        """Make lanes where there are too few for the number of slots owned now; before ``divide``."""
+        each = -(-self._wanted // max(1, len(self._homes)))
+        homes = [home for home in self._homes.values() if home.slot.parent == parent]
+        for home in homes:
+            if len(home.lanes) < each:
+                self._more_lanes(home, -(-each // len(home.lanes)))
+        if parent not in self._tables:
+            lanes = sorted((lane for home in homes for lane in home.lanes), key=lambda lane: lane.range)
+            self._tables[parent] = Table([x.range.lo for x in lanes], [x.range.hi for x in lanes], lanes)
+
+    def divide(self, batch: Batch) -> Parts:
+        """Return a batch's records by lane; changes nothing but the count of records."""
+        lows, highs, lanes = self._tables[batch.parent]
+        segment, number = batch.segment, self._numbers
+        plain = segment.range == WHOLE
+        parts: Parts = {}
+        for message in batch.messages:
+            key = message.key()
+            hash_ = key_hash(key) if plain and key is not None else message_hash(message, segment)
+            index = bisect_right(lows, hash_) - 1
+            if index >= 0 and hash_ < highs[index]:
+                entry = Entry(next(number), hash_, segment.id, message, len(message) + MESSAGE_BYTES)
+                parts.setdefault(lanes[index], []).append(entry)
+        return parts
+
+    def add(self, batch: Batch, parts: Parts) -> int:
+        """Take a batch's records; return how many lanes became ready."""
+        became_ready = 0
+        for lane, entries in parts.items():
+            for entry in entries:
+                lane.append(entry)
+            size = sum(entry.size for entry in entries)
+            self.waiting_bytes += size
+            if lane.bytes > self._lane_bytes:
+                self.crowded.add(lane)
+            if lane.state is IDLE:
+                became_ready += self._ready_again(lane)
+        self._advance(batch)
+        return became_ready
+
+    def offer(self, batch: Batch) -> int:
+        """Do ``prepare``, ``divide`` and ``add`` at once."""
+        self.prepare(batch.parent)
+        return self.add(batch, self.divide(batch))
+
+    # -- workers -------------------------------------------------------------------------------------
+
+    def next(self) -> Lane | None:
+        """Give out the lane whose next record was read first; None if nothing can be worked on now."""
+        while self._ready:
+            lane = heappop(self._ready)[2]
+            if lane.state is READY and lane.home.open:
+                lane.state = BUSY
+                lane.home.busy += 1
+                return lane
+        return None
+
+    def done(self, lane: Lane) -> int:
+        """The lane's record was processed; return how many lanes became ready."""
+        if self._let_go(lane):
+            return self._orphan_let_go(lane.home)
+        entry = lane.pop()
+        self.waiting_bytes -= entry.size
+        if lane.bytes <= self._lane_bytes:
+            self.crowded.discard(lane)
+        lane.state = IDLE
+        return self._ready_again(lane)
+
+    def give_back(self, lane: Lane) -> int:
+        """The lane's record was not processed and can be given out again; return how many became ready."""
+        if self._let_go(lane):
+            return self._orphan_let_go(lane.home)
+        return self._ready_again(lane)
+
+    def park(self, lane: Lane) -> int:
+        """The lane's record failed and is tried again later; return how many other lanes became ready."""
+        lane.state = LaneState.PARKED
+        return self._orphan_let_go(lane.home) if self._let_go(lane) else 0
+
+    def unpark(self, lane: Lane) -> int:
+        """The time has come to try a parked lane again; return how many lanes became ready."""
+        gone = lane.home.gone or lane.state is not LaneState.PARKED
+        return 0 if gone else self._ready_again(lane)
+
+    def stop(self, lane: Lane) -> int:
+        """The lane's record failed for good; return how many other lanes became ready."""
+        lane.state = LaneState.STOPPED
+        return self._orphan_let_go(lane.home) if self._let_go(lane) else 0
+
+    # -- how far everything is -----------------------------------------------------------------------
+
+    def cursor(self, slot: OwnedSlot) -> list[Cursor]:
+        """Return how far a slot is processed: pieces that tile its range, neighbours that agree as one."""
+        pieces: list[Cursor] = []
+        for lane in self._homes[slot].lanes:
+            positions = lane.positions()
+            if pieces and pieces[-1].positions == positions:
+                pieces[-1] = Cursor(KeyRange(pieces[-1].range.lo, lane.range.hi), positions)
+            else:
+                pieces.append(Cursor(lane.range, positions))
+        return pieces
+
+    def lanes(self) -> Iterator[Lane]:
+        """Return the lanes of all slots."""
+        return (lane for home in self._homes.values() for lane in home.lanes)
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    def _let_go(self, lane: Lane) -> bool:
+        """Count that nobody works on a lane any more; tell whether its slot has left meanwhile."""
+        if not lane.home.busy:
+            raise InvariantError("a lane was given back that nobody works on")
+        lane.home.busy -= 1
+        return lane.home.gone
+
+    def _orphan_let_go(self, orphan: Home) -> int:
+        if orphan.busy:
+            return 0
+        self._orphans.discard(orphan)
+        became_ready = 0
+        for home in self._homes.values():
+            if orphan in home.waits_for:
+                home.waits_for.discard(orphan)
+                if not home.waits_for:
+                    ready = (lane for lane in home.lanes if lane.state is READY)
+                    became_ready += sum(map(self._ready_again, ready))
+        return became_ready
+
+    def _ready_again(self, lane: Lane) -> int:
+        """Queue a lane if it has records; 1 if a worker can take it now."""
+        if not lane.queue:
+            return 0
+        lane.state = READY
+        if not lane.home.open:
+            return 0
+        heappush(self._ready, (lane.queue[0].number, lane.serial, lane))
+        return 1
+
+    def _advance(self, batch: Batch) -> None:
+        for slot in batch.slots:
+            home = self._homes.get(slot)
+            if home is not None:
+                behind = home.frontier.get(batch.segment.id, batch.end)
+                home.frontier[batch.segment.id] = max(behind, batch.end)
+
+    def _more_lanes(self, home: Home, factor: int) -> None:
+        """Divide each lane of a slot that nobody works on and that has not failed."""
+        lanes: list[Lane] = []
+        for lane in home.lanes:
+            if lane.state in (IDLE, READY) and lane.range.width >= factor:
+                lanes += self._divided(lane, factor)
+            else:
+                lanes.append(lane)
+        home.lanes = lanes
+        self._tables.pop(home.slot.parent, None)
+
+    def _divided(self, lane: Lane, factor: int) -> list[Lane]:
+        ranges = lane.range.split_evenly(factor)
+        parts = [Lane(next(self._serials), lane.home, range_) for range_ in ranges]
+        lows = [range_.lo for range_ in ranges]
+        for entry in lane.queue:
+            parts[bisect_right(lows, entry.hash) - 1].append(entry)
+        self.crowded.discard(lane)
+        lane.state = LaneState.DIVIDED
+        for part in parts:
+            self._ready_again(part)
+        return parts
+
+
+def _share_keys(one: OwnedSlot, other: OwnedSlot) -> bool:
+    return one.parent == other.parent and one.range.overlaps(other.range)

@@ -1,0 +1,296 @@
+"""One call of ``Consumer.run()``: puts it together, serves the application's callbacks, ends in order."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, Protocol
+
+from confluent_kafka import KafkaError, KafkaException
+
+from kpsplit.consumer.buffer import FetchBuffer
+from kpsplit.consumer.committer import Parts
+from kpsplit.consumer.config import ConsumerSettings
+from kpsplit.consumer.engine import timed_out
+from kpsplit.consumer.run.attaching import Attached, attach, commit_now
+from kpsplit.consumer.run.coroutines import CoroutineWorkers
+from kpsplit.consumer.run.dead_letters import DeadLetters, Letters, LettersInTransactions
+from kpsplit.consumer.run.desk import Desk, RunStats
+from kpsplit.consumer.run.handlers import Handler, asynchronous, check_handler, is_async, synchronous
+from kpsplit.consumer.run.outbox import Outbox
+from kpsplit.consumer.run.policies import Judge, Policy, Stop, check_policy
+from kpsplit.consumer.run.processes import ProcessWorkers
+from kpsplit.consumer.run.remote import packed
+from kpsplit.consumer.run.threads import ThreadWorkers
+from kpsplit.consumer.run.transactional import OutputCarrier, routing_producer
+from kpsplit.consumer.session import Session
+from kpsplit.errors import ConfigurationError, KpsplitError
+from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.error_map import error_of
+
+log = logging.getLogger(__name__)
+
+DRAIN_SECONDS = 30.0
+COMMIT_SECONDS = 60.0
+COMMIT_TRIES = 5
+LOOK_SECONDS = 0.005
+LETTER_SECONDS = 10.0
+
+_ENDS_THE_RUN = {
+    KafkaError._AUTO_OFFSET_RESET,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL,
+}
+"""Events after which a slot, or everything, waits for somebody."""
+_NOT_AGAIN = {KafkaError.ILLEGAL_GENERATION, KafkaError._TIMED_OUT}
+"""The slots are another member's; or it is not known, and the log says it to whoever reads it next."""
+
+
+class Running(Protocol):
+    """What ``run()`` needs of a Consumer."""
+
+    _buffer: FetchBuffer
+    _config: Mapping[str, Any]
+    _settings: ConsumerSettings
+    _stops: queue.SimpleQueue[bool]
+
+    def _running(self) -> Session: ...
+
+    def _attend(self) -> Any: ...
+
+    def _all_processed(self) -> None: ...
+
+
+class Workers(Protocol):
+    """An executor."""
+
+    def start(self) -> None:
+        """Start."""
+
+    def join(self, deadline: Deadline) -> bool:
+        """Wait until nothing is worked on any more."""
+
+    def abandon(self) -> None:
+        """Give up what is still being worked on."""
+
+
+def run(
+    consumer: Any,
+    handler: Handler,
+    *,
+    workers: int = 4,
+    executor: str = "thread",
+    on_error: Policy | None = None,
+    transactional: bool = False,
+    commit_seconds: float | None = None,
+    drain_seconds: float = DRAIN_SECONDS,
+) -> RunStats:
+    """Call the handler with each record until ``stop()``, Ctrl-C or SIGTERM; see ``Consumer.run``.
+
+    Args:
+        consumer: subscribed, or assigned by hand.
+        handler: a function, called with a message; or an ``async`` one.
+        workers: how many records are worked on at once, each of another key range.
+        executor: ``thread`` or ``process``. An ``async`` handler runs in one event loop.
+        on_error: what happens when the handler raises; ``Stop()`` if not given.
+        transactional: the handler returns outputs, which are committed together with its records.
+        commit_seconds: between commits; ``auto.commit.interval.ms`` if not given.
+        drain_seconds: how long records that are being worked on may take when the run ends.
+
+    Returns:
+        What became of the records.
+
+    Raises:
+        HandlerError: a handler failed and the policy is to stop; the cause is what it raised.
+        ConfigurationError: handler, executor or policy do not fit.
+        KafkaException, KpsplitError: records cannot be read, or the last commit was refused.
+    """
+    if workers < 1:
+        raise ConfigurationError(f"workers={workers}: at least one is needed")
+    check_handler(handler, executor=executor)
+    policy = check_policy(on_error or Stop())
+    settings = replace(
+        consumer._settings,
+        auto_commit=True,
+        auto_store=True,
+        auto_commit_interval=commit_seconds or consumer._settings.auto_commit_interval,
+    )
+    outbox = Outbox(settings.buffer_bytes) if transactional else None
+    desk = Desk(workers, settings.buffer_bytes, Judge(policy), outbox)
+    config = Connection.of_application(consumer._config).properties
+    letters: Letters = (
+        LettersInTransactions() if transactional else DeadLetters(partial(routing_producer, config))
+    )
+    team = _workers(desk, workers, executor, handler, letters, transactional=transactional)
+    carrier = OutputCarrier(desk) if transactional else None
+    try:
+        attached = Attached(desk, settings, lambda: asdict(desk.stats()), carrier)
+        return _Run(consumer, desk, team, drain_seconds).run(attached)
+    finally:
+        letters.close(LETTER_SECONDS)
+
+
+def _workers(
+    desk: Desk, count: int, executor: str, handler: Handler, letters: Letters, *, transactional: bool
+) -> Workers:
+    if executor == "process":
+        return ProcessWorkers(desk, count, packed(handler), letters, transactional=transactional)
+    if is_async(handler):
+        return CoroutineWorkers(desk, count, asynchronous(handler, transactional=transactional), letters)
+    return ThreadWorkers(desk, [synchronous(handler, transactional=transactional)] * count, letters)
+
+
+class _Run:
+    """From the first record to the last commit. The application's thread, but for ``_listen``."""
+
+    def __init__(self, consumer: Running, desk: Desk, workers: Workers, drain_seconds: float) -> None:
+        self._consumer = consumer
+        self._desk = desk
+        self._workers = workers
+        self._drain_seconds = drain_seconds
+        self._asked: Future[Parts] | None = None
+
+    def run(self, attached: Attached) -> RunStats:
+        """Do it all; return how everything stood at the end."""
+        consumer, desk = self._consumer, self._desk
+        session = consumer._running()
+        if session.context.sink is not consumer._buffer:
+            raise KpsplitError("run() is under way already", hint="give it more workers instead")
+        self._workers.start()
+        desk.on_attention = consumer._buffer.ask_attention
+        before: Attached | None = None
+        try:
+            consumer._all_processed()
+            before = session.ask(lambda: attach(session.context, attached))
+            with self._listening(), _terminated(consumer._stops):
+                self._serve(session)
+                self._drain(session)
+                self._commit(session)
+            stats = desk.stats()
+        finally:
+            desk.end()
+            desk.on_attention = _nothing
+            if before is not None:
+                session.ask(lambda: attach(session.context, before))
+            consumer._buffer.attended()
+        if desk.error is not None:
+            raise desk.error
+        return stats
+
+    def _serve(self, session: Session) -> None:
+        """Run callbacks and take notice of events until the run has to end."""
+        buffer = self._consumer._buffer
+        try:
+            while not self._desk.over.is_set():
+                buffer.attended()
+                event = self._consumer._attend()
+                if event is not None:
+                    self._note(event.error())
+                elif self._desk.wants_commit():
+                    self._ask_commit(session)
+                elif not session.events:
+                    buffer.wait(None)
+        except KeyboardInterrupt:
+            self._desk.end()
+        except Exception as error:  # noqa: BLE001 - a callback's, or the engine's: told by run()
+            self._desk.end(error)
+
+    def _note(self, error: KafkaError) -> None:
+        if error.fatal() or error.code() in _ENDS_THE_RUN:
+            self._desk.end(KafkaException(error))
+        elif error.code() != KafkaError._PARTITION_EOF:
+            log.warning("kpsplit: %s", error.str())
+
+    def _ask_commit(self, session: Session) -> None:
+        """Commit before its time, unless that is under way."""
+        if self._asked is None or self._asked.done():
+            self._asked = session.ask(lambda: commit_now(session.context, session.engine.committer))
+
+    def _drain(self, session: Session) -> None:
+        """Let what is being worked on be finished; callbacks of the application go on meanwhile."""
+        self._desk.end()
+        deadline = Deadline(self._drain_seconds)
+        try:
+            while not self._workers.join(Deadline(min(0.1, deadline.left()))) and deadline.left() > 0:
+                self._run_callbacks(session)
+        except KeyboardInterrupt:
+            log.warning("kpsplit: interrupted again; what is being worked on is given up")
+        if not self._workers.join(Deadline(0.0)):
+            busy = self._desk.stats().busy
+            log.warning("kpsplit: %d records were not finished in time; they are not committed", busy)
+            self._workers.abandon()
+            self._workers.join(Deadline(1.0))
+
+    def _commit(self, session: Session) -> None:
+        """Commit what was processed, again where that was refused for the moment."""
+        deadline = Deadline(COMMIT_SECONDS)
+        for _ in range(COMMIT_TRIES):
+            exception = self._commit_once(session, deadline)
+            error = None if exception is None else error_of(exception)
+            if exception is None or (error is not None and error.code() == KafkaError._NO_OFFSET):
+                return
+            if error is not None and error.code() in _NOT_AGAIN:
+                break
+        self._desk.end(exception)
+
+    def _commit_once(self, session: Session, deadline: Deadline) -> KafkaException | None:
+        asked = session.ask(lambda: commit_now(session.context, session.engine.committer))
+        while not asked.done() and deadline.left() > 0:
+            self._run_callbacks(session)
+            session.engine.ended(LOOK_SECONDS)
+        if not asked.done():
+            return timed_out(f"the last commit took longer than {COMMIT_SECONDS:.0f} s")
+        raised = asked.exception()
+        return raised if raised is None or isinstance(raised, KafkaException) else KafkaException(raised)
+
+    def _run_callbacks(self, session: Session) -> None:
+        try:
+            session.events.serve()
+        except Exception as error:  # noqa: BLE001 - a callback's: told by run() when everything is committed
+            self._desk.end(error)
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Listen for ``stop()``, which may come from a signal handler: that must take no lock."""
+        stops = self._consumer._stops
+        listener = threading.Thread(target=self._listen, args=(stops,), name="kpsplit-stop", daemon=True)
+        listener.start()
+        try:
+            yield
+        finally:
+            stops.put(False)
+            listener.join()
+            while not stops.empty():
+                stops.get_nowait()
+
+    def _listen(self, stops: queue.SimpleQueue[bool]) -> None:
+        if stops.get():
+            self._desk.end()
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+@contextmanager
+def _terminated(stops: queue.SimpleQueue[bool]) -> Iterator[None]:
+    """Take SIGTERM for ``stop()``, where the application does nothing about it itself."""
+    mine = threading.current_thread() is threading.main_thread()
+    if not mine or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda *_: stops.put(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

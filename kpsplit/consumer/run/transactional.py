@@ -1,0 +1,90 @@
+"""Commits that carry outputs: one transaction for both, through ``kpsplit.Producer`` (issue 4, part 7).
+
+The producer routes outputs to enrolled topics. Where a split moves a partition under a transaction, the
+commit is refused and nothing of it is in the log; it is tried again with the same outputs. When the outcome
+of a commit is not known, nothing is guessed: the slots start anew from what the log says, and what was not
+committed is processed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from kpsplit.consumer.committing import Processed
+from kpsplit.consumer.run.desk import Desk
+from kpsplit.consumer.run.outbox import Transfer
+from kpsplit.consumer.run.output import Output
+
+POLL_SECONDS = 0.01
+
+
+class OutputCarrier:
+    """Implements ``Carrier``: takes the outputs of exactly those records along that a commit covers."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def load(self, processed: Sequence[Processed]) -> OutputLoad:
+        """Return what goes with a commit."""
+        return OutputLoad(self._desk, self._desk.covered(processed))
+
+    def make_producer(self, config: Mapping[str, Any]) -> Any:
+        """Make the producer that commits."""
+        return routing_producer(config)
+
+
+class OutputLoad:
+    """Implements ``Load``: what goes with one commit."""
+
+    def __init__(self, desk: Desk, transfer: Transfer) -> None:
+        self._desk = desk
+        self._transfer = transfer
+
+    def write(self, producer: Any) -> None:
+        """Write the outputs with the producer of the transaction.
+
+        Raises:
+            KafkaException: one was refused, or not delivered.
+        """
+        failures: list[KafkaError] = []
+
+        def report(error: KafkaError | None, _message: Any) -> None:
+            if error is not None:
+                failures.append(error)
+
+        for output in self._transfer.outputs():
+            _produce(producer, output, report)
+        producer.flush()
+        if failures:
+            raise KafkaException(failures[0])
+
+    def committed(self) -> None:
+        """The transaction was committed."""
+        self._desk.committed(self._transfer)
+
+
+def routing_producer(config: Mapping[str, Any]) -> Any:
+    """Make a ``kpsplit.Producer``; loaded only where something is produced."""
+    from kpsplit.producer import Producer
+
+    return Producer(config)
+
+
+def _produce(producer: Any, output: Output, report: Callable[[Any, Any], None]) -> None:
+    while True:
+        try:
+            producer.produce(
+                output.topic,
+                output.value,
+                output.key,
+                output.partition,
+                on_delivery=report,
+                timestamp=output.timestamp,
+                headers=output.headers,
+            )
+            return
+        except BufferError:
+            producer.poll(POLL_SECONDS)

@@ -1,0 +1,146 @@
+"""One consumer at work: the engine with everything around it, made when the first call needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+
+from kpsplit.consumer.asking import Asker
+from kpsplit.consumer.buffer import FetchBuffer
+from kpsplit.consumer.calls import Calls
+from kpsplit.consumer.config import ConsumerSettings
+from kpsplit.consumer.context import Context, kafka_error, named
+from kpsplit.consumer.engine import Engine, timed_out
+from kpsplit.consumer.errands import Errands
+from kpsplit.consumer.events import Events
+from kpsplit.consumer.group import GroupConsumer
+from kpsplit.consumer.ledger import Ledger
+from kpsplit.consumer.questions import Questions
+from kpsplit.consumer.reading import SlotReader
+from kpsplit.consumer.reading_events import EndReached, ForeignFound, GapFound, ReadingEvent
+from kpsplit.consumer.views import Views
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.connection import Connection
+from kpsplit.splitter.ports import Deadline as DeadlinePort
+
+T = TypeVar("T")
+
+ENGINE_SECONDS = 60.0
+"""The engine answers within milliseconds; longer, and something is wrong."""
+LOOK_SECONDS = 0.01
+
+
+class Session:
+    """See the module. Made and used by the application's thread; what it holds has owners of its own."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        settings: ConsumerSettings,
+        group: GroupConsumer,
+        asker: Asker,
+        buffer: FetchBuffer,
+        events: Events,
+        pulse: Callable[[], int | None],
+    ) -> None:
+        self.connection = Connection.of_application(config)
+        self.events = events
+        self.errands = Errands("kpsplit-errands")
+        ledger = Ledger(self.connection, asker, settings.group, settings.reset)
+        self.questions = Questions(ledger, asker)
+        reader = SlotReader(
+            self.connection,
+            settings.fetch,
+            lambda event: _report(context, event),
+            on_gap=settings.gap_policy,
+            wrap_all=settings.wrap_all,
+        )
+        context = Context(
+            settings=settings,
+            group=group,
+            views=Views(self.connection),
+            reader=reader,
+            sink=buffer,
+            events=events,
+            errands=self.errands,
+            asker=asker,
+            ledger=ledger,
+        )
+        self.context = context
+        self.engine = Engine(context, pulse)
+        self.calls = Calls(self.engine, buffer)
+        self.engine.start()
+
+    def ask(self, job: Callable[[], T]) -> T:
+        """Have something done in the engine's thread and wait for it.
+
+        Raises:
+            KafkaException: no answer in time. Exception: what the job raised.
+        """
+        return answer(self.engine.ask(job), ENGINE_SECONDS)
+
+    def look_up(self, job: Callable[[], T], seconds: float) -> T:
+        """Have brokers asked in the errands' thread and wait for it.
+
+        Raises:
+            KafkaException: no answer in time, or none that helps.
+        """
+        try:
+            return answer(self.errands.run(job), seconds)
+        except KpsplitError as error:
+            raise KafkaException(kafka_error(error)) from error
+
+    def until_known(self, deadline: DeadlinePort) -> None:
+        """Wait until it is known which topics are enrolled.
+
+        Raises:
+            KafkaException: it could not be found out in time; the brokers' answer is in it.
+        """
+        while not self.ask(self.calls.known):
+            if deadline.left() <= 0:
+                trouble = self.context.views.trouble
+                raise timed_out(str(trouble) if trouble else "the cluster has not answered in time")
+            self.engine.ended(LOOK_SECONDS)
+
+
+def answer(future: Future[T], seconds: float) -> T:
+    """Return a future's result.
+
+    Raises:
+        KafkaException: it was not there in time.
+    """
+    try:
+        return future.result(seconds)
+    except FutureTimeoutError:
+        raise timed_out("no answer in time") from None
+
+
+def _report(context: Context, event: ReadingEvent) -> None:
+    """Tell the application what the reading side has met besides records; engine's thread."""
+    if isinstance(event, GapFound):
+        context.counts["gaps"] += 1
+        context.counts["gap_records"] += event.gap.end - event.gap.start
+        if event.error is not None:
+            context.events.tell(
+                KafkaError(KafkaError._AUTO_OFFSET_RESET, str(event.error)), **named(event.parent)
+            )
+        else:
+            context.events.warn(KafkaError(KafkaError._AUTO_OFFSET_RESET, f"{event.parent}: {event.gap}"))
+    elif isinstance(event, ForeignFound):
+        context.counts["foreign_records"] += event.count
+    elif isinstance(event, EndReached):
+        context.ends[event.parent] = event.offset
+    else:
+        context.counts["unreadable"] += 1
+        context.trouble = event.error
+        context.events.tell(kafka_error(event.error), **named(event.parent))
+
+
+def with_deadline(seconds: float | None, default: float = ENGINE_SECONDS) -> Deadline:
+    """Return the deadline of a call whose timeout an application gave: None or negative is the default."""
+    return Deadline(default if seconds is None or seconds < 0 else seconds)

@@ -1,0 +1,42 @@
+"""What stands between the engine and whoever works on the records: the poll buffer, or ``Consumer.run``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from kpsplit.consumer.reading import Batch, OwnedSlot
+    from kpsplit.splitter.cursor import Cursor
+
+
+class Sink(Protocol):
+    """Takes records and tells how far they were processed. Every call comes from the engine's thread.
+
+    Nothing here may wait for the application: the engine serves other slots meanwhile.
+    """
+
+    def taken(self, slot: OwnedSlot, cursor: Cursor) -> None:
+        """A slot arrives; ``cursor`` is where it starts, and what ``cursor()`` tells until records come.
+
+        Also called for a slot that is owned already, after a seek: what was handed over of it before counts
+        for nothing any more.
+        """
+
+    def offer(self, batch: Batch) -> None:
+        """Take records of slots that are owned, in order per segment."""
+
+    def waiting_bytes(self) -> int:
+        """Return how many bytes of records were offered and are not given out yet (back-pressure)."""
+
+    def cursor(self, slot: OwnedSlot) -> Sequence[Cursor]:
+        """Return how far a slot is *processed*: one or more pieces that tile ``slot.range``."""
+
+    def release(self, slots: Iterable[OwnedSlot]) -> bool:
+        """Stop giving out records of slots; True when nothing of them is being worked on.
+
+        Asked again until it says True or the deadline of the revocation has passed.
+        """
+
+    def dropped(self, slots: Iterable[OwnedSlot]) -> None:
+        """Slots are owned no more: forget them and what waits of them. Later calls do not name them."""

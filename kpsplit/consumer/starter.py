@@ -1,0 +1,165 @@
+"""Slots that arrive: their start is looked up, the application is told, then they are read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from confluent_kafka import KafkaException
+
+from kpsplit.consumer.ahead import Ahead
+from kpsplit.consumer.context import Context, kafka_error, named
+from kpsplit.consumer.events import Callback
+from kpsplit.consumer.holdings import Holding, Stage
+from kpsplit.consumer.ledger import UNDECIDED_SECONDS, NoOffsetError, Start, Wanted, merged, reset_error
+from kpsplit.consumer.subscriptions import Mode
+from kpsplit.errors import DeadlineExceededError, KpsplitError
+from kpsplit.kafka.clock import monotonic
+from kpsplit.splitter.lineage import PhysicalPartition
+
+log = logging.getLogger(__name__)
+
+REST_SECONDS = 0.25
+
+Announce = Callable[[list[Holding]], Callback | None]
+"""Has the application's on_assign called, for slots that are about to be read."""
+
+
+class Starter:
+    """Brings slots from WANTED to READING. One look-up at a time; it covers every slot that waits."""
+
+    def __init__(self, context: Context, announce: Announce) -> None:
+        self._context = context
+        self._announce = announce
+        self._asked: list[Holding] = []
+        self._answer: Future[list[Start]] | None = None
+        self._told: tuple[Callback, list[Holding]] | None = None
+        self._rest_until = 0.0
+        self._undecided_until = 0.0
+
+    def turn(self) -> None:
+        """Do what can be done without waiting."""
+        self._take_answer()
+        self._ask()
+        self._tell()
+        self._begin_told()
+
+    def waits(self) -> bool:
+        """Tell whether a slot is on its way; one that an enrolment holds up is not."""
+        return bool(self._context.holdings.on((Stage.ASKED, Stage.FOUND))) or any(
+            self._ready(h) for h in self._context.holdings.on((Stage.WANTED,))
+        )
+
+    def _ready(self, holding: Holding) -> bool:
+        views = self._context.views
+        return holding.mode is not Mode.MOVING and (holding.mode is not Mode.PLAIN or views.fresh())
+
+    def _ask(self) -> None:
+        context = self._context
+        if self._answer is not None or monotonic() < self._rest_until:
+            return
+        self._asked = [h for h in context.holdings.on((Stage.WANTED,)) if self._ready(h)]
+        if not self._asked:
+            self._undecided_until = monotonic() + UNDECIDED_SECONDS
+            return
+        wanted = [Wanted(context.lineage(h.parent), h.mode, h.slot.range) for h in self._asked]
+        for holding in self._asked:
+            holding.stage = Stage.ASKED
+        self._answer = context.errands.run(lambda: context.ledger.starts(wanted))
+
+    def _take_answer(self) -> None:
+        if self._answer is None or not self._answer.done():
+            return
+        answer, self._answer = self._answer, None
+        waiting = [h for h in self._asked if h.stage is Stage.ASKED and h.slot in self._context.holdings]
+        try:
+            starts = answer.result()
+        except NoOffsetError as error:
+            self._no_offset(error.parent, waiting)
+        except (KpsplitError, KafkaException) as error:
+            self._failed(error, waiting)
+        else:
+            self._context.trouble = None
+            found = {id(h): start for h, start in zip(self._asked, starts, strict=True)}
+            for holding in waiting:
+                self._found(holding, found[id(holding)])
+
+    def _found(self, holding: Holding, start: Start) -> None:
+        if start.stale:
+            self._context.views.want_refresh()
+            self._rest_until = monotonic() + REST_SECONDS / 5
+            holding.stage = Stage.WANTED
+            return
+        holding.start = start
+        holding.committed = start.pieces if start.committed else ()
+        holding.stage = Stage.FOUND
+
+    def _no_offset(self, parent: PhysicalPartition, waiting: list[Holding]) -> None:
+        for holding in waiting:
+            holding.stage = Stage.STOPPED if holding.parent == parent else Stage.WANTED
+        self._context.events.tell(reset_error(parent), **named(parent))
+
+    def _failed(self, error: Exception, waiting: list[Holding]) -> None:
+        context = self._context
+        self._rest_until = monotonic() + REST_SECONDS
+        for holding in waiting:
+            holding.stage = Stage.WANTED
+        if isinstance(error, DeadlineExceededError) and monotonic() < self._undecided_until:
+            return
+        if context.trouble is None or str(context.trouble) != str(error):
+            log.warning("kpsplit: slots cannot be started: %s", error)
+            context.events.tell(kafka_error(error))
+        context.trouble = error if isinstance(error, KpsplitError) else KpsplitError(str(error))
+
+    def _tell(self) -> None:
+        if self._told is not None or self._answer is not None:
+            return
+        found = self._context.holdings.on((Stage.FOUND,))
+        if not found:
+            return
+        callback = self._announce(found)
+        if callback is None:
+            self._begin(found)
+        else:
+            self._told = (callback, found)
+
+    def _begin_told(self) -> None:
+        if self._told is None or not self._told[0].done:
+            return
+        (_, found), self._told = self._told, None
+        self._begin([h for h in found if h.slot in self._context.holdings and h.stage is Stage.FOUND])
+
+    def _begin(self, found: list[Holding]) -> None:
+        for holding in found:
+            begin(self._context, holding)
+
+
+def begin(context: Context, holding: Holding) -> None:
+    """Read a slot from its start."""
+    start, parent = holding.start, holding.parent
+    if start is None:
+        return
+    lineage = context.lineage(parent)
+    cursor = merged(lineage, start)
+    if len(start.pieces) > 1:
+        context.ahead[holding.slot] = Ahead(start.pieces)
+    context.reader.update(context.views.state(parent))
+    context.reader.own(holding.slot, cursor)
+    context.sink.taken(holding.slot, cursor)
+    holding.stage = Stage.READING
+
+
+def start_at(context: Context, holding: Holding, start: Start) -> None:
+    """Move a slot, whatever is done for it: a seek, or offsets that on_assign gave."""
+    holding.start = start
+    if holding.stage in (Stage.READING, Stage.HELD):
+        cursor = merged(context.lineage(holding.parent), start)
+        context.ahead.pop(holding.slot, None)
+        context.sink.taken(holding.slot, cursor)
+        if holding.stage is Stage.READING:
+            context.reader.seek(holding.slot, cursor)
+        else:
+            context.sink.release([holding.slot])
+    elif holding.stage in (Stage.STOPPED, Stage.WANTED, Stage.ASKED):
+        holding.stage = Stage.FOUND

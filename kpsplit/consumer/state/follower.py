@@ -1,0 +1,291 @@
+"""The thread that reads changelogs: it restores slots that were taken, and keeps warm copies of others.
+
+It owns one consumer. While a slot is being restored the warm copies wait. A slot has one writer at a time:
+this thread until it is restored, then whoever commits.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from threading import Event, Thread
+from typing import cast
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from kpsplit.consumer.state.changelog import Changelogs
+from kpsplit.consumer.state.changelog_record import Headers, check_record
+from kpsplit.consumer.state.copies import Copy
+from kpsplit.consumer.state.marker import ChangelogFacts, start_from
+from kpsplit.consumer.state.owned import OwnedState
+from kpsplit.consumer.state.slots import SlotId
+from kpsplit.consumer.state.storage import Storage
+from kpsplit.errors import (
+    DeadlineExceededError,
+    FutureVersionError,
+    KpsplitError,
+    RecordError,
+    UnknownOutcomeError,
+    UnreachableError,
+)
+from kpsplit.kafka.clock import Deadline, monotonic
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.error_map import translate
+from kpsplit.kafka.log_tail import IGNORED
+
+log = logging.getLogger(__name__)
+
+READ_SECONDS = 0.05
+IDLE_SECONDS = 0.5
+RETRY_SECONDS = 0.5
+OPEN_SECONDS = 20.0
+BATCH = 1000
+BUFFER_KBYTES = 16_384
+NOTE_TIME_MS = 60_000
+"""How often the stored time of a warm copy to which nothing comes is moved on."""
+
+_PASSING = (UnreachableError, DeadlineExceededError, UnknownOutcomeError)
+
+Order = tuple[SlotId, OwnedState | None, bool]
+"""A slot, who waits for it, and whether it is to be followed at all."""
+
+
+class Follower:
+    """Reads changelogs into the local store. ``follow`` and ``leave`` may be called from any thread.
+
+    Attributes:
+        counts: records restored, records followed, garbage, and ``wiped-<reason>`` per slot wiped.
+        last_error: what went wrong last, None if nothing did.
+    """
+
+    def __init__(self, storage: Storage, connection: Connection, group: str) -> None:
+        self.counts: Counter[str] = Counter()
+        self.last_error: KpsplitError | None = None
+        self._storage = storage
+        self._changelogs = Changelogs(connection, group)
+        self._consumer = Consumer(
+            connection.reader("state", auto_offset_reset="error", queued_max_messages_kbytes=BUFFER_KBYTES)
+        )
+        self._orders: deque[Order] = deque()
+        self._opening: dict[SlotId, OwnedState | None] = {}
+        self._open_at = 0.0
+        self._copies: dict[tuple[str, int], Copy] = {}
+        self._places: dict[SlotId, tuple[str, int]] = {}
+        self._wake = Event()
+        self._stopping = Event()
+        self._thread = Thread(target=self._run, name="kpsplit-state", daemon=True)
+        self._thread.start()
+
+    def follow(self, slot: SlotId, owned: OwnedState | None) -> None:
+        """Restore a slot for its owner, or (None) keep a warm copy of it."""
+        self._order((slot, owned, True))
+
+    def leave(self, slot: SlotId) -> None:
+        """Stop following a slot; what was stored of it stays."""
+        self._order((slot, None, False))
+
+    def warm(self) -> dict[SlotId, int]:
+        """Return the warm copies that have reached the end of their changelog once, with their positions."""
+        copies = list(self._copies.values())
+        return {c.slot: c.position for c in copies if c.owned is None and c.restored}
+
+    def close(self) -> None:
+        """End the thread and the consumer."""
+        self._stopping.set()
+        self._wake.set()
+        self._thread.join()
+
+    def _order(self, order: Order) -> None:
+        self._orders.append(order)
+        self._wake.set()
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._step()
+        finally:
+            self._consumer.close()
+
+    def _step(self) -> None:
+        try:
+            self._obey()
+            self._open()
+            self._read()
+        except KpsplitError as error:
+            self._note(error)
+            self._wake.wait(RETRY_SECONDS)
+        except Exception as error:  # the thread must live: owners wait for it
+            log.exception("kpsplit: internal error in the state store")
+            self._fail_everything(KpsplitError(f"internal error: {type(error).__name__}: {error}"))
+
+    def _obey(self) -> None:
+        self._wake.clear()
+        while self._orders:
+            slot, owned, wanted = self._orders.popleft()
+            self._drop(slot)
+            self._opening.pop(slot, None)
+            if wanted:
+                self._opening[slot] = owned
+                self._open_at = 0.0
+
+    def _open(self) -> None:
+        """Find out where the slots that are new begin; those that owners wait for first."""
+        if not self._opening or monotonic() < self._open_at:
+            return
+        for group in _groups(self._opening):
+            if self._orders or self._stopping.is_set():
+                return
+            try:
+                self._open_group(group)
+            except _PASSING as error:
+                self._note(error)
+                self._open_at = monotonic() + RETRY_SECONDS
+            except KpsplitError as error:
+                for slot in group:
+                    self._fail(slot, self._opening.pop(slot, None), error)
+
+    def _open_group(self, group: list[SlotId]) -> None:
+        now = _now_ms()
+        facts = self._changelogs.facts(group, Deadline(OPEN_SECONDS))
+        for slot in group:
+            copy = self._begin(slot, self._opening[slot], facts[slot], now)
+            del self._opening[slot]
+            self._assign(copy)
+
+    def _begin(self, slot: SlotId, owned: OwnedState | None, facts: ChangelogFacts, now: int) -> Copy:
+        marker = self._storage.marker(slot)
+        start = start_from(marker, facts, now)
+        if start.marker is not marker:
+            self._storage.wipe(slot, start.marker)
+        if start.wiped:
+            self.counts[f"wiped-{start.wiped}"] += 1
+            log.warning("kpsplit: state of %s is restored from the start: %s", slot, start.wiped)
+        return Copy.begin(slot, owned, self._changelogs.name(slot), start, facts.high, now)
+
+    def _assign(self, copy: Copy) -> None:
+        owned = copy.owned
+        if owned is not None:
+            owned.position, owned.target = copy.position, copy.target
+            if copy.restored:
+                copy.marker = copy.next_marker(copy.asked_ms)
+                self._storage.apply(copy.slot, {}, copy.marker)
+                self._hand_over(copy, owned)
+                return
+        self._copies[copy.place] = copy
+        self._places[copy.slot] = copy.place
+        self._consumer.incremental_assign([TopicPartition(*copy.place, copy.position)])
+        self._let_owners_first()
+
+    def _drop(self, slot: SlotId) -> None:
+        place = self._places.pop(slot, None)
+        if place is not None:
+            copy = self._copies.pop(place)
+            self._consumer.incremental_unassign([TopicPartition(*place)])
+            if copy.owned is not None:
+                self._let_owners_first()
+
+    def _let_owners_first(self) -> None:
+        """Warm copies are not read while somebody waits for a slot."""
+        warm = [TopicPartition(*c.place) for c in self._copies.values() if c.owned is None]
+        if not warm:
+            return
+        if any(c.owned is not None for c in self._copies.values()):
+            self._consumer.pause(warm)
+        else:
+            self._consumer.resume(warm)
+
+    def _read(self) -> None:
+        if not self._copies:
+            self._wake.wait(RETRY_SECONDS if self._opening else IDLE_SECONDS)
+            return
+        first = self._consumer.poll(READ_SECONDS)
+        if first is not None:
+            for message in [first, *self._consumer.consume(BATCH - 1, 0)]:
+                self._take(message)
+        self._store()
+
+    def _take(self, message: Message) -> None:
+        copy = self._copies.get((message.topic() or "", message.partition() or 0))
+        if copy is None:
+            return  # of a partition that was left a moment ago
+        error = message.error()
+        if error is not None:
+            self._take_error(copy, error, message.offset() or 0)
+            return
+        key, offset = message.key(), message.offset() or 0
+        try:
+            check_record(copy.slot, key, cast("Headers | None", message.headers()))
+        except FutureVersionError as refusal:
+            self._give_up(copy, refusal)
+        except RecordError:
+            self.counts["garbage"] += 1
+            copy.passed(offset + 1)
+        except KpsplitError as refusal:
+            self._give_up(copy, refusal)
+        else:
+            self.counts["followed" if copy.owned is None else "restored"] += 1
+            copy.take(key or b"", message.value(), offset)
+            if copy.owned is not None:
+                copy.owned.restored += 1
+
+    def _take_error(self, copy: Copy, error: KafkaError, offset: int) -> None:
+        if error.code() == KafkaError._PARTITION_EOF:
+            copy.saw_end(offset)
+        elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            self._drop(copy.slot)  # the log changed under us: look again where to begin
+            self._opening[copy.slot] = copy.owned
+        elif error.code() not in IGNORED | {KafkaError.OFFSET_NOT_AVAILABLE}:
+            self._give_up(copy, translate(error, f"read the changelog of {copy.slot}"))
+
+    def _store(self) -> None:
+        now = _now_ms()
+        for copy in list(self._copies.values()):
+            if copy.worth_storing(now, NOTE_TIME_MS):
+                marker = copy.next_marker(now)
+                self._storage.apply(copy.slot, copy.waiting, marker)
+                copy.marker, copy.waiting, copy.at_end = marker, {}, False
+            if copy.owned is not None:
+                copy.owned.position = copy.position
+                if copy.restored:
+                    self._drop(copy.slot)
+                    self._hand_over(copy, copy.owned)
+
+    def _hand_over(self, copy: Copy, owned: OwnedState) -> None:
+        owned.marker = copy.marker  # from here on it is the owner's to write
+
+    def _give_up(self, copy: Copy, error: KpsplitError) -> None:
+        self._drop(copy.slot)
+        self._fail(copy.slot, copy.owned, error)
+
+    def _fail(self, slot: SlotId, owned: OwnedState | None, error: KpsplitError) -> None:
+        self._note(error)
+        if owned is not None:
+            owned.error = error
+
+    def _fail_everything(self, error: KpsplitError) -> None:
+        for slot, owned in list(self._opening.items()):
+            self._fail(slot, owned, error)
+        self._opening.clear()
+        for copy in list(self._copies.values()):
+            self._give_up(copy, error)
+
+    def _note(self, error: KpsplitError) -> None:
+        if self.last_error is None or self.last_error.message != error.message:
+            log.warning("kpsplit: state store: %s", error)
+        self.last_error = error
+
+
+def _groups(opening: Mapping[SlotId, OwnedState | None]) -> list[list[SlotId]]:
+    """Return the slots that can be asked about at once, those that owners wait for first."""
+    groups: dict[tuple[bool, str, int], list[SlotId]] = {}
+    for slot, owned in opening.items():
+        groups.setdefault((owned is None, slot.topic, slot.slots), []).append(slot)
+    return [groups[name] for name in sorted(groups)]
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,115 @@
+"""What a handler sees of a slot's state: get, put, delete, and walks over keys in order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from kpsplit.consumer.state.changelog_record import MAX_RECORD_BYTES
+from kpsplit.consumer.state.owned import OwnedState
+from kpsplit.consumer.state.slots import SlotId, successor
+from kpsplit.consumer.state.work import current_work
+from kpsplit.errors import UsageError
+
+K = TypeVar("K")
+V = TypeVar("V")
+T = TypeVar("T")
+K2 = TypeVar("K2")
+V2 = TypeVar("V2")
+
+
+@dataclass(frozen=True, slots=True)
+class Serde(Generic[T]):
+    """How a type becomes bytes and back. The order of keys is that of their bytes."""
+
+    encode: Callable[[T], bytes]
+    decode: Callable[[bytes], T]
+
+
+BYTES: Serde[bytes] = Serde(bytes, bytes)
+TEXT: Serde[str] = Serde(lambda text: text.encode("utf-8"), lambda data: data.decode("utf-8"))
+JSON: Serde[Any] = Serde(lambda value: json.dumps(value).encode("utf-8"), json.loads)
+UNSIGNED: Serde[int] = Serde(
+    lambda number: number.to_bytes(8, "big"), lambda data: int.from_bytes(data, "big")
+)
+"""Whole numbers from 0 to 2^64 - 1, in their order."""
+
+
+class SlotView(Generic[K, V]):
+    """The state of one slot. Thread safe: any number of workers may use it.
+
+    Each call is atomic by itself; get and put together are not, unless one worker at a time works on the key,
+    as lanes see to for keys that come from the record's key. Every call raises SlotGoneError when the slot is
+    not owned any more, ConflictError while it is restored.
+    """
+
+    def __init__(
+        self, slot: SlotId, find: Callable[[SlotId], OwnedState], keys: Serde[K], values: Serde[V]
+    ) -> None:
+        self.slot = slot
+        self._find = find
+        self._keys = keys
+        self._values = values
+
+    def typed(self, keys: Serde[K2], values: Serde[V2]) -> SlotView[K2, V2]:
+        """Return the same state with other types of keys and values."""
+        return SlotView(self.slot, self._find, keys, values)
+
+    def get(self, key: K, default: V | None = None) -> V | None:
+        """Return the latest value of a key: this unit of work's own, else the last that was finished."""
+        owned = self._find(self.slot)
+        data = self._keys.encode(key)
+        work = current_work()
+        if work is not None and work.owned is owned and data in work.writes:
+            found = work.writes[data]
+        else:
+            found = owned.get(data)
+        return default if found is None else self._values.decode(found)
+
+    def put(self, key: K, value: V) -> None:
+        """Set a value. It is durable when the commit that covers the record is done.
+
+        Raises:
+            UsageError: key and value are too large; a unit of work writes to the slot of another record.
+        """
+        data, encoded = self._keys.encode(key), self._values.encode(value)
+        if len(data) + len(encoded) > MAX_RECORD_BYTES:
+            raise UsageError(
+                f"key and value have {len(data) + len(encoded)} bytes, over the limit of {MAX_RECORD_BYTES}",
+                hint="divide the value among several keys",
+            )
+        self._write(data, encoded)
+
+    def delete(self, key: K) -> None:
+        """Remove a value; nothing happens if there is none."""
+        self._write(self._keys.encode(key), None)
+
+    def items(self, prefix: bytes = b"") -> Iterator[tuple[K, V]]:
+        """Return the keys that begin with ``prefix`` and their values, in order, as they are at the call."""
+        return self._walk(prefix, successor(prefix))
+
+    def range(self, lo: K, hi: K | None = None) -> Iterator[tuple[K, V]]:
+        """Return the keys in [lo, hi) and their values, in order, as they are at the call; None: no end."""
+        return self._walk(self._keys.encode(lo), None if hi is None else self._keys.encode(hi))
+
+    def _walk(self, lo: bytes, hi: bytes | None) -> Iterator[tuple[K, V]]:
+        owned = self._find(self.slot)
+        work = current_work()
+        own = work.writes if work is not None and work.owned is owned else {}
+        found = owned.items(lo, hi, own)
+        return ((self._keys.decode(key), self._values.decode(value)) for key, value in found)
+
+    def _write(self, key: bytes, value: bytes | None) -> None:
+        owned = self._find(self.slot)
+        work = current_work()
+        if work is None:
+            owned.add({key: value})
+        elif work.owned is owned:
+            work.writes[key] = value
+        else:
+            raise UsageError(
+                f"the handler works on a record of {work.slot} and may not write the state of {self.slot}",
+                hint="a record of that slot is handled by its owner: send one there",
+            )

@@ -1,0 +1,95 @@
+"""Which topics of the group stand for the topics that an application names, pure (design, section 10).
+
+A topic that is not enrolled is subscribed to itself: each of its partitions is one slot, the whole key
+space. Of an enrolled topic the *slots topic* is subscribed to, whose partitions are the slots. In between,
+while an enrolment is not settled, the topic is subscribed to and nothing of it is handed out: whoever owns
+its partitions has stopped, at the latest when its view is a lease old, before the first slot has an owner.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kpsplit.errors import UsageError
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.control import Enrolment
+from kpsplit.splitter.records.keys import slots_topic
+
+_OWN = "__kpsplit."
+
+
+class Mode(StrEnum):
+    """How a topic is shared among the members of a group."""
+
+    PLAIN = "plain"
+    """Not enrolled: by partition; ordinary commits are all there is."""
+    MOVING = "moving"
+    """The enrolment is not settled: nothing is handed out."""
+    WHOLE = "whole"
+    """Enrolled, and there is no slots topic: by partition, along the lineage, with range commits."""
+    SLOTS = "slots"
+    """Enrolled: by slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribed:
+    """A topic of the group. ``slots``: how many of its partitions make one logical partition."""
+
+    topic: str
+    group_topic: str
+    mode: Mode
+    slots: int
+
+
+def subscribed(topic: str, enrolment: Enrolment | None) -> Subscribed:
+    """Return what a member subscribes to for a topic."""
+    if enrolment is None:
+        return Subscribed(topic, topic, Mode.PLAIN, 1)
+    if enrolment.slots is not None and enrolment.settled:
+        return Subscribed(topic, slots_topic(topic), Mode.SLOTS, enrolment.slots)
+    return Subscribed(topic, topic, Mode.WHOLE if enrolment.settled else Mode.MOVING, 1)
+
+
+def resolve(wanted: Iterable[str], existing: Collection[str], hidden: Collection[str]) -> frozenset[str]:
+    """Return the topics that names and ``^patterns`` stand for.
+
+    Args:
+        wanted: what the application subscribed to.
+        existing: the cluster's topics; looked at for patterns only.
+        hidden: sub-topics: a pattern never means them, or their records would be read twice.
+
+    Raises:
+        UsageError: a pattern is none, or a topic of kpsplit's own is named.
+    """
+    found: set[str] = set()
+    for name in wanted:
+        if name.startswith("^"):
+            pattern = compiled(name)
+            found |= {t for t in existing if pattern.match(t) and not t.startswith(_OWN) and t not in hidden}
+        elif name.startswith(_OWN):
+            raise UsageError(
+                f"{name} is a topic of kpsplit's own", hint="subscribe to the application's topic"
+            )
+        else:
+            found.add(name)
+    return frozenset(found)
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Return a subscription's pattern.
+
+    Raises:
+        UsageError: it is not a regular expression.
+    """
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"subscription pattern {pattern!r}: {error}") from None
+
+
+def subtopics(states: Iterable[PartitionState]) -> frozenset[str]:
+    """Return the names of all sub-topics."""
+    return frozenset(t.name for s in states for t in s.subtopics)

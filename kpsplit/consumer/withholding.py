@@ -1,0 +1,57 @@
+"""Slots of which nothing is handed out for now (design, section 10).
+
+A partition of a topic that is not enrolled is this member's alone only while the topic stays so. When an
+enrolment is seen, or the view is older than a lease, nothing more of it is handed out; what was processed
+is committed. So when the first slot of a topic gets an owner, one lease after the enrolment, all owners of
+its partitions have stopped.
+"""
+
+from __future__ import annotations
+
+from kpsplit.consumer.committer import Committer
+from kpsplit.consumer.context import Context
+from kpsplit.consumer.holdings import Holding, Stage
+from kpsplit.consumer.ledger import Start
+from kpsplit.consumer.starter import begin
+from kpsplit.consumer.subscriptions import Mode
+
+
+class Withholding:
+    """Moves slots between READING and HELD."""
+
+    def __init__(self, context: Context, committer: Committer) -> None:
+        self._context = context
+        self._committer = committer
+
+    def turn(self) -> None:
+        """Hold what must not be handed out now, let go what may be again."""
+        for holding in self._context.holdings.on((Stage.READING, Stage.HELD)):
+            held = self._must_be_held(holding)
+            if held and holding.stage is Stage.READING:
+                self._hold(holding)
+            elif not held and holding.stage is Stage.HELD:
+                self._let_go(holding)
+
+    def _must_be_held(self, holding: Holding) -> bool:
+        views = self._context.views
+        if holding.mode is Mode.SLOTS or holding.by_hand:
+            return False
+        changed = views.subscribed(holding.parent.topic).mode is not holding.mode
+        return changed or (holding.mode is Mode.PLAIN and not views.fresh())
+
+    def _hold(self, holding: Holding) -> None:
+        context = self._context
+        holding.stage = Stage.HELD
+        context.counts["slots_withheld"] += 1
+        context.reader.disown([holding.slot])
+        context.sink.release([holding.slot])
+        if context.settings.auto_commit:
+            self._committer.ask(self._committer.changed([holding]))
+
+    def _let_go(self, holding: Holding) -> None:
+        context = self._context
+        cursors, lineage = context.sink.cursor(holding.slot), context.lineage(holding.parent)
+        pieces = context.settled(holding.slot, cursors, lineage)
+        holding.start = Start(pieces, committed=bool(holding.committed))
+        context.sink.dropped([holding.slot])
+        begin(context, holding)

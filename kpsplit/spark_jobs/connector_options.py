@@ -1,0 +1,111 @@
+"""librdkafka's connection properties as options of Spark's Kafka connector: Java's names behind ``kafka.``.
+
+Certificates and keys are handed over by content, not by path, so that executors on other machines need no
+files. Everything travels as options of the reader inside Spark's own channels, never on a command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kpsplit.errors import ConfigurationError
+from kpsplit.kafka.connection import Connection
+
+_MODULES = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+_FILES = {
+    "ssl.ca.location": ("ssl.truststore.certificates", ("ssl.truststore.type", "PEM")),
+    "ssl.certificate.location": ("ssl.keystore.certificate.chain", ("ssl.keystore.type", "PEM")),
+    "ssl.key.location": ("ssl.keystore.key", ("ssl.keystore.type", "PEM")),
+}
+_RENAMED: dict[str, tuple[str, Callable[[str], str]]] = {
+    "security.protocol": ("security.protocol", str.upper),
+    "ssl.key.password": ("ssl.key.password", str),
+    "ssl.endpoint.identification.algorithm": (
+        "ssl.endpoint.identification.algorithm",
+        lambda value: "" if value.lower() == "none" else value,
+    ),
+}
+_SASL = {"sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password"}
+_SECURITY = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.", "oauth_cb", "https.")
+
+
+def kafka_options(connection: Connection, own: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the connector's options for the same brokers with the same security.
+
+    Args:
+        connection: how the driver reaches the cluster.
+        own: options with ``kafka.`` before Java's names. If they name any security setting, they replace the
+            translation of all of them: for what only Java's client has words for.
+
+    Raises:
+        ConfigurationError: a security property has no counterpart; its value is never shown.
+    """
+    given = dict(own or {})
+    options = {"kafka.bootstrap.servers": _servers(connection.bootstrap)}
+    if not any(name.removeprefix("kafka.").startswith(("security.", "sasl.", "ssl.")) for name in given):
+        options |= {f"kafka.{name}": value for name, value in _security(connection.properties).items()}
+    options |= given
+    options["kafka.isolation.level"] = "read_committed"
+    return options
+
+
+def _security(properties: Mapping[str, Any]) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for name, value in properties.items():
+        if not name.startswith(_SECURITY) or name in _SASL or value is None:
+            continue
+        settings.update(_one(name, value))
+    return settings | _sasl(properties)
+
+
+def _one(name: str, value: Any) -> dict[str, str]:
+    if name in _RENAMED:
+        java, convert = _RENAMED[name]
+        return {java: convert(str(value))}
+    if name in _FILES:
+        java, also = _FILES[name]
+        return {java: _content(name, str(value)), also[0]: also[1]}
+    raise ConfigurationError(
+        f"the property {name} cannot be said to Spark's Kafka connector",
+        hint="give the connection in Java's words as kafka_options: kafka.security.protocol and so on",
+    )
+
+
+def _content(name: str, path: str) -> str:
+    try:
+        return Path(path).read_text("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read the file of {name} ({type(error).__name__})") from None
+
+
+def _sasl(properties: Mapping[str, Any]) -> dict[str, str]:
+    mechanism = properties.get("sasl.mechanism") or properties.get("sasl.mechanisms")
+    if mechanism is None:
+        return {}
+    module = _MODULES.get(str(mechanism))
+    if module is None:
+        raise ConfigurationError(
+            f"sasl.mechanism {mechanism} cannot be said to Spark's Kafka connector",
+            hint="give the connection in Java's words as kafka_options: kafka.sasl.jaas.config and so on",
+        )
+    user, password = (_quoted(str(properties.get(f"sasl.{n}", ""))) for n in ("username", "password"))
+    return {
+        "sasl.mechanism": str(mechanism),
+        "sasl.jaas.config": f"{module} required username={user} password={password};",
+    }
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _servers(listed: str) -> str:
+    """Return the brokers without the protocol that librdkafka allows before each (``SSL://host:9093``)."""
+    return ",".join(s.strip().rpartition("://")[2] for s in listed.split(",") if s.strip())

@@ -1,0 +1,255 @@
+"""Takes the snapshot of a topic from the cluster: control topic, log ends, certificates, range commits.
+
+How the parts fit together, although the cluster goes on:
+
+1. The offset log and the producers topic are read first: what they say was processed or sent lies below the
+   log ends that are asked afterwards.
+2. The control topic is read; an attempt that has raised its fence is waited for.
+3. The log ends are asked (committed reading: the last stable offsets).
+4. The control topic is read again. If no partition changed, its view knows every attempt that can have
+   written a marker below those ends, and all of them are over. Otherwise: again from step 3.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+
+from confluent_kafka import IsolationLevel, Message
+
+from kpsplit.errors import (
+    DeadlineExceededError,
+    FutureVersionError,
+    RecordError,
+    UsageError,
+)
+from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.control_log import ControlTail, offsets_partition
+from kpsplit.kafka.log_slice import read_slice
+from kpsplit.kafka.log_tail import LogTail
+from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, LostReason, Snapshot, why_gone
+from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.keys import CONTROL_TOPIC, OFFSETS_TOPIC, PRODUCERS_TOPIC
+from kpsplit.splitter.records.offsets import (
+    Boundary,
+    CommitKey,
+    decode_boundary,
+    decode_range_commit,
+    parse_offset_key,
+)
+from kpsplit.splitter.records.producers import ProducerRecord, decode_record
+from kpsplit.splitter.states import Phase
+
+PATIENCE = 60.0
+_LOOK_AGAIN = 0.1
+
+
+class Gatherer:
+    """Takes snapshots of one topic. Not thread safe; a context manager.
+
+    Args:
+        connection: how to reach the cluster.
+        topic: the enrolled topic.
+        partitions: the logical partitions that are wanted; all when not given.
+        patience: seconds for all that has to be read, and for an operation under way.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        topic: str,
+        partitions: Collection[int] | None = None,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._connection, self._topic, self._wanted = connection, topic, partitions
+        self._limit = Deadline(patience)
+        self._admin = ClusterAdmin(connection)
+        self._garbage: list[str] = []
+
+    def snapshot(self, *, with_groups: bool = False) -> Snapshot:
+        """Return the picture now; ``with_groups``: with range commits, boundaries and certificates.
+
+        Raises:
+            UsageError: no such topic or partition, or not enrolled.
+            FutureVersionError: a record of kpsplit's topics is newer than this code.
+            DeadlineExceededError: an operation under way did not come to its end in time.
+            KpsplitError: the brokers cannot be reached, or a right is missing.
+        """
+        parents = self._parents()
+        for topic in (CONTROL_TOPIC, PRODUCERS_TOPIC, OFFSETS_TOPIC) if with_groups else (CONTROL_TOPIC,):
+            if self._admin.known(topic) is None:
+                raise UsageError(f"there is no topic {topic}", hint="run: kpsplit init")
+        commits, boundaries = self._offset_log(parents) if with_groups else ([], [])
+        producers = self._producers() if with_groups else ()
+        states, bounds, gone = self._states_and_bounds(parents)
+        return Snapshot(
+            self._topic,
+            states,
+            bounds,
+            gone,
+            producers,
+            tuple(commits),
+            tuple(boundaries),
+            tuple(self._garbage),
+        )
+
+    def _parents(self) -> list[PhysicalPartition]:
+        count = len(self._admin.describe(self._topic).partitions)
+        wanted = range(count) if self._wanted is None else sorted(set(self._wanted))
+        for number in wanted:
+            if not 0 <= number < count:
+                raise UsageError(
+                    f"topic {self._topic} has no partition {number}",
+                    hint=f"its partitions are 0 to {count - 1}",
+                )
+        return [PhysicalPartition(self._topic, number) for number in wanted]
+
+    def _states_and_bounds(
+        self, parents: list[PhysicalPartition]
+    ) -> tuple[
+        tuple[PartitionState, ...], dict[PhysicalPartition, LogBounds], dict[PhysicalPartition, LostReason]
+    ]:
+        tail = ControlTail(self._connection)
+        try:
+            states = self._settled(tail, parents)
+            while True:
+                bounds, gone = self._bounds(states)
+                again = self._settled(tail, parents)
+                if (held := held_up(states, bounds)) is not None:
+                    self._pause(
+                        f"an open transaction holds readers of {held} at offset {bounds[held].stable}",
+                        "wait for it, or end it with kafka-transactions.sh",
+                    )
+                elif [s.revision for s in again] == [s.revision for s in states]:
+                    self._note_garbage(tail.view)
+                    return again, bounds, gone
+                states = again
+        finally:
+            tail.close()
+
+    def _settled(self, tail: ControlTail, parents: list[PhysicalPartition]) -> tuple[PartitionState, ...]:
+        """Return the states once no attempt has its fence up."""
+        while True:
+            tail.read_to_end(self._limit)
+            states = tuple(_state(tail.view, parent) for parent in parents)
+            busy = next((s for s in states if s.phase is Phase.FENCED), None)
+            if busy is None:
+                return states
+            self._pause(
+                f"the operation under way on {busy.parent} did not come to its end",
+                f"look at: kpsplit status {busy.parent}",
+            )
+
+    def _pause(self, why: str, next_step: str) -> None:
+        """Wait a moment before looking again.
+
+        Raises:
+            DeadlineExceededError: the time is over.
+        """
+        if self._limit.left() <= 0:
+            raise DeadlineExceededError(why, hint=next_step)
+        time.sleep(min(_LOOK_AGAIN, self._limit.left()))
+
+    def _bounds(
+        self, states: Iterable[PartitionState]
+    ) -> tuple[dict[PhysicalPartition, LogBounds], dict[PhysicalPartition, LostReason]]:
+        owners = {source: state for state in states for source in state.lineage.sources()}
+        ids = {topic: self._topic_id(topic) for topic in {source.topic for source in owners}}
+        reasons = {source: why_gone(state, source, ids[source.topic]) for source, state in owners.items()}
+        there = [source for source, reason in reasons.items() if reason is None]
+        stable = self._admin.end_offsets(there, IsolationLevel.READ_COMMITTED)
+        high = self._admin.end_offsets(there)
+        low = self._admin.start_offsets(there)
+        bounds = {
+            s: LogBounds(low[s], stable[s].offset, high[s].offset)
+            for s in there
+            if s in low and s in stable and s in high
+        }
+        gone = {s: reason for s, reason in reasons.items() if reason is not None}
+        return bounds, gone | {s: LostReason.MISSING for s in there if s not in bounds}
+
+    def _topic_id(self, topic: str) -> str | None:
+        found = self._admin.known(topic)
+        return None if found is None else found.topic_id
+
+    def _producers(self) -> tuple[ProducerRecord, ...]:
+        found: dict[int, ProducerRecord] = {}
+
+        def fold(message: Message) -> None:
+            try:
+                record = decode_record(message.key(), message.value())
+            except FutureVersionError:
+                raise
+            except RecordError as error:
+                self._garbage.append(f"{PRODUCERS_TOPIC}, offset {message.offset()}: {error.message}")
+                return
+            if isinstance(record, ProducerRecord):
+                found[record.instance] = record
+
+        tail = LogTail(self._connection, PRODUCERS_TOPIC, fold)
+        try:
+            tail.read_to_end(self._limit)
+        finally:
+            tail.close()
+        return tuple(found.values())
+
+    def _offset_log(self, parents: list[PhysicalPartition]) -> tuple[list[LoggedCommit], list[Boundary]]:
+        count = self._admin.topics().get(OFFSETS_TOPIC, 0)
+        commits: list[LoggedCommit] = []
+        boundaries: list[Boundary] = []
+        logs = [
+            PhysicalPartition(OFFSETS_TOPIC, n)
+            for n in sorted({offsets_partition(p, count) for p in parents})
+        ]
+        ends = self._admin.end_offsets(logs, IsolationLevel.READ_COMMITTED)
+        lows = self._admin.start_offsets(logs)
+        for log in logs:
+            for message in read_slice(self._connection, log, lows[log], ends[log].offset, self._limit):
+                found = self._of_offset_log(message)
+                if isinstance(found, LoggedCommit) and found.parent in parents:
+                    commits.append(found)
+                elif isinstance(found, Boundary) and found.parent in parents:
+                    boundaries.append(found)
+            self._limit.check(f"{log} to be read to its end")
+        return commits, boundaries
+
+    def _of_offset_log(self, message: Message) -> LoggedCommit | Boundary | None:
+        try:
+            key, value = parse_offset_key(message.key()), message.value()
+            if not isinstance(key, CommitKey):
+                return decode_boundary(value) if value is not None else None
+            commit = None if value is None else decode_range_commit(key, value)
+        except FutureVersionError:
+            raise
+        except RecordError as error:
+            self._garbage.append(f"{OFFSETS_TOPIC}, offset {message.offset()}: {error.message}")
+            return None
+        place = message.partition() or 0, message.offset() or 0
+        return LoggedCommit(key.group, key.parent, key.range, commit, *place)
+
+    def _note_garbage(self, view: ControlView) -> None:
+        if view.garbage:
+            self._garbage.append(f"{CONTROL_TOPIC}: {view.garbage} unreadable records ({view.last_garbage})")
+
+
+def held_up(
+    states: Iterable[PartitionState], bounds: Mapping[PhysicalPartition, LogBounds]
+) -> PhysicalPartition | None:
+    """Return a log that has a segment's marker and before it an open transaction, None if there is none."""
+    for state in states:
+        for s in state.lineage:
+            known = bounds.get(s.source)
+            if known is not None and s.end is not None and known.stable <= s.end < known.high:
+                return s.source
+    return None
+
+
+def _state(view: ControlView, parent: PhysicalPartition) -> PartitionState:
+    state = view.state(parent)
+    if state is None:
+        raise UsageError(f"topic {parent.topic} is not enrolled", hint=f"run: kpsplit enroll {parent.topic}")
+    return state

@@ -1,0 +1,94 @@
+"""The pictures of the report, as SVG. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from kpsplit.splitter.lineage import Lineage, Segment, SegmentKind
+
+WIDTH, LEFT, TOP = 1100.0, 96.0, 30.0
+ROW, OVERFLOW_ROW, GAP = 54.0, 26.0, 3.0
+_LETTER = 6.6
+_COLOURS = {
+    SegmentKind.PARENT: "#1f5fa8",
+    SegmentKind.PHANTOM: "#f2b04c",
+    SegmentKind.OVERFLOW: "#e3e8ee",
+}
+
+
+def lineage_picture(lineage: Lineage, records: Mapping[int, int]) -> str:
+    """Return the segments as boxes: epochs from left to right, key ranges from top to bottom in their order.
+
+    Args:
+        lineage: of one logical partition.
+        records: how many records each segment holds.
+    """
+    epochs = sorted({s.opened_epoch for s in lineage})
+    column = (WIDTH - LEFT) / len(epochs)
+    proper = [s for s in lineage if s.kind is not SegmentKind.OVERFLOW]
+    overflows = [s for s in lineage if s.kind is SegmentKind.OVERFLOW]
+    cuts = sorted({bound for s in proper for bound in (s.range.lo, s.range.hi)})
+    bottom = TOP + ROW * (len(cuts) - 1)
+    parts = [
+        *(_text(f"epoch {e}", LEFT + column * (i + 0.5), 18, "middle", "head") for i, e in enumerate(epochs)),
+        *(_text(f"{cut:08x}", LEFT - 8, TOP + ROW * i + 4, "end", "mono") for i, cut in enumerate(cuts)),
+    ]
+    for s in lineage:
+        first = epochs.index(s.opened_epoch)
+        behind = len(epochs) if s.closed_epoch is None else epochs.index(s.closed_epoch)
+        if s.kind is SegmentKind.OVERFLOW:
+            top, height = bottom + 10 + OVERFLOW_ROW * overflows.index(s), OVERFLOW_ROW
+        else:
+            top = TOP + ROW * cuts.index(s.range.lo)
+            height = TOP + ROW * cuts.index(s.range.hi) - top
+        frame = (LEFT + column * first, top, column * (behind - first) - GAP, height - GAP)
+        parts += _box(s, records.get(s.id, 0), frame)
+    return _svg(bottom + 10 + OVERFLOW_ROW * len(overflows), parts, f"Lineage of {lineage.parent}")
+
+
+def bars(rows: Sequence[tuple[str, float, str]], label: str, colour: str = "#1f5fa8") -> str:
+    """Return horizontal bars: name, length (any unit), what is written behind it."""
+    most = max((value for _, value, _ in rows), default=0.0) or 1.0
+    left, height = 330.0, 22.0
+    parts = []
+    for index, (name, value, told) in enumerate(rows):
+        y = 6 + height * index
+        width = max(1.0, (WIDTH - left - 190) * value / most) if value else 0.0
+        parts.append(_text(name, left - 8, y + 13, "end", "mono"))
+        parts.append(_rect((left, y, width, height - 6), colour, f"{name}: {told}"))
+        parts.append(_text(told, left + width + 6, y + 13, "start", "unit"))
+    return _svg(12 + height * len(rows), parts, label)
+
+
+def _box(segment: Segment, records: int, frame: tuple[float, float, float, float]) -> list[str]:
+    """Return a segment's box with as much text as fits."""
+    x, y, width, height = frame
+    stretch = f"offsets {segment.start:,} to {'…' if segment.end is None else format(segment.end, ',')}"
+    numbers = f"logical {segment.progression.base:,} + {segment.progression.stride:,}·n"
+    lines = [f"{segment.id}: {records:,} records", stretch, numbers]
+    told = f"segment {segment.id}, {segment.kind} {segment.range}, {segment.source}; {'; '.join(lines)}"
+    room = int((height - 4) // 15)
+    fitting = [line for line in lines[: max(room, 1)] if len(line) * _LETTER < width]
+    first = y + height / 2 - 7.5 * (len(fitting) - 1) + 4
+    style = "light" if segment.kind is SegmentKind.PARENT else "box"
+    texts = [_text(t, x + width / 2, first + 15 * i, "middle", style) for i, t in enumerate(fitting)]
+    return [_rect(frame, _COLOURS[segment.kind], told), *texts]
+
+
+def _rect(frame: tuple[float, float, float, float], colour: str, told: str) -> str:
+    x, y, width, height = (f"{value:.1f}" for value in frame)
+    return (
+        f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="3" fill="{colour}" stroke="#8a94a1" '
+        f'stroke-width=".6"><title>{escape(told)}</title></rect>'
+    )
+
+
+def _text(content: str, x: float, y: float, anchor: str, style: str) -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {place} class="{style}">{escape(content)}</text>'
+
+
+def _svg(height: float, parts: Sequence[str], label: str) -> str:
+    box = f'viewBox="0 0 {WIDTH:g} {height:g}"'
+    return f'<svg {box} role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'

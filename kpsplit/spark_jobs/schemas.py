@@ -1,0 +1,139 @@
+"""The shapes of all DataFrames that kpsplit makes from values of its own."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+_HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+
+
+def _schema(**columns: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
+
+
+RAW = _schema(
+    key=BinaryType(),
+    topic=StringType(),
+    partition=IntegerType(),
+    offset=LongType(),
+    headers=_HEADERS,
+)
+"""What is needed of Kafka's source, physical topic and partition; the value is never looked at."""
+
+REGIONS = _schema(
+    topic=StringType(),
+    partition=IntegerType(),
+    first=LongType(),
+    behind=LongType(),
+    logical_topic=StringType(),
+    logical_partition=IntegerType(),
+    segment=LongType(),
+    overflow=BooleanType(),
+    lo=LongType(),
+    hi=LongType(),
+    start=LongType(),
+    end=LongType(),
+    base=LongType(),
+    stride=LongType(),
+    opened_epoch=LongType(),
+    newest_epoch=LongType(),
+)
+"""What the offsets [first, behind) of a physical partition are (``regions``); null: nothing of ours."""
+
+LINEAGE = _schema(
+    topic=StringType(),
+    partition=IntegerType(),
+    segment=LongType(),
+    kind=StringType(),
+    lo=LongType(),
+    hi=LongType(),
+    source_topic=StringType(),
+    source_partition=IntegerType(),
+    start=LongType(),
+    end=LongType(),
+    base=LongType(),
+    stride=LongType(),
+    predecessors=ArrayType(LongType()),
+    opened_epoch=LongType(),
+    closed_epoch=LongType(),
+)
+"""One row per segment, as the control topic says."""
+
+COMMITS = _schema(
+    group=StringType(),
+    topic=StringType(),
+    partition=IntegerType(),
+    lo=LongType(),
+    hi=LongType(),
+    segment=LongType(),
+    next=LongType(),
+    leader_epoch=LongType(),
+    member=StringType(),
+    generation=LongType(),
+    cause=StringType(),
+    log_partition=IntegerType(),
+    log_offset=LongType(),
+)
+"""One row per range commit that is in the offset log and segment that it lists, in the order of the log."""
+
+CERTIFICATES = _schema(
+    producer=StringType(),
+    client_id=StringType(),
+    closed=BooleanType(),
+    topic=StringType(),
+    partition=IntegerType(),
+    next_sequence=LongType(),
+    segment=LongType(),
+    delivered=LongType(),
+    failed=ArrayType(LongType()),
+)
+"""One row per certificate and segment that it counts (segment null: it counts none)."""
+
+FINDINGS = _schema(
+    check=StringType(),
+    severity=StringType(),
+    topic=StringType(),
+    partition=IntegerType(),
+    segment=LongType(),
+    producer=StringType(),
+    group=StringType(),
+    key_hash=LongType(),
+    first=LongType(),
+    last=LongType(),
+    count=LongType(),
+    message=StringType(),
+)
+"""One row per finding of ``verify``; what ``first`` and ``last`` count is said by the check."""
+
+
+class Fate(IntEnum):
+    """What becomes of a record, by its place and its stamp (``splitter.reading``); a number is narrow."""
+
+    DATA = 0
+    """Delivered."""
+    STRAY = 1
+    """Skipped: its producer sends it again."""
+    MARKER = 2
+    """The marker at a segment's end."""
+    ORPHAN_MARKER = 3
+    """A marker of an attempt that ended nothing here."""
+    NOT_THE_MARKER = 4
+    """A record where the lineage has a marker: the log is not the one that was cut."""
+    UNKNOWN_EPOCH = 5
+    """A stamp of an epoch that was never reached."""
+    BEHIND_THE_END = 6
+    """An unstamped record where nothing of this logical partition is stored."""
+    NEWER = 7
+    """A stamp or marker of a newer format: reading on would be guessing."""

@@ -1,0 +1,118 @@
+"""A Spark session on this machine, for the command line and tests. Other jobs take the user's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from kpsplit.devcluster.java import Java, find_java
+from kpsplit.errors import KpsplitError
+from kpsplit.spark_jobs.jars import ensure_connector
+
+DEFAULT_MEMORY = "1g"
+REDACTED = "(?i)secret|password|passwd|token|access[.]?key|jaas|keystore[.]key|credential"
+"""What Spark hides in its UI, logs and plans: its own words and those of Kafka's security settings."""
+
+
+def local_session(
+    cores: int | None = None,
+    memory: str = DEFAULT_MEMORY,
+    name: str = "kpsplit",
+    log: Path | None = None,
+    more: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Start Spark in this process's own JVM, with the Kafka connector from the jar cache.
+
+    Args:
+        cores: threads that work; all of the machine's when not given.
+        memory: the JVM's heap.
+        name: of the application.
+        log: the file for what the JVM writes; a temporary one when not given.
+        more: settings of Spark that win over kpsplit's.
+
+    Raises:
+        KpsplitError: no Java, no connector, or Spark did not start.
+    """
+    java = find_java()
+    jars = ensure_connector(java)
+    scratch = Path(tempfile.mkdtemp(prefix="kpsplit-spark-"))
+    threads = cores or os.cpu_count() or 1
+    _environment(java, scratch)
+    builder: SparkSession.Builder = SparkSession.builder
+    settings = {
+        "spark.driver.memory": memory,
+        "spark.driver.extraClassPath": f"{jars}/*",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.local.dir": str(scratch),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.sql.shuffle.partitions": str(2 * threads),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.redaction.regex": REDACTED,
+    }
+    for key, value in (settings | dict(more or {})).items():
+        builder = builder.config(key, value)
+    path = log or scratch / "spark.log"
+    try:
+        with _stderr_into(path):
+            return builder.master(f"local[{threads}]").appName(name).getOrCreate()
+    except Exception as error:
+        raise KpsplitError(f"Spark did not start ({type(error).__name__})", hint=f"see {path}") from error
+
+
+@contextmanager
+def running_session(cores: int | None = None, memory: str = DEFAULT_MEMORY) -> Iterator[SparkSession]:
+    """Yield the session that this process has already, or one of our own that ends with the block."""
+    found = SparkSession.getActiveSession()
+    spark = found or local_session(cores, memory)
+    try:
+        yield spark
+    finally:
+        if found is None:
+            spark.stop()
+
+
+def _environment(java: Java, scratch: Path) -> None:
+    """Tell Spark's launcher and its Python workers which programs to run."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if java.bundled:
+        os.environ["JAVA_HOME"] = str(_home_for_spark(java, scratch))
+
+
+def _home_for_spark(java: Java, scratch: Path) -> Path:
+    """Return a JAVA_HOME whose java drops a module that Spark asks for and the bundled runtime lacks."""
+    home = scratch / "java-home"
+    (home / "bin").mkdir(parents=True)
+    script = home / "bin" / "java"
+    script.write_text(
+        "#!/usr/bin/env bash\n"
+        "arguments=()\n"
+        'for a in "$@"; do [[ $a == --add-modules=jdk.incubator.vector ]] || arguments+=("$a"); done\n'
+        f'exec "{java.path}" "${{arguments[@]}}"\n'
+    )
+    script.chmod(0o755)
+    return home
+
+
+@contextmanager
+def _stderr_into(path: Path) -> Iterator[None]:
+    """Let the JVM that is started meanwhile inherit a file as its stderr: its chatter is not the user's."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -1,0 +1,128 @@
+"""Everything that is known of a topic without reading its data, as one consistent picture. Plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kpsplit.splitter.key_range import KeyRange
+from kpsplit.splitter.lineage import PhysicalPartition, Segment
+from kpsplit.splitter.partition_state import PartitionState, SubTopicState
+from kpsplit.splitter.records.offsets import Boundary, RangeCommit
+from kpsplit.splitter.records.producers import ProducerRecord
+
+
+class LostReason(StrEnum):
+    """Why records that a segment had cannot be read."""
+
+    EXPIRED = "retention removed them"
+    RETIRED = "the sub-topic was retired"
+    MISSING = "the topic is gone although nobody retired it"
+    MADE_ANEW = "the topic was deleted and made again"
+    CUT_OFF = "the log ends before the segment does"
+
+
+@dataclass(frozen=True, slots=True)
+class LogBounds:
+    """The offsets [low, high) of a log; before ``stable`` every transaction is decided."""
+
+    low: int
+    stable: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The offsets [first, behind) of a segment that cannot be read (``behind`` None: not known)."""
+
+    state: PartitionState
+    segment: Segment
+    first: int
+    behind: int | None
+    reason: LostReason
+
+    def __str__(self) -> str:
+        """Return it as people read it."""
+        last = "" if self.behind is None else f" to {self.behind - 1}"
+        return (
+            f"segment {self.segment.id}: offsets {self.first}{last} of {self.segment.source}: {self.reason}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedCommit:
+    """A range commit and where it stands in the offset log (None: the key was withdrawn there)."""
+
+    group: str
+    parent: PhysicalPartition
+    range: KeyRange
+    commit: RangeCommit | None
+    log_partition: int
+    log_offset: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One picture: the control topic was read behind all log ends, and those behind all commits.
+
+    ``states``: of the logical partitions that were asked for, each at rest or with an attempt that has
+    written no marker. ``bounds``: of the physical partitions that exist. ``gone``: those that cannot be
+    read at all. ``garbage``: records of kpsplit's own topics that could not be read, in words.
+    """
+
+    topic: str
+    states: tuple[PartitionState, ...]
+    bounds: Mapping[PhysicalPartition, LogBounds]
+    gone: Mapping[PhysicalPartition, LostReason] = field(default_factory=dict)
+    producers: tuple[ProducerRecord, ...] = ()
+    commits: tuple[LoggedCommit, ...] = ()
+    boundaries: tuple[Boundary, ...] = ()
+    garbage: tuple[str, ...] = ()
+
+    def readable(self, state: PartitionState, segment: Segment) -> tuple[int, int]:
+        """Return the offsets [first, behind) of a segment that can be read; empty if nothing can."""
+        bounds = self.bounds.get(segment.source)
+        if bounds is None or segment.source in self.gone:
+            return segment.start, segment.start
+        end = bounds.stable if segment.end is None else min(segment.end, bounds.high)
+        first = max(segment.start, bounds.low)
+        return first, max(first, end)
+
+    def lost(self) -> list[Lost]:
+        """Return everything that segments had and that cannot be read."""
+        return [lost for state in self.states for s in state.lineage for lost in self._lost_of(state, s)]
+
+    def _lost_of(self, state: PartitionState, segment: Segment) -> list[Lost]:
+        reason = self.gone.get(segment.source)
+        bounds = self.bounds.get(segment.source)
+        if reason is not None or bounds is None:
+            nothing = segment.end == segment.start
+            whole = Lost(state, segment, segment.start, segment.end, reason or LostReason.MISSING)
+            return [] if nothing else [whole]
+        found = []
+        if bounds.low > segment.start:
+            behind = bounds.low if segment.end is None else min(bounds.low, segment.end)
+            found.append(Lost(state, segment, segment.start, behind, LostReason.EXPIRED))
+        if segment.end is not None and bounds.high <= segment.end:
+            found.append(
+                Lost(state, segment, max(bounds.high, segment.start), segment.end + 1, LostReason.CUT_OFF)
+            )
+        return [lost for lost in found if lost.behind is None or lost.first < lost.behind]
+
+
+def why_gone(state: PartitionState, source: PhysicalPartition, topic_id: str | None) -> LostReason | None:
+    """Return why nothing of a physical partition can be read, None if its topic is the one the lineage means.
+
+    Args:
+        state: the logical partition that has segments there.
+        source: the physical partition.
+        topic_id: Kafka's id of the topic that has the name now, None if there is none.
+    """
+    subtopic = state.subtopic(source.topic)
+    if subtopic is not None and subtopic.state is SubTopicState.RETIRED:
+        return LostReason.RETIRED
+    if topic_id is None:
+        return LostReason.MISSING
+    meant = state.topic_id if subtopic is None else subtopic.topic_id or ""
+    return LostReason.MADE_ANEW if meant and topic_id != meant else None

@@ -1,0 +1,207 @@
+"""Condenses records to what the proofs need, with narrow columns only: never a value, never a key.
+
+1. ``judged``: one narrow row per record.
+2. ``cells``: up to 64 consecutive sequence numbers of one producer in one segment are one row, which
+   numbers are there as the bits of an integer. So completeness and uniqueness are exact, and no set of
+   numbers is ever sorted. Order is looked at block by block: 2^18 offsets of one physical partition, in the
+   order of the log.
+3. Everything else is made from the cells, which are 1/64 to 1/8 of the records.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from kpsplit.spark_jobs.schemas import Fate
+from kpsplit.spark_jobs.transforms.headers import stamp_instance, stamp_sequence, with_our_headers
+from kpsplit.spark_jobs.transforms.key_hash import hash_of, reader_hash
+from kpsplit.spark_jobs.transforms.placement import fate, logical_offset, placed
+
+BUCKET_BITS = 6
+SHELF_BITS = 16
+"""2^16 sequence numbers are a shelf: what the driver looks at first."""
+BLOCK_BITS = 18
+
+
+def judged(raw: DataFrame, regions: DataFrame) -> DataFrame:
+    """Return one narrow row per record: place, ``fate``, ``wrong`` (its key is another segment's), stamp.
+
+    Lazily also ``key_hash``, ``key_print`` and ``logical_offset``, for the few records that are looked at
+    closely.
+    """
+    records = with_our_headers(placed(raw, regions))
+    inside = (hash_of(F.col("key")) >= F.col("lo")) & (hash_of(F.col("key")) < F.col("hi"))
+    return records.select(
+        "logical_partition",
+        "segment",
+        "offset",
+        fate().alias("fate"),
+        F.coalesce(F.col("key").isNotNull() & ~inside, F.lit(False)).alias("wrong"),
+        F.when(F.col("stamp").isNotNull(), stamp_instance()).alias("instance"),
+        F.when(F.col("stamp").isNotNull(), stamp_sequence()).alias("sequence"),
+        F.when(F.col("segment").isNotNull(), reader_hash()).alias("key_hash"),
+        F.xxhash64("key").alias("key_print"),
+        F.col("key").isNotNull().alias("keyed"),
+        logical_offset().alias("logical_offset"),
+    )
+
+
+def cells(records: DataFrame) -> DataFrame:
+    """Condense judged records; ``descents`` counts stamped data behind a number that is not below theirs."""
+    stretch = Window.partitionBy("logical_partition", "segment", "fate", "instance", "block").orderBy(
+        "offset"
+    )
+    narrow = records.select(
+        "logical_partition",
+        "segment",
+        "fate",
+        "wrong",
+        "instance",
+        "sequence",
+        "offset",
+        F.shiftright("offset", BLOCK_BITS).alias("block"),
+    )
+    return (
+        narrow.withColumn("descends", F.col("sequence") <= F.lag("sequence").over(stretch))
+        .groupBy(
+            "logical_partition",
+            "segment",
+            "fate",
+            "instance",
+            "block",
+            F.shiftright("sequence", BUCKET_BITS).alias("bucket"),
+        )
+        .agg(
+            F.expr("bit_or(shiftleft(1L, CAST(sequence & 63 AS INT)))").alias("bits"),
+            F.count("*").alias("records"),
+            F.count_if("wrong").alias("wrong"),
+            F.count_if("descends").alias("descents"),
+            F.min("offset").alias("first_offset"),
+            F.max("offset").alias("last_offset"),
+            F.min("sequence").alias("first_sequence"),
+            F.max("sequence").alias("last_sequence"),
+        )
+    )
+
+
+def totals(cells_: DataFrame) -> DataFrame:
+    """Count records by segment, fate, and whether they are stamped."""
+    stamped = F.col("instance").isNotNull().alias("stamped")
+    return cells_.groupBy("logical_partition", "segment", "fate", stamped).agg(
+        F.sum("records").alias("records"),
+        F.sum("wrong").alias("wrong"),
+        F.min("first_offset").alias("first_offset"),
+        F.max("last_offset").alias("last_offset"),
+    )
+
+
+def spans(cells_: DataFrame) -> DataFrame:
+    """Return, per producer and segment, which numbers its data span and how often they do not rise."""
+    place = ["logical_partition", "segment", "instance"]
+    blocks = (
+        cells_.where((F.col("fate") == int(Fate.DATA)) & F.col("instance").isNotNull())
+        .groupBy(*place, "block")
+        .agg(
+            F.sum("records").alias("records"),
+            F.sum("descents").alias("descents"),
+            F.min("first_sequence").alias("first_sequence"),
+            F.max("last_sequence").alias("last_sequence"),
+        )
+    )
+    before = F.lag("last_sequence").over(Window.partitionBy(*place).orderBy("block"))
+    return (
+        blocks.withColumn("between", F.coalesce(F.col("first_sequence") <= before, F.lit(False)))
+        .groupBy(*place)
+        .agg(
+            F.sum("records").alias("records"),
+            (F.sum("descents") + F.count_if("between")).alias("descents"),
+            F.min("first_sequence").alias("first_sequence"),
+            F.max("last_sequence").alias("last_sequence"),
+        )
+    )
+
+
+def buckets(cells_: DataFrame) -> DataFrame:
+    """Return, per producer and 64 sequence numbers, which of them are data, and which are strays."""
+    is_data, is_stray = (F.col("fate") == int(f) for f in (Fate.DATA, Fate.STRAY))
+    return (
+        cells_.where(F.col("bucket").isNotNull() & (is_data | is_stray))
+        .groupBy("logical_partition", "instance", "bucket")
+        .agg(
+            F.coalesce(F.bit_or(F.when(is_data, F.col("bits"))), F.lit(0)).alias("data"),
+            F.coalesce(F.bit_or(F.when(is_stray, F.col("bits"))), F.lit(0)).alias("strays"),
+            F.coalesce(F.sum(F.when(is_data, F.col("records"))), F.lit(0)).alias("records"),
+        )
+    )
+
+
+def shelves(buckets_: DataFrame) -> DataFrame:
+    """Return, per producer and 2^16 numbers: how many are there, how often, and strays never sent again."""
+    shelf = F.shiftright("bucket", SHELF_BITS - BUCKET_BITS).alias("shelf")
+    return buckets_.groupBy("logical_partition", "instance", shelf).agg(
+        F.sum(F.bit_count("data")).alias("numbers"),
+        F.sum("records").alias("records"),
+        F.sum(F.expr("bit_count(strays & ~data)")).alias("unsent"),
+        F.max(F.expr("CASE WHEN data != 0 THEN bucket END")).alias("last_bucket"),
+    )
+
+
+def on_shelves(buckets_: DataFrame, wanted: DataFrame) -> DataFrame:
+    """Return the buckets of some shelves (logical_partition, instance, shelf)."""
+    shelf = F.shiftright("bucket", SHELF_BITS - BUCKET_BITS)
+    return buckets_.withColumn("shelf", shelf).join(
+        F.broadcast(wanted), ["logical_partition", "instance", "shelf"], "left_semi"
+    )
+
+
+def repeated(records: DataFrame, wanted: DataFrame) -> DataFrame:
+    """Return numbers that are data more than once, in some buckets, with their first and last place."""
+    return (
+        records.where(F.col("fate") == int(Fate.DATA))
+        .withColumn("bucket", F.shiftright("sequence", BUCKET_BITS))
+        .join(F.broadcast(wanted), ["logical_partition", "instance", "bucket"], "left_semi")
+        .groupBy("logical_partition", "instance", "sequence")
+        .agg(
+            F.count("*").alias("records"),
+            F.min_by("segment", "logical_offset").alias("segment"),
+            F.min("logical_offset").alias("first"),
+            F.max("logical_offset").alias("last"),
+            F.min_by("key_hash", "logical_offset").alias("key_hash"),
+        )
+        .where("records > 1")
+    )
+
+
+def misplaced(records: DataFrame) -> DataFrame:
+    """Return records whose key belongs to another segment, by segment and producer, with an example."""
+    return (
+        records.where(F.col("wrong") & (F.col("fate") == int(Fate.DATA)))
+        .groupBy("logical_partition", "segment", "instance")
+        .agg(
+            F.count("*").alias("records"),
+            F.min("offset").alias("first"),
+            F.max("offset").alias("last"),
+            F.min_by("key_hash", "offset").alias("key_hash"),
+        )
+    )
+
+
+def out_of_order(records: DataFrame, wanted: DataFrame, excused: DataFrame) -> DataFrame:
+    """Return data that stand behind a later number of the same producer and key, along the lineage.
+
+    Args:
+        records: judged records.
+        wanted: the producers and segments to look at (logical_partition, instance, segment).
+        excused: numbers that may stand anywhere (logical_partition, instance, sequence): reported as failed.
+    """
+    path = Window.partitionBy("logical_partition", "instance", "key_hash", "key_print").orderBy(
+        "logical_offset"
+    )
+    return (
+        records.where((F.col("fate") == int(Fate.DATA)) & F.col("keyed"))
+        .join(F.broadcast(wanted), ["logical_partition", "instance", "segment"], "left_semi")
+        .join(F.broadcast(excused), ["logical_partition", "instance", "sequence"], "left_anti")
+        .withColumn("before", F.lag("sequence").over(path))
+        .where("before > sequence")
+    )

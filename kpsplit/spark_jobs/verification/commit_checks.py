@@ -1,0 +1,119 @@
+"""Checks of range commits: inside the data, never back, and no gap along the lineage. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from kpsplit.spark_jobs.snapshot import LoggedCommit, Snapshot
+from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
+from kpsplit.splitter.commits import CommitFold, cursor_of
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import KeyRange
+from kpsplit.splitter.lineage import Segment
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.offsets import Cause, CommitKey, RangeCommit
+
+
+def groups_of(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the groups that have range commits."""
+    return tuple(sorted({logged.group for logged in snapshot.commits}))
+
+
+def commit_findings(snapshot: Snapshot, groups: Collection[str] | None = None) -> Iterator[Finding]:
+    """Return what is wrong with the range commits of some groups (None: of all).
+
+    The offset log is compacted: what it still holds is looked at, in its order.
+    """
+    states = {state.parent: state for state in snapshot.states}
+    fold = CommitFold()
+    seen: set[tuple[str, PartitionState]] = set()
+    for logged in sorted(snapshot.commits, key=lambda c: (c.log_partition, c.log_offset)):
+        if groups is not None and logged.group not in groups:
+            continue
+        state = states[logged.parent]
+        key = CommitKey(logged.group, logged.parent, logged.range)
+        if logged.commit is not None:
+            seen.add((logged.group, state))
+            yield from _inside(snapshot, state, logged.commit)
+            yield from _going_back(fold, state, logged, logged.commit)
+        value = None if logged.commit is None else logged.commit.encode()
+        fold.fold(key.encode(), value, logged.log_offset)
+    for group, state in sorted(seen, key=lambda pair: (pair[0], pair[1].parent)):
+        yield from _gaps(fold, group, state)
+
+
+def _inside(snapshot: Snapshot, state: PartitionState, commit: RangeCommit) -> Iterator[Finding]:
+    segments = {s.id: s for s in state.lineage}
+    for number, position in sorted(commit.positions.items()):
+        segment = segments.get(number)
+        wrong = "no such segment" if segment is None else _outside(snapshot, segment, commit, position.next)
+        if wrong:
+            message = f"{commit.range} is committed up to {position.next} of segment {number}: {wrong}"
+            yield _finding(Check.COMMITS_INSIDE, state, commit, message, number, position.next)
+
+
+def _outside(snapshot: Snapshot, segment: Segment, commit: RangeCommit, next_: int) -> str | None:
+    if not segment.range.overlaps(commit.range):
+        return f"it holds {segment.range}"
+    if next_ < segment.start:
+        return f"it starts at {segment.start}"
+    bounds = snapshot.bounds.get(segment.source)
+    end = segment.end if segment.end is not None else (bounds.high if bounds else None)
+    return f"it ends at {end}" if end is not None and next_ > end else None
+
+
+def _going_back(
+    fold: CommitFold, state: PartitionState, logged: LoggedCommit, commit: RangeCommit
+) -> Iterator[Finding]:
+    """Compare with what the group had committed for the same keys; a seek may go anywhere."""
+    if commit.cause is not Cause.PROGRESS:
+        return
+    for piece, before in fold.cursors(logged.group, logged.parent, commit.range):
+        now = cursor_of(commit, piece)
+        if before is None or before.ahead_of(state.lineage) or now.ahead_of(state.lineage):
+            continue
+        had, has = before.pending(state.lineage), now.pending(state.lineage)
+        for segment, next_ in has.items():
+            last = had.get(segment)
+            if last is None or next_ < last:
+                up_to = "its end" if last is None else str(last)
+                message = (
+                    f"{piece} of segment {segment} was committed up to {up_to}, then up to {next_} again"
+                )
+                yield _finding(Check.COMMITS_FORWARD, state, commit, message, segment, next_)
+
+
+def _gaps(fold: CommitFold, group: str, state: PartitionState) -> Iterator[Finding]:
+    for piece, cursor in fold.cursors(group, state.parent):
+        if cursor is None:
+            message = f"group {group} has no range commit for {piece}: not begun, or lost"
+            yield Finding(Check.COMMITS_WHOLE, Severity.UNPROVEN, state.parent, message, group=group)
+        elif not cursor.ahead_of(state.lineage):
+            yield from _skipped(group, state, cursor, piece)
+
+
+def _skipped(group: str, state: PartitionState, cursor: Cursor, piece: KeyRange) -> Iterator[Finding]:
+    """A position behind a segment's start needs all its predecessors to be finished."""
+    left = cursor.pending(state.lineage)
+    for segment in state.lineage:
+        if cursor.positions.get(segment.id, 0) <= segment.start or not segment.range.overlaps(piece):
+            continue
+        for number in segment.predecessors:
+            before = state.lineage.get(number)
+            if before.range.overlaps(piece) and number in left:
+                behind = f"segment {number} is done only up to {left[number]}"
+                message = f"{piece} goes on in segment {segment.id}, but {behind}"
+                yield Finding(
+                    *(Check.COMMITS_WHOLE, Severity.FINDING, state.parent, message, number),
+                    group=group,
+                    first=left[number],
+                    last=None if before.end is None else before.end - 1,
+                )
+
+
+def _finding(
+    check: Check, state: PartitionState, commit: RangeCommit, message: str, segment: int, offset: int
+) -> Finding:
+    return Finding(
+        check, Severity.FINDING, state.parent, message, segment, group=commit.group, first=offset, last=offset
+    )

@@ -1,0 +1,218 @@
+"""What a verification says: checks by name, findings, and what they add up to. Plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from kpsplit.errors import EXIT_CHECK, EXIT_FAILED, EXIT_OK
+from kpsplit.spark_jobs.snapshot import Snapshot
+from kpsplit.splitter.lineage import PhysicalPartition
+
+
+class Check(StrEnum):
+    """The proofs, by name. What ``first`` and ``last`` of a finding count is said with each."""
+
+    LINEAGE = "lineage_sound"
+    OFFSETS = "logical_offsets_unique"
+    BOUNDARIES = "boundaries_agree"
+    STRETCHES = "stretches_complete"
+    PLACES = "records_in_their_segments"
+    FOREIGN = "foreign_records"
+    MISSING = "sequences_complete"
+    REPEATED = "sequences_unique"
+    ORDER = "keys_in_order"
+    STRAYS = "strays_sent_again"
+    CERTIFICATES = "certificates_agree"
+    COMMITS_INSIDE = "commits_within_data"
+    COMMITS_FORWARD = "commits_move_forward"
+    COMMITS_WHOLE = "commits_leave_no_gap"
+
+
+MEANINGS: dict[Check, str] = {
+    Check.LINEAGE: "in every epoch the open ranges tile the key space; stretches do not overlap",
+    Check.OFFSETS: "no two records have one logical offset; numbers rise along the lineage (logical offsets)",
+    Check.BOUNDARIES: "the offset log says the same of the layouts as the control topic",
+    Check.STRETCHES: "each segment is there from its start to the marker at its end (physical offsets)",
+    Check.PLACES: "every record lies in the segment of its key (physical offsets)",
+    Check.FOREIGN: "nobody else wrote to phantoms, behind ends or in place of markers (physical offsets)",
+    Check.MISSING: "no sequence number of a producer is missing, save those it reported as failed",
+    Check.REPEATED: "no sequence number of a producer is there twice (logical offsets)",
+    Check.ORDER: "per producer and key the sequence numbers rise along the lineage (sequence numbers)",
+    Check.STRAYS: "every stray was sent again (sequence numbers)",
+    Check.CERTIFICATES: "each segment holds as many records of a producer as it says it delivered there",
+    Check.COMMITS_INSIDE: "range commits lie inside the data (physical offsets)",
+    Check.COMMITS_FORWARD: "range commits do not go back, except by a seek (physical offsets)",
+    Check.COMMITS_WHOLE: "no group goes on behind a segment that it has not finished (physical offsets)",
+}
+
+
+class Severity(StrEnum):
+    """How much a finding weighs."""
+
+    FINDING = "finding"
+    """It must not be."""
+    UNPROVEN = "unproven"
+    """It could not be judged, and the message says why."""
+    NOTE = "note"
+    """Worth knowing, and all right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result row. ``producer``: 16 hexadecimal digits. ``first``, ``last``: both included."""
+
+    check: Check
+    severity: Severity
+    parent: PhysicalPartition
+    message: str
+    segment: int | None = None
+    producer: str | None = None
+    group: str | None = None
+    key_hash: int | None = None
+    first: int | None = None
+    last: int | None = None
+    count: int = 1
+
+    def row(self) -> tuple[Any, ...]:
+        """Return the row of ``schemas.FINDINGS``."""
+        return (
+            *(str(self.check), str(self.severity), self.parent.topic, self.parent.partition, self.segment),
+            *(self.producer, self.group, self.key_hash, self.first, self.last, self.count, self.message),
+        )
+
+    def json(self) -> dict[str, Any]:
+        """Return it as JSON has it; what does not apply is left out."""
+        names = ("segment", "producer", "group", "key_hash", "first", "last", "count", "message")
+        told = {name: getattr(self, name) for name in names}
+        head = {"check": str(self.check), "severity": str(self.severity), "partition": str(self.parent)}
+        return head | {name: value for name, value in told.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTotal:
+    """How many records of each kind one segment holds."""
+
+    parent: PhysicalPartition
+    segment: int
+    data: int
+    strays: int
+    unstamped: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a verification came to.
+
+    ``snapshot``: what was judged, but for the data. ``unjudged``: why something could not be judged at all.
+    ``segments``: records per segment. ``groups``: the consumer groups that were looked at. ``counts``:
+    records by logical partition and fate (``schemas.Fate``, in lower case), and how many of the data are
+    ``unstamped``.
+    """
+
+    topic: str
+    partitions: tuple[int, ...]
+    snapshot: Snapshot
+    findings: tuple[Finding, ...]
+    unjudged: tuple[str, ...] = ()
+    segments: tuple[SegmentTotal, ...] = ()
+    groups: tuple[str, ...] = ()
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def of(self, check: Check, severity: Severity | None = None) -> tuple[Finding, ...]:
+        """Return the findings of a check."""
+        return tuple(f for f in self.findings if f.check is check and severity in (None, f.severity))
+
+    def of_partition(self, number: int) -> Verdict:
+        """Return what concerns one logical partition; what concerns none stays."""
+        parent = PhysicalPartition(self.topic, number)
+        others = tuple(f"{self.topic}/{n}: " for n in self.partitions if n != number)
+        return Verdict(
+            self.topic,
+            (number,),
+            self.snapshot,
+            tuple(f for f in self.findings if f.parent == parent),
+            tuple(why for why in self.unjudged if not why.startswith(others)),
+            tuple(s for s in self.segments if s.parent == parent),
+            self.groups,
+            {name: counts for name, counts in self.counts.items() if name == str(parent)},
+        )
+
+    @property
+    def defects(self) -> tuple[Finding, ...]:
+        """The findings of what must not be."""
+        return _weighing(self.findings, Severity.FINDING)
+
+    @property
+    def unproven(self) -> tuple[str, ...]:
+        """Everything that could not be judged, in words."""
+        return (
+            *self.unjudged,
+            *(f"{f.parent}: {f.message}" for f in _weighing(self.findings, Severity.UNPROVEN)),
+        )
+
+    @property
+    def clean(self) -> bool:
+        """Tell whether everything was judged and nothing found."""
+        return not self.defects and not self.unproven
+
+    @property
+    def exit_code(self) -> int:
+        """0 clean, 3 findings, 1 could not judge."""
+        if self.defects:
+            return EXIT_CHECK
+        return EXIT_FAILED if self.unproven else EXIT_OK
+
+    def outcome(self, check: Check) -> str:
+        """Return how a check ended: ``ok``, ``found`` or ``unproven``."""
+        weights = {f.severity for f in self.of(check)}
+        if Severity.FINDING in weights:
+            return "found"
+        return "unproven" if Severity.UNPROVEN in weights else "ok"
+
+    def json(self) -> dict[str, Any]:
+        """Return the whole verdict as JSON has it."""
+        return {
+            "topic": self.topic,
+            "partitions": list(self.partitions),
+            "clean": self.clean,
+            "checks": [
+                {
+                    "name": str(c),
+                    "meaning": MEANINGS[c],
+                    "outcome": self.outcome(c),
+                    "findings": len(self.of(c)),
+                }
+                for c in Check
+            ],
+            "findings": [f.json() for f in self.findings],
+            "could_not_judge": list(self.unproven),
+            "counts": {name: dict(counts) for name, counts in self.counts.items()},
+            "groups": list(self.groups),
+        }
+
+
+def _weighing(findings: Sequence[Finding], severity: Severity) -> tuple[Finding, ...]:
+    return tuple(f for f in findings if f.severity is severity)
+
+
+MOST = 1000
+"""So many findings of one check are listed; the last one says how many more there are."""
+
+
+def limited(findings: Iterable[Finding]) -> list[Finding]:
+    """Return at most ``MOST`` findings of each check and severity; the last counts the rest."""
+    kept: dict[tuple[Check, Severity], list[Finding]] = {}
+    rest: dict[tuple[Check, Severity], int] = {}
+    for finding in findings:
+        mine = kept.setdefault((finding.check, finding.severity), [])
+        if len(mine) < MOST:
+            mine.append(finding)
+        else:
+            rest[finding.check, finding.severity] = rest.get((finding.check, finding.severity), 0) + 1
+    for (check, severity), more in rest.items():
+        parent = kept[check, severity][-1].parent
+        kept[check, severity].append(Finding(check, severity, parent, f"{more:,} more findings", count=more))
+    return [finding for mine in kept.values() for finding in mine]

@@ -1,0 +1,177 @@
+"""From Spark's small tables to findings about records. Pure: rows in, findings out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from kpsplit.spark_jobs.schemas import Fate
+from kpsplit.spark_jobs.snapshot import Snapshot
+from kpsplit.spark_jobs.verification.findings import Check, Finding, SegmentTotal, Severity
+from kpsplit.spark_jobs.verification.writers import Writers
+from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
+from kpsplit.splitter.partition_state import PartitionState
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Records of one segment (None: of no segment) with one fate; offsets are physical."""
+
+    partition: int
+    segment: int | None
+    fate: Fate
+    stamped: bool
+    records: int
+    wrong: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A producer's data in one segment; ``descents``: how often its numbers do not rise."""
+
+    partition: int
+    segment: int
+    producer: str
+    records: int
+    descents: int
+    first: int
+    last: int
+
+
+_FOREIGN: dict[Fate, str] = {
+    Fate.NOT_THE_MARKER: "where the lineage has a marker: this log is not the one that was cut",
+    Fate.UNKNOWN_EPOCH: "with a stamp of an epoch that was never reached",
+    Fate.BEHIND_THE_END: "without a stamp where nothing of the partition is stored",
+}
+
+
+def foreign_findings(snapshot: Snapshot, totals: Iterable[Total]) -> Iterator[Finding]:
+    """Return records that nobody who uses kpsplit wrote, and where they are harmless: a note."""
+    states = {state.parent.partition: state for state in snapshot.states}
+    for t in totals:
+        state = states[t.partition]
+        if t.fate in _FOREIGN:
+            yield _foreign(state.parent, t, Severity.FINDING, _FOREIGN[t.fate])
+        elif t.fate is Fate.DATA and not t.stamped and t.segment is not None:
+            in_phantom = state.lineage.get(t.segment).kind is SegmentKind.PHANTOM
+            where = (
+                "in a phantom partition" if in_phantom else "of writers that do not use kpsplit: delivered"
+            )
+            yield _foreign(state.parent, t, Severity.FINDING if in_phantom else Severity.NOTE, where)
+
+
+def _foreign(parent: PhysicalPartition, t: Total, severity: Severity, where: str) -> Finding:
+    message = f"{t.records:,} records {where}, offsets {t.first} to {t.last}"
+    return Finding(
+        Check.FOREIGN, severity, parent, message, t.segment, first=t.first, last=t.last, count=t.records
+    )
+
+
+def marker_findings(snapshot: Snapshot, totals: Iterable[Total]) -> Iterator[Finding]:
+    """Return segments whose end holds nothing, although the log reaches that far."""
+    marked = {(t.partition, t.segment) for t in totals if t.fate in (Fate.MARKER, Fate.NOT_THE_MARKER)}
+    lost = {(x.state.parent, x.segment.id) for x in snapshot.lost()}
+    for state in snapshot.states:
+        for s in state.lineage:
+            expired = (state.parent, s.id) in lost
+            if s.end is not None and not expired and (state.parent.partition, s.id) not in marked:
+                message = f"segment {s.id} has no marker at its end, offset {s.end} of {s.source}"
+                yield Finding(
+                    Check.STRETCHES, Severity.FINDING, state.parent, message, s.id, first=s.end, last=s.end
+                )
+
+
+def unjudged(snapshot: Snapshot, totals: Iterable[Total]) -> Iterator[str]:
+    """Return why the records, or kpsplit's own topics, could not be understood."""
+    yield from snapshot.garbage
+    for state in snapshot.states:
+        if state.frozen_reason is not None:
+            yield f"{state.parent}: it is frozen: {state.frozen_reason}"
+    for t in totals:
+        if t.fate is Fate.NEWER:
+            yield f"{snapshot.topic}/{t.partition}: {t.records:,} records were written by a newer kpsplit"
+
+
+def segment_totals(snapshot: Snapshot, totals: Iterable[Total]) -> tuple[SegmentTotal, ...]:
+    """Return how many records each segment holds."""
+    data: dict[tuple[int, int], int] = defaultdict(int)
+    strays, unstamped = defaultdict(int, data), defaultdict(int, data)
+    for t in totals:
+        if t.segment is None:
+            continue
+        key = t.partition, t.segment
+        if t.fate is Fate.DATA:
+            data[key] += t.records
+            unstamped[key] += 0 if t.stamped else t.records
+        elif t.fate is Fate.STRAY:
+            strays[key] += t.records
+    return tuple(
+        SegmentTotal(state.parent, s.id, data[key], strays[key], unstamped[key])
+        for state in snapshot.states
+        for s in state.lineage
+        for key in [(state.parent.partition, s.id)]
+    )
+
+
+def suspects(snapshot: Snapshot, spans: Collection[Span]) -> set[tuple[int, str, int]]:
+    """Return where the numbers alone do not prove that keys are in order: (partition, producer, segment).
+
+    Proven without looking at keys: a producer's numbers rise within a segment, and all its numbers in the
+    segments before are below them.
+    """
+    states = {state.parent.partition: state for state in snapshot.states}
+    by_writer: dict[tuple[int, str], dict[int, Span]] = defaultdict(dict)
+    for span in spans:
+        by_writer[span.partition, span.producer][span.segment] = span
+    found: set[tuple[int, str, int]] = set()
+    for (partition, producer), mine in by_writer.items():
+        before = ancestors(states[partition])
+        for segment, span in mine.items():
+            later = [i for i in before[segment] if i in mine and mine[i].last >= span.first]
+            if span.descents or later:
+                found.update((partition, producer, i) for i in (segment, *later))
+    return found
+
+
+def ancestors(state: PartitionState) -> dict[int, set[int]]:
+    """Return, per segment, the ids of all segments before it that share keys with it."""
+    known: dict[int, Segment] = {}
+    found: dict[int, set[int]] = {}
+    for s in state.lineage:
+        before = set(s.predecessors).union(*(found.get(p, set()) for p in s.predecessors))
+        found[s.id] = {i for i in before if i in known and known[i].range.overlaps(s.range)}
+        known[s.id] = s
+    return found
+
+
+def certificate_findings(
+    snapshot: Snapshot, spans: Collection[Span], doubtful: Collection[tuple[int, str]]
+) -> Iterator[Finding]:
+    """Return where a producer's certificate counts other records than its segments hold.
+
+    Args:
+        snapshot: with the certificates.
+        spans: the producers' data by segment.
+        doubtful: writers (partition, producer) whose numbers are not all there, or not once: told elsewhere,
+            or of aborted transactions.
+    """
+    held = {(s.partition, s.producer, s.segment): s.records for s in spans}
+    gone = {(x.state.parent.partition, x.segment.id) for x in snapshot.lost()}
+    for (partition, producer), writer in Writers(snapshot).certified().items():
+        certificate = writer.certificate
+        if certificate is None or (partition, producer) in doubtful:
+            continue
+        for name, delivered in sorted(certificate.delivered.items()):
+            segment = int(name)
+            there = held.get((partition, producer, segment), 0)
+            if (partition, segment) in gone or delivered <= there <= delivered + len(writer.failed):
+                continue
+            said = f"producer {producer} delivered {delivered:,} records to segment {segment}"
+            message = f"{said}, which holds {there:,}"
+            yield Finding(
+                *(Check.CERTIFICATES, Severity.FINDING, writer.parent, message, segment, producer),
+                count=abs(there - delivered),
+            )

@@ -1,0 +1,143 @@
+"""What the consumer's tests share: consumers of one group, what they handed out, and the check of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from confluent_kafka import Message
+
+from kpsplit import Consumer
+from kpsplit.kafka.operations import Operations
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.control import Partitioner
+
+FAST = {
+    "session.timeout.ms": 6000,
+    "heartbeat.interval.ms": 500,
+    "auto.offset.reset": "earliest",
+    "auto.commit.interval.ms": 300,
+    "topic.metadata.refresh.interval.ms": 2000,
+}
+
+
+def consumer(bootstrap: str, group: str, **more: Any) -> Consumer:
+    """A consumer with short intervals; ``_`` in names stands for ``.``."""
+    return Consumer({"bootstrap.servers": bootstrap, "group.id": group, **FAST, **dotted(more)})
+
+
+def dotted(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings by their real names; those of callbacks have none of their own."""
+    return {
+        n if n.endswith("_cb") or n == "on_commit" else n.replace("_", "."): v for n, v in settings.items()
+    }
+
+
+def drain(member: Consumer, count: int, seconds: float = 60.0) -> list[Message]:
+    """Poll until so many records came."""
+    found: list[Message] = []
+    end = time.monotonic() + seconds
+    while len(found) < count:
+        assert time.monotonic() < end, (
+            f"{len(found)} of {count} records in {seconds} s; {dict(member.stats())}"
+        )
+        message = member.poll(0.2)
+        if message is not None:
+            assert message.error() is None, message.error()
+            found.append(message)
+    return found
+
+
+def values(messages: Iterable[Message]) -> list[bytes]:
+    """The values of records."""
+    return [m.value() or b"" for m in messages]
+
+
+def shared(operations: Operations, topic: str, slots: int = 16) -> PhysicalPartition:
+    """Enrol a topic with enough slots for a few members; return its first partition."""
+    operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=slots)
+    return PhysicalPartition(topic, 0)
+
+
+class Log:
+    """What all members of a group were handed out, in the order of each member."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.by_key: dict[bytes, list[bytes]] = defaultdict(list)
+        self.members: dict[bytes, set[str]] = defaultdict(set)
+        self.owners: dict[bytes, list[str]] = defaultdict(list)
+        self.count = 0
+
+    def add(self, message: Message, member: str) -> None:
+        """A member was handed out a record."""
+        with self._lock:
+            self.by_key[message.key() or b""].append(message.value() or b"")
+            self.members[message.key() or b""].add(member)
+            self.owners[message.value() or b""].append(member)
+            self.count += 1
+
+    def distinct(self) -> int:
+        """How many different records were handed out."""
+        with self._lock:
+            return len({value for found in self.by_key.values() for value in found})
+
+    def duplicates(self) -> int:
+        """How many times a record was handed out again."""
+        with self._lock:
+            times = Counter(value for found in self.by_key.values() for value in found)
+        return sum(times.values()) - len(times)
+
+    def handed_out_again(self) -> set[str]:
+        """Who had been handed out, before others, what was handed out more than once."""
+        with self._lock:
+            return {who for owners in self.owners.values() if len(owners) > 1 for who in owners[:-1]}
+
+    def check_order(self, sent: dict[bytes, list[bytes]]) -> None:
+        """Every record came, and per key the first handing out of each is in the order of sending."""
+        for key, expected in sent.items():
+            assert list(dict.fromkeys(self.by_key[key])) == expected, key
+
+
+class Member(threading.Thread):
+    """One member of a group that polls until it is told to stop."""
+
+    def __init__(
+        self, bootstrap: str, group: str, topics: list[str], log: Log, name: str, **more: Any
+    ) -> None:
+        super().__init__(daemon=True, name=name)
+        self.consumer = consumer(bootstrap, group, **more)
+        self.assigned: list[str] = []
+        self.error: BaseException | None = None
+        self._topics, self._log, self._over = topics, log, threading.Event()
+
+    def run(self) -> None:
+        try:
+            self.consumer.subscribe(self._topics)
+            while not self._over.is_set():
+                message = self.consumer.poll(0.1)
+                if message is None:
+                    continue
+                assert message.error() is None, message.error()
+                self._log.add(message, self.name)
+            self.consumer.close()
+        except BaseException as error:  # noqa: BLE001 - told by stop()
+            self.error = error
+
+    def stop(self) -> None:
+        """Close the consumer and tell what went wrong."""
+        self._over.set()
+        self.join(60)
+        assert self.error is None, repr(self.error)
+        assert not self.is_alive()
+
+
+def wait_for(condition: Callable[[], Any], why: str, seconds: float = 60.0) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited {seconds} s for {why}"
+        time.sleep(0.02)

@@ -1,0 +1,217 @@
+"""``Consumer.run()`` on enrolled topics: by slot, through splits and merges, exactly once between topics."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kpsplit import Producer
+from kpsplit.consumer.consumer import Consumer
+from kpsplit.consumer.run import Output, RunStats
+from kpsplit.kafka.operations import Operations
+from kpsplit.splitter.records.control import Partitioner
+from tests.broker.operating import enrolled, merge, split
+from tests.broker.producing import Journal, Writer, eventually, records_of
+from tests.broker.running import Seen, config, number_of, read, write
+from tests.conftest import MakeTopic
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+ROOT = Path(__file__).parents[2]
+
+
+class Running(threading.Thread):
+    """A member of a group in a thread, inside ``run()``."""
+
+    def __init__(
+        self, bootstrap: str, group: str, topic: str, handle: Callable[[Any], Any], **options: Any
+    ) -> None:
+        super().__init__(daemon=True)
+        self.consumer = Consumer(config(bootstrap, group))
+        self.stats: RunStats | None = None
+        self.error: BaseException | None = None
+        self._topic, self._handle, self._options = topic, handle, options
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.consumer.subscribe([self._topic])
+            self.stats = self.consumer.run(self._handle, **self._options)
+            self.consumer.close()
+        except BaseException as error:  # noqa: BLE001 - told by stop()
+            self.error = error
+
+    def stop(self) -> RunStats:
+        """End the run, close, and tell what went wrong."""
+        self.consumer.stop()
+        self.join(60)
+        assert self.error is None, repr(self.error)
+        assert not self.is_alive()
+        assert self.stats is not None
+        return self.stats
+
+
+def test_members_that_run_share_one_partition_and_hand_slots_over_without_doubling(
+    operations: Operations, bootstrap: str, make_topic: MakeTopic
+) -> None:
+    topic = make_topic()
+    operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=8)
+    values = write(bootstrap, topic, 600)
+    seen, by_member = Seen(), Counter[str]()
+
+    def handle(name: str) -> Callable[[Any], None]:
+        def call(record: Any) -> None:
+            time.sleep(0.005)
+            by_member[name] += 1
+            seen.add(record)
+
+        return call
+
+    first = Running(bootstrap, f"g-{topic}", topic, handle("first"), workers=4)
+    eventually(lambda: len(seen.values) > 100, "the first member at work", seconds=60)
+    second = Running(bootstrap, f"g-{topic}", topic, handle("second"), workers=4)
+    more = 600
+    while not by_member["second"]:
+        values += write(bootstrap, topic, 200, first=more)
+        more += 200
+        assert more < 20_000
+        written = len(values)
+        eventually(lambda written=written: len(set(seen.values)) == written, "all so far", seconds=60)
+    eventually(lambda: len(set(seen.values)) == len(values), "all records", seconds=60)
+    first.stop()
+    second.stop()
+    assert Counter(seen.values) == Counter(values)
+    assert seen.in_order()
+
+
+def test_a_run_goes_through_a_split_and_a_merge_without_noticing(
+    operations: Operations, bootstrap: str, make_topic: MakeTopic
+) -> None:
+    parent = enrolled(operations, make_topic())
+    producer, journal = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5}), Journal()
+    writer = Writer(producer, parent.topic, journal, "w")
+    order: dict[bytes, list[bytes]] = defaultdict(list)
+    lock = threading.Lock()
+
+    def handle(record: Any) -> None:
+        with lock:
+            order[record.key()].append(record.value())
+
+    member = Running(bootstrap, f"g-{parent.topic}", parent.topic, handle, workers=8)
+    writer.start()
+    for operate in (split, merge):
+        before = sum(map(len, order.values()))
+        eventually(lambda before=before: sum(map(len, order.values())) > before + 300, "records to flow", 60)
+        operate(operations, parent)
+    writer.stop()
+    assert producer.flush(60) == 0
+    eventually(lambda: sum(map(len, order.values())) >= len(journal.values), "the rest", seconds=60)
+    member.stop()
+    producer.close()
+    assert dict(order) == {key: sent for (_, key), sent in journal.sent.items()}
+
+
+def test_a_transactional_run_that_is_killed_has_each_record_in_the_output_once(
+    operations: Operations, bootstrap: str, make_topic: MakeTopic
+) -> None:
+    source, target = make_topic(), make_topic()
+    operations.enrol(source, Partitioner.CONSISTENT_RANDOM, slots=4)
+    values = write(bootstrap, source, 3000)
+    first = _child(bootstrap, source, target)
+    _wait_for_lines(first, 900)
+    first.send_signal(signal.SIGKILL)
+    first.wait(30)
+    second = _child(bootstrap, source, target)
+    _read_lines(second)
+    try:
+        copied = read(bootstrap, target, len(values))
+    finally:
+        second.send_signal(signal.SIGTERM)
+        second.wait(60)
+    assert second.returncode == 0
+    copied = read(bootstrap, target, len(values))
+    assert Counter(m.value() for m in copied) == Counter(values)
+    _check_order([(m.key() or b"", m.value() or b"") for m in copied])
+
+
+def test_a_transactional_run_over_a_plain_topic_is_exactly_once_as_well(
+    bootstrap: str, make_topic: MakeTopic
+) -> None:
+    """All keys share one committed offset: what is processed beyond it waits with its outputs."""
+    source, target = make_topic(), make_topic()
+    values = write(bootstrap, source, 2000)
+    first = _child(bootstrap, source, target)
+    _wait_for_lines(first, 700)
+    first.send_signal(signal.SIGKILL)
+    first.wait(30)
+    second = _child(bootstrap, source, target)
+    _read_lines(second)
+    try:
+        read(bootstrap, target, len(values))
+    finally:
+        second.send_signal(signal.SIGTERM)
+        second.wait(60)
+    copied = read(bootstrap, target, len(values))
+    assert Counter(m.value() for m in copied) == Counter(values)
+    _check_order([(m.key() or b"", m.value() or b"") for m in copied])
+
+
+def test_outputs_of_a_transactional_run_follow_the_split_of_their_topic(
+    operations: Operations, bootstrap: str, make_topic: MakeTopic
+) -> None:
+    source = make_topic()
+    target = enrolled(operations, make_topic())
+    values = write(bootstrap, source, 200)
+    done = Counter[bytes]()
+
+    def copy(record: Any) -> list[Output]:
+        time.sleep(0.002)
+        done[record.value()] += 1
+        return [Output(target.topic, record.key(), record.value())]
+
+    member = Running(
+        bootstrap, f"g-{source}", source, copy, workers=4, transactional=True, commit_seconds=0.1
+    )
+    eventually(lambda: len(done) > 100, "the run to begin", seconds=60)
+    split(operations, target)
+    for first in range(200, 1000, 200):
+        values += write(bootstrap, source, 200, first=first)
+    eventually(lambda: len(done) == len(values), "all records", seconds=60)
+    member.stop()
+    copied, _ = records_of(operations, bootstrap, target)
+    assert Counter(r.value for r in copied) == Counter(values)
+    _check_order([(r.key or b"", r.value or b"") for r in copied])
+
+
+def _child(bootstrap: str, source: str, target: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.broker.run_child", bootstrap, f"g-{source}", source, target]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE)
+
+
+def _wait_for_lines(child: subprocess.Popen[bytes], count: int) -> None:
+    assert child.stdout is not None
+    for _ in range(count):
+        assert child.stdout.readline(), "the member ended"
+
+
+def _read_lines(child: subprocess.Popen[bytes]) -> None:
+    """Keep the pipe empty."""
+    assert child.stdout is not None
+    threading.Thread(target=child.stdout.read, daemon=True).start()
+
+
+def _check_order(copied: list[tuple[bytes, bytes]]) -> None:
+    by_key: dict[bytes, list[int]] = defaultdict(list)
+    for key, value in copied:
+        by_key[key].append(number_of(value))
+    assert all(found == sorted(found) for found in by_key.values())

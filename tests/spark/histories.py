@@ -1,0 +1,273 @@
+"""Histories of one logical partition, written down record by record, in the shape in which Spark reads Kafka.
+
+``World`` keeps the rules; a test breaks one of them by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from pyspark.sql import DataFrame, SparkSession
+
+from kpsplit.spark_jobs.schemas import RAW
+from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, Snapshot
+from kpsplit.spark_jobs.verification.findings import Verdict
+from kpsplit.spark_jobs.verification.judge import Judge
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.events import Commit, Cut, Fence, Finish, Prepare
+from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
+from kpsplit.splitter.lineage import PhysicalPartition, Segment
+from kpsplit.splitter.machine import apply
+from kpsplit.splitter.partition_state import Attempt, OperationKind, PartitionState, Target
+from kpsplit.splitter.records.keys import subtopic_name
+from kpsplit.splitter.records.marker import HEADER as MARKER
+from kpsplit.splitter.records.marker import Marker, MarkerKind
+from kpsplit.splitter.records.offsets import Boundary, Cause, Position, RangeCommit, boundaries
+from kpsplit.splitter.records.producers import Certificate, ProducerRecord
+from kpsplit.splitter.records.stamp import HEADER, Stamp
+
+TOPIC = "orders"
+
+
+@dataclass
+class Record:
+    """One record of a physical log. ``aborted``: only readers of uncommitted records see it."""
+
+    key: bytes | None
+    headers: list[tuple[str, bytes]] = field(default_factory=list)
+    aborted: bool = False
+
+
+Hole = None
+"""An offset without a record: a transaction's marker."""
+
+
+class World:
+    """A partition, its logs, its producers and its groups."""
+
+    def __init__(self, partition: int) -> None:
+        self.parent = PhysicalPartition(TOPIC, partition)
+        self.anna, self.bert = 0xA11A0000 + partition, 0xFFFFFFFF00000000 + partition
+        self.state = PartitionState.unsplit(self.parent, "id")
+        self.logs: dict[PhysicalPartition, list[Record | None]] = {self.parent: []}
+        self.adjust: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot
+        self.lows: dict[PhysicalPartition, int] = {}
+        self.given: dict[int, int] = {}
+        self.delivered: dict[int, dict[str, int]] = {}
+        self.failed: dict[int, list[int]] = {}
+        self.open: set[int] = set()
+        self.boundaries: list[Boundary] = []
+        self.commits: list[LoggedCommit] = []
+        self._attempts = count()
+
+    # Writing
+
+    def send(self, producer: int, key: bytes | None, *, times: int = 1) -> None:
+        """Deliver records of one key."""
+        for _ in range(times):
+            segment = self.taking(key)
+            sequence = self.number(producer)
+            self.put(segment.source, key, self.state.epoch, producer, sequence)
+            counts = self.delivered[producer]
+            counts[str(segment.id)] = counts.get(str(segment.id), 0) + 1
+
+    def number(self, producer: int) -> int:
+        """Give the next sequence number."""
+        self.delivered.setdefault(producer, {})
+        sequence = self.given.get(producer, 0)
+        self.given[producer] = sequence + 1
+        return sequence
+
+    def put(
+        self, place: PhysicalPartition, key: bytes | None, epoch: int, producer: int, sequence: int
+    ) -> Record:
+        """Append a stamped record."""
+        record = Record(key, [(HEADER, Stamp(epoch, producer, sequence).encode())])
+        self.logs[place].append(record)
+        return record
+
+    def stray(self, producer: int, key: bytes, place: PhysicalPartition, epoch: int) -> None:
+        """A record lands behind its segment's end and is sent again to the segment that takes its key."""
+        sequence = self.number(producer)
+        self.put(place, key, epoch, producer, sequence)
+        segment = self.taking(key)
+        self.put(segment.source, key, self.state.epoch, producer, sequence)
+        counts = self.delivered[producer]
+        counts[str(segment.id)] = counts.get(str(segment.id), 0) + 1
+
+    def fail(self, producer: int) -> None:
+        """A record's delivery fails, and it was not written."""
+        self.failed.setdefault(producer, []).append(self.number(producer))
+
+    def abort(self, producer: int, key: bytes, records: int = 3) -> None:
+        """A transaction of kpsplit's producer is aborted."""
+        segment = self.taking(key)
+        for _ in range(records):
+            self.put(segment.source, key, self.state.epoch, producer, self.number(producer)).aborted = True
+        self.logs[segment.source].append(Hole)
+
+    def foreign(self, key: bytes | None, place: PhysicalPartition | None = None) -> None:
+        """Somebody writes without kpsplit."""
+        self.logs[place or self.parent].append(Record(key, [("app", b"x")]))
+
+    def taking(self, key: bytes | None) -> Segment:
+        """The segment that takes a key."""
+        layout = self.state.lineage.open_segments()
+        return next(s for s in layout if key is None or key_hash(key) in s.range)
+
+    # Operations
+
+    def split(self, segment: int, parts: int = 2) -> None:
+        source = self.state.lineage.get(segment)
+        name = subtopic_name(self.parent, self.state.next_split)
+        self._operate((segment,), source.range.split_evenly(parts), Target.PHANTOMS, name)
+
+    def merge(self) -> None:
+        """Merge everything back into the parent."""
+        self._operate(tuple(s.id for s in self.state.lineage.open_segments()), (WHOLE,), Target.PARENT, None)
+
+    def _operate(
+        self, sources: tuple[int, ...], ranges: tuple[KeyRange, ...], target: Target, name: str | None
+    ) -> None:
+        kind = OperationKind.SPLIT if target is Target.PHANTOMS else OperationKind.MERGE
+        attempt = Attempt(f"a{next(self._attempts)}", kind, "me", 0, sources, ranges, target, name, 1000)
+        self.state = apply(apply(self.state, Prepare(attempt)), Fence(attempt.id, name and f"id-{name}"))
+        cuts = []
+        for number in self.state.closing_segments():
+            place = self.state.lineage.get(number).source
+            cuts.append(Cut(number, len(self.logs[place]), 0))
+            self.mark(place, attempt.id)
+        self.state = apply(apply(self.state, Commit(attempt.id, tuple(cuts))), Finish(attempt.id))
+        for s in self.state.lineage:
+            self.logs.setdefault(s.source, [])
+        self.boundaries += boundaries(self.state)
+
+    def mark(self, place: PhysicalPartition, attempt: str) -> None:
+        """Append a marker."""
+        self.logs[place].append(
+            Record(None, [(MARKER, Marker(MarkerKind.SEAL, self.parent, attempt).encode())])
+        )
+
+    # Groups
+
+    def commit(
+        self, group: str, range_: KeyRange, positions: dict[int, int], cause: Cause = Cause.PROGRESS
+    ) -> None:
+        """Append a range commit to the offset log."""
+        listed = {segment: Position(next_, 0) for segment, next_ in positions.items()}
+        commit = RangeCommit(group, self.parent, range_, listed, "m", 1, cause)
+        at = self.parent.partition, len(self.commits)
+        self.commits.append(LoggedCommit(group, self.parent, range_, commit, *at))
+
+    def commit_all(self, group: str) -> None:
+        """The group has processed everything."""
+        ends = {s.id: len(self.logs[s.source]) for s in self.state.lineage}
+        for range_ in WHOLE.split_evenly(4):
+            cursor = Cursor.at_end(self.state.lineage, range_, ends)
+            self.commit(group, range_, dict(cursor.positions))
+
+    # Reading
+
+    def snapshot(self) -> Snapshot:
+        ends = {
+            place: LogBounds(self.lows.get(place, 0), len(log), len(log)) for place, log in self.logs.items()
+        }
+        producers = tuple(
+            ProducerRecord(
+                instance,
+                1,
+                "test",
+                topics=("orders",),
+                closed=instance not in self.open,
+                certificates={
+                    str(self.parent): Certificate(
+                        given, self.delivered[instance], tuple(self.failed.get(instance, ()))
+                    )
+                },
+            )
+            for instance, given in self.given.items()
+        )
+        snapshot = Snapshot(
+            TOPIC,
+            (self.state,),
+            ends,
+            producers=producers,
+            commits=tuple(self.commits),
+            boundaries=tuple(self.boundaries),
+        )
+        return self.adjust(snapshot)
+
+    def rows(self) -> Iterator[tuple[bool, tuple[object, ...]]]:
+        """What Kafka holds: whether it was aborted, and the row."""
+        for place, log in self.logs.items():
+            for offset, record in enumerate(log):
+                if record is not None and offset >= self.lows.get(place, 0):
+                    yield record.aborted, (record.key, place.topic, place.partition, offset, record.headers)
+
+    def change(self, segment: int, **fields: object) -> None:
+        """Falsify one segment of the lineage."""
+        lineage = self.state.lineage
+        segments = tuple(replace(s, **fields) if s.id == segment else s for s in lineage)  # type: ignore[arg-type]
+        self.state = replace(self.state, lineage=replace(lineage, segments=segments))
+
+
+KEYS = [b"key-%d" % i for i in range(24)]
+
+
+def busy(world: World, rounds: int = 4) -> None:
+    """Two producers write all keys; some records have no key."""
+    for _ in range(rounds):
+        for key in KEYS:
+            world.send(world.anna, key)
+            world.send(world.bert, key)
+        world.send(world.anna, None)
+        world.send(world.bert, b"")
+
+
+def lived(partition: int) -> World:
+    """A clean history: splits, a merge, strays, foreign records, failures, aborted transactions."""
+    world = World(partition)
+    busy(world)
+    world.foreign(b"before")
+    world.abort(world.anna, KEYS[0])
+    world.split(0, 2)
+    world.stray(world.anna, KEYS[0], world.parent, 0)
+    world.stray(world.bert, KEYS[1], world.parent, 0)
+    world.foreign(b"overflow")
+    world.foreign(None)
+    busy(world)
+    world.fail(world.anna)
+    nested = world.state.lineage.open_segments()[0]
+    world.split(nested.id, 3)
+    world.stray(world.bert, next(k for k in KEYS if key_hash(k) in nested.range), nested.source, 1)
+    world.mark(world.parent, "of an attempt that was rolled back")
+    busy(world)
+    world.abort(world.bert, KEYS[5])
+    layout = world.state.lineage.open_segments()
+    world.merge()
+    late = layout[-1]
+    world.stray(world.anna, next(k for k in KEYS if key_hash(k) in late.range), late.source, 1)
+    busy(world)
+    world.commit_all("readers")
+    return world
+
+
+def judge(spark: SparkSession, worlds: Sequence[World]) -> Verdict:
+    """Judge some partitions of one topic."""
+    snapshots = [world.snapshot() for world in worlds]
+    together = Snapshot(
+        TOPIC,
+        tuple(state for s in snapshots for state in s.states),
+        {place: bounds for s in snapshots for place, bounds in s.bounds.items()},
+        producers=tuple(p for s in snapshots for p in s.producers),
+        commits=tuple(c for s in snapshots for c in s.commits),
+        boundaries=tuple(b for s in snapshots for b in s.boundaries),
+    )
+    rows = [row for world in worlds for row in world.rows()]
+
+    def raw(*, aborted: bool) -> DataFrame:
+        return spark.createDataFrame([row for was, row in rows if aborted or not was], RAW)
+
+    return Judge(spark, together, raw(aborted=False), lambda: raw(aborted=True)).verdict()

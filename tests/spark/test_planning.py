@@ -1,0 +1,39 @@
+"""Boundaries from a whole history are those that the sizing of the core finds in the same records."""
+
+from __future__ import annotations
+
+import pytest
+
+from kpsplit.spark_jobs.planning import Weight, size_split
+from kpsplit.splitter.key_range import WHOLE, key_hash
+from kpsplit.splitter.sizing import balanced
+
+SHAPE = "key BINARY, value BINARY, key_hash BIGINT"
+
+
+def rows(hot: int) -> list[tuple[bytes | None, bytes, int]]:
+    keys = [b"key-%d" % (i % 300) for i in range(900)] + [b"hot"] * hot + [None] * 50
+    return [(k, b"v" * (1 + i % 7), 0 if k is None else key_hash(k)) for i, k in enumerate(keys)]
+
+
+@pytest.mark.parametrize("weight", Weight)
+def test_the_ranges_are_those_of_the_same_records_weighed_one_by_one(spark, weight) -> None:
+    data = rows(hot=40)
+    sizing = size_split(spark.createDataFrame(data, SHAPE), 4, weight=weight)
+    weighed = [(h, 1 if weight is Weight.RECORDS else len(k) + len(v)) for k, v, h in data if k is not None]
+    expected = balanced(weighed, WHOLE, 4)
+    assert (sizing.ranges, sizing.shares, sizing.useful) == (expected.ranges, expected.shares, True)
+
+
+def test_a_key_too_hot_to_split_is_named(spark) -> None:
+    sizing = size_split(spark.createDataFrame(rows(hot=5000), SHAPE), 4, weight=Weight.RECORDS)
+    assert not sizing.useful
+    assert sizing.heaviest[0].label == "hot"
+    assert sizing.heaviest[0].share > 0.8
+
+
+def test_only_the_range_that_is_divided_counts(spark) -> None:
+    half = WHOLE.split_evenly(2)[1]
+    sizing = size_split(spark.createDataFrame(rows(hot=0), SHAPE), 2, half)
+    assert (sizing.ranges[0].lo, sizing.ranges[-1].hi) == (half.lo, half.hi)
+    assert max(sizing.shares) < 0.6

@@ -1,0 +1,609 @@
+"""The verification finds each planted fault, says where it is, and raises no false alarm on clean histories.
+
+Each case makes a partition's history with one fault. All of them are judged in one go, as the partitions of
+one
+topic: Spark's fixed costs are paid once, and no partition's faults may show in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+
+from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity, Verdict
+from kpsplit.splitter.key_range import WHOLE, key_hash
+from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
+from kpsplit.splitter.records.offsets import Cause
+from kpsplit.splitter.records.producers import Certificate
+from kpsplit.splitter.records.stamp import HEADER, Stamp
+from tests.spark.histories import KEYS, Record, World, busy, judge, lived
+
+pytestmark = [pytest.mark.timeout(300)]
+
+Expect = Callable[[Verdict], None]
+"""What the verdict of the case's partition must say."""
+
+
+class Case(NamedTuple):
+    world: World
+    expect: Expect
+
+
+CASES: dict[str, Callable[[int], Case]] = {}
+
+
+def case(plant: Callable[[World], Expect]) -> Callable[[World], Expect]:
+    """A case on a clean history that has everything."""
+    return _case(plant, lived)
+
+
+def fresh(plant: Callable[[World], Expect]) -> Callable[[World], Expect]:
+    """A case on a partition to which nothing was ever written."""
+    return _case(plant, World)
+
+
+def _case(plant: Callable[[World], Expect], make: Callable[[int], World]) -> Callable[[World], Expect]:
+    def build(partition: int) -> Case:
+        world = make(partition)
+        return Case(world, plant(world))
+
+    CASES[plant.__name__] = build
+    return plant
+
+
+@pytest.fixture(scope="module")
+def judged(spark) -> dict[str, tuple[Verdict, Expect]]:
+    cases = {name: build(partition) for partition, (name, build) in enumerate(CASES.items())}
+    verdict = judge(spark, [c.world for c in cases.values()])
+    return {name: (verdict.of_partition(c.world.parent.partition), c.expect) for name, c in cases.items()}
+
+
+def only(verdict: Verdict, check: Check, severity: Severity = Severity.FINDING) -> tuple[Finding, ...]:
+    """The findings of a check, when there are no defects of any other check."""
+    assert {f.check for f in verdict.defects} <= {check}, verdict.defects
+    found = verdict.of(check, severity)
+    assert found, verdict.findings
+    return found
+
+
+def clean(verdict: Verdict) -> None:
+    assert verdict.clean, (verdict.defects, verdict.unproven)
+    assert verdict.exit_code == 0
+
+
+def stamp_of(record: Record | None) -> Stamp | None:
+    value = dict(record.headers).get(HEADER) if record else None
+    return Stamp.decode(value) if value else None
+
+
+def sequence_at(world: World, place: PhysicalPartition, offset: int) -> int:
+    stamp = stamp_of(world.logs[place][offset])
+    assert stamp is not None
+    return stamp.sequence
+
+
+def offsets(world: World, place: PhysicalPartition, producer: int, key: bytes | None = None) -> list[int]:
+    """Where a producer's committed records stand in a log, those of one key if it is given."""
+    return [
+        offset
+        for offset, record in enumerate(world.logs[place])
+        if record is not None
+        and not record.aborted
+        and (stamp := stamp_of(record)) is not None
+        and stamp.instance == producer
+        and key in (None, record.key)
+    ]
+
+
+def phantom(world: World) -> PhysicalPartition:
+    """A phantom partition of the first split that was not split again."""
+    sources = [s.source for s in world.state.lineage if s.kind is SegmentKind.PHANTOM and s.opened_epoch == 1]
+    return sources[-1]
+
+
+def aborted(record: Record | None, producer: int) -> bool:
+    stamp = stamp_of(record)
+    return record is not None and record.aborted and stamp is not None and stamp.instance == producer
+
+
+def swap(world: World, a: tuple[PhysicalPartition, int], b: tuple[PhysicalPartition, int]) -> None:
+    one, other = world.logs[a[0]][a[1]], world.logs[b[0]][b[1]]
+    world.logs[a[0]][a[1]], world.logs[b[0]][b[1]] = other, one
+
+
+# Clean histories
+
+
+@case
+def a_history_with_strays_aborted_transactions_failures_and_null_keys_is_clean(world: World) -> Expect:
+    def expect(verdict: Verdict) -> None:
+        clean(verdict)
+        counts = verdict.counts[str(world.parent)]
+        assert (counts["stray"], counts["unstamped"], counts["orphan_marker"]) == (4, 3, 1)
+        assert {f.severity for f in verdict.findings} == {Severity.NOTE}
+
+    return expect
+
+
+@fresh
+def a_partition_that_was_never_split_is_clean(world: World) -> Expect:
+    busy(world)
+    return clean
+
+
+@fresh
+def an_empty_partition_is_clean(world: World) -> Expect:
+    return clean
+
+
+@case
+def swapped_records_of_different_keys_are_no_defect(world: World) -> Expect:
+    """Order is promised per key: a producer's other keys may overtake."""
+    place = phantom(world)
+    first, second = next(
+        pair
+        for pair in pairwise(offsets(world, place, world.anna))
+        if len({world.logs[place][o].key for o in pair}) == 2
+    )
+    swap(world, (place, first), (place, second))
+    return clean
+
+
+@case
+def garbage_under_our_header_names_is_data(world: World) -> Expect:
+    garbage = [(HEADER, b"\x01short"), ("kpsplit.marker", b"{}"), ("kpsplit.marker", b"no json")]
+    world.logs[world.parent].append(Record(b"k", garbage))
+
+    def expect(verdict: Verdict) -> None:
+        clean(verdict)
+        assert verdict.counts[str(world.parent)]["unstamped"] == 4
+
+    return expect
+
+
+@case
+def compaction_of_the_control_topic_changes_nothing(world: World) -> Expect:
+    """The latest record is the whole state: what led to it may be gone."""
+    world.state = replace(world.state, last=None, revision=1)
+    return clean
+
+
+@case
+def a_range_commit_that_goes_back_by_a_seek_is_no_defect(world: World) -> Expect:
+    last = world.state.lineage.segments[-1]
+    world.commit("sought", WHOLE, {last.id: last.start + 6})
+    world.commit("sought", WHOLE.split_evenly(2)[1], {last.id: last.start + 2}, Cause.SEEK)
+    return clean
+
+
+# Records
+
+
+@case
+def a_lost_record_is_found_with_its_producer_and_number(world: World) -> Expect:
+    place = phantom(world)
+    offset = offsets(world, place, world.bert)[5]
+    lost = sequence_at(world, place, offset)
+    world.logs[place][offset] = None
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.MISSING)
+        assert (finding.producer, finding.first, finding.last) == (f"{world.bert:016x}", lost, lost)
+
+    return expect
+
+
+@case
+def a_lost_tail_is_found(world: World) -> Expect:
+    last = world.given[world.anna] - 1
+    for offset in offsets(world, world.parent, world.anna)[-3:]:
+        world.logs[world.parent][offset] = None
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.MISSING)
+        assert (finding.first, finding.last, finding.count) == (last - 2, last, 3)
+
+    return expect
+
+
+@case
+def everything_of_a_producer_lost_is_found(world: World) -> Expect:
+    for place, log in world.logs.items():
+        for offset in offsets(world, place, world.bert):
+            log[offset] = None
+    left = {(p, o) for p, log in world.logs.items() for o, r in enumerate(log) if aborted(r, world.bert)}
+
+    def expect(verdict: Verdict) -> None:
+        assert sum(f.count for f in only(verdict, Check.MISSING)) == world.given[world.bert] - len(left)
+
+    return expect
+
+
+@case
+def many_lost_numbers_of_a_producer_that_nothing_else_tells_of_are_one_finding(world: World) -> Expect:
+    ghost = Certificate(200_000, {}, ())
+    world.adjust = lambda snapshot: replace(
+        snapshot,
+        producers=(
+            *snapshot.producers,
+            replace(snapshot.producers[0], instance=77, certificates={str(world.parent): ghost}),
+        ),
+    )
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.MISSING)
+        assert (finding.first, finding.last, finding.count) == (0, 199_999, 200_000)
+
+    return expect
+
+
+@case
+def a_record_that_is_there_twice_is_found_beside_the_one_that_it_replaced(world: World) -> Expect:
+    place = phantom(world)
+    kept, replaced, *_ = offsets(world, place, world.anna)
+    segment = world.state.lineage.at(place, kept)
+    lost = sequence_at(world, place, replaced)
+    world.logs[place][replaced] = world.logs[place][kept]
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = verdict.of(Check.REPEATED)
+        assert (finding.producer, finding.first) == (f"{world.anna:016x}", segment.logical(kept))
+        assert [f.first for f in verdict.of(Check.MISSING)] == [lost]
+
+    return expect
+
+
+@case
+def swapped_order_within_a_segment_is_found_with_its_key(world: World) -> Expect:
+    place = phantom(world)
+    key = next(k for k in KEYS if len(offsets(world, place, world.anna, k)) > 2)
+    first, second, *_ = offsets(world, place, world.anna, key)
+    swap(world, (place, first), (place, second))
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.ORDER)
+        assert (finding.producer, finding.key_hash) == (f"{world.anna:016x}", key_hash(key))
+
+    return expect
+
+
+@case
+def swapped_order_across_segments_is_found_with_its_key(world: World) -> Expect:
+    place = phantom(world)
+    key = next(k for k in KEYS[6:] if offsets(world, place, world.anna, k))
+    before = world.logs[world.parent][offsets(world, world.parent, world.anna, key)[0]]
+    after = world.logs[place][offsets(world, place, world.anna, key)[0]]
+    one, other = stamp_of(before), stamp_of(after)
+    before.headers[0] = (HEADER, replace(one, sequence=other.sequence).encode())
+    after.headers[0] = (HEADER, replace(other, sequence=one.sequence).encode())
+
+    def expect(verdict: Verdict) -> None:
+        assert {f.key_hash for f in only(verdict, Check.ORDER)} == {key_hash(key)}
+
+    return expect
+
+
+@case
+def a_record_in_the_segment_of_other_keys_is_found(world: World) -> Expect:
+    place = phantom(world)
+    segment = next(s for s in world.state.lineage if s.source == place)
+    offset = offsets(world, place, world.bert)[5]
+    key = next(k for k in KEYS if key_hash(k) not in segment.range)
+    world.logs[place][offset].key = key
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.PLACES)
+        assert (finding.segment, finding.first, finding.key_hash) == (segment.id, offset, key_hash(key))
+
+    return expect
+
+
+@case
+def a_stray_that_was_never_sent_again_is_found(world: World) -> Expect:
+    world.put(phantom(world), KEYS[0], 1, world.anna, world.number(world.anna))
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.STRAYS)
+        assert finding.first == world.given[world.anna] - 1
+
+    return expect
+
+
+@case
+def a_stray_that_counts_as_data_is_found(world: World) -> Expect:
+    """Its stamp names the newer epoch, so readers deliver it, and the copy that was sent again as well."""
+    number = world.number(world.anna)
+    for _ in range(2):
+        world.put(world.parent, KEYS[3], world.state.epoch, world.anna, number)
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.REPEATED)
+        assert finding.count == 1
+
+    return expect
+
+
+@case
+def a_foreign_record_behind_the_end_of_a_phantom_is_found(world: World) -> Expect:
+    world.foreign(b"x", phantom(world))
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.FOREIGN)
+        assert finding.first == len(world.logs[phantom(world)]) - 1
+
+    return expect
+
+
+@fresh
+def a_foreign_record_inside_a_phantom_is_found(world: World) -> Expect:
+    world.split(0, 2)
+    world.foreign(b"x", world.taking(b"x").source)
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.FOREIGN)
+        assert finding.segment == world.taking(b"x").id
+
+    return expect
+
+
+@case
+def a_record_in_place_of_a_marker_is_found(world: World) -> Expect:
+    end = next(s.end for s in world.state.lineage if s.source == phantom(world))
+    world.logs[phantom(world)][end] = Record(b"k", [])
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.FOREIGN)
+        assert finding.first == end
+
+    return expect
+
+
+@case
+def a_stamp_of_an_epoch_that_was_never_reached_is_found(world: World) -> Expect:
+    world.put(world.parent, KEYS[0], 99, 7, 0)
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.FOREIGN)
+        assert finding.count == 1
+
+    return expect
+
+
+@fresh
+def a_certificate_that_counts_other_records_is_found(world: World) -> Expect:
+    busy(world)
+    world.fail(world.anna)
+    world.delivered[world.bert]["0"] += 1
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.CERTIFICATES)
+        assert (finding.producer, finding.count) == (f"{world.bert:016x}", 1)
+
+    return expect
+
+
+# Segments
+
+
+@case
+def a_gap_at_the_cut_is_found(world: World) -> Expect:
+    overflow = next(s for s in world.state.lineage if s.kind is SegmentKind.OVERFLOW)
+    world.change(overflow.id, start=overflow.start + 1)
+
+    def expect(verdict: Verdict) -> None:
+        found = verdict.of(Check.LINEAGE, Severity.FINDING)
+        assert [(f.segment, f.first, f.last) for f in found] == [
+            (overflow.id, overflow.start, overflow.start)
+        ]
+
+    return expect
+
+
+@case
+def overlapping_segments_are_found(world: World) -> Expect:
+    overflow = next(s for s in world.state.lineage if s.kind is SegmentKind.OVERFLOW)
+    world.change(overflow.id, start=overflow.start - 2)
+
+    def expect(verdict: Verdict) -> None:
+        assert any("overlap" in f.message for f in verdict.of(Check.LINEAGE, Severity.FINDING))
+
+    return expect
+
+
+@case
+def a_hole_in_the_key_space_is_found(world: World) -> Expect:
+    first = next(s for s in world.state.lineage if s.kind is SegmentKind.PHANTOM)
+    world.change(first.id, range=replace(first.range, hi=first.range.hi - 1))
+
+    def expect(verdict: Verdict) -> None:
+        assert any("tile" in f.message for f in verdict.of(Check.LINEAGE, Severity.FINDING))
+
+    return expect
+
+
+@case
+def a_corrupted_logical_offset_is_found(world: World) -> Expect:
+    first, second = (s for s in world.state.lineage if s.kind is SegmentKind.PHANTOM and s.opened_epoch == 1)
+    world.change(second.id, progression=first.progression)
+
+    def expect(verdict: Verdict) -> None:
+        found = verdict.of(Check.OFFSETS, Severity.FINDING)
+        assert any(f.first == first.progression.base for f in found)
+
+    return expect
+
+
+@case
+def a_truncated_segment_is_found(world: World) -> Expect:
+    end = next(s.end for s in world.state.lineage if s.source == phantom(world))
+    del world.logs[phantom(world)][end - 2 :]
+
+    def expect(verdict: Verdict) -> None:
+        assert verdict.outcome(Check.STRETCHES) == "found"
+        assert verdict.exit_code == 3
+
+    return expect
+
+
+@case
+def a_missing_marker_is_found(world: World) -> Expect:
+    end = next(s.end for s in world.state.lineage if s.source == phantom(world))
+    world.logs[phantom(world)][end] = None
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.STRETCHES)
+        assert finding.first == end
+
+    return expect
+
+
+@case
+def a_boundary_record_that_contradicts_the_lineage_is_found(world: World) -> Expect:
+    wrong = replace(world.boundaries[0], start=world.boundaries[0].start + 1)
+    world.boundaries[0] = wrong
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.BOUNDARIES)
+        assert finding.segment == wrong.opened_segment
+
+    return expect
+
+
+# Range commits
+
+
+@case
+def a_range_commit_beyond_the_data_is_found(world: World) -> Expect:
+    last = world.state.lineage.segments[-1]
+    world.commit("ahead", WHOLE, {last.id: len(world.logs[world.parent]) + 1})
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.COMMITS_INSIDE)
+        assert (finding.group, finding.segment) == ("ahead", last.id)
+
+    return expect
+
+
+@case
+def a_range_commit_of_a_segment_that_does_not_exist_is_found(world: World) -> Expect:
+    world.commit("lost", WHOLE, {99: 1})
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.COMMITS_INSIDE)
+        assert finding.segment == 99
+
+    return expect
+
+
+@case
+def a_range_commit_that_goes_back_is_found(world: World) -> Expect:
+    last = world.state.lineage.segments[-1]
+    world.commit("back", WHOLE, {last.id: last.start + 6})
+    world.commit("back", WHOLE.split_evenly(2)[1], {last.id: last.start + 2})
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.COMMITS_FORWARD)
+        assert (finding.group, finding.first) == ("back", last.start + 2)
+
+    return expect
+
+
+@case
+def a_range_commit_that_skips_part_of_a_predecessor_is_found(world: World) -> Expect:
+    last = world.state.lineage.segments[-1]
+    before = world.state.lineage.get(last.predecessors[-1])
+    world.commit("hasty", WHOLE, {before.id: before.end - 1, last.id: last.start + 2})
+
+    def expect(verdict: Verdict) -> None:
+        found = only(verdict, Check.COMMITS_WHOLE)
+        assert {(f.group, f.segment, f.first) for f in found} == {("hasty", before.id, before.end - 1)}
+
+    return expect
+
+
+# What cannot be judged
+
+
+@case
+def keys_for_which_a_group_has_no_range_commit_cannot_be_judged(world: World) -> Expect:
+    last = world.state.lineage.segments[-1]
+    world.commit("half", WHOLE.split_evenly(2)[0], {last.id: last.start + 2})
+
+    def expect(verdict: Verdict) -> None:
+        assert verdict.exit_code == 1
+        assert "no range commit" in verdict.unproven[0]
+
+    return expect
+
+
+@case
+def a_failed_number_of_a_producer_without_a_certificate_cannot_be_judged(world: World) -> Expect:
+    world.open |= {world.anna, world.bert}
+
+    def expect(verdict: Verdict) -> None:
+        assert not verdict.defects
+        assert verdict.exit_code == 1
+        assert [f.producer for f in verdict.of(Check.MISSING)] == [f"{world.anna:016x}"]
+
+    return expect
+
+
+@case
+def a_lost_record_of_a_producer_without_a_certificate_cannot_be_told_from_a_failed_one(
+    world: World,
+) -> Expect:
+    world.open.add(world.bert)
+    world.logs[world.parent][offsets(world, world.parent, world.bert)[5]] = None
+
+    def expect(verdict: Verdict) -> None:
+        assert not verdict.defects
+        assert [f.producer for f in verdict.of(Check.MISSING)] == [f"{world.bert:016x}"]
+
+    return expect
+
+
+@case
+def what_retention_removed_cannot_be_judged(world: World) -> Expect:
+    world.lows[world.parent] = 10
+
+    def expect(verdict: Verdict) -> None:
+        assert not verdict.defects
+        assert verdict.exit_code == 1
+        assert any("retention" in why for why in verdict.unproven)
+
+    return expect
+
+
+@case
+def a_record_of_a_newer_version_cannot_be_judged(world: World) -> Expect:
+    world.logs[world.parent].append(Record(b"k", [(HEADER, b"\x02" + bytes(30))]))
+
+    def expect(verdict: Verdict) -> None:
+        assert verdict.exit_code == 1
+        assert "newer" in verdict.unproven[0]
+
+    return expect
+
+
+# Together
+
+
+@case
+def two_defects_are_both_found(world: World) -> Expect:
+    world.logs[phantom(world)][offsets(world, phantom(world), world.bert)[5]] = None
+    world.put(world.parent, KEYS[0], 99, 7, 0)
+
+    def expect(verdict: Verdict) -> None:
+        assert {f.check for f in verdict.defects} == {Check.MISSING, Check.FOREIGN}
+
+    return expect
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_judged(judged, name: str) -> None:
+    verdict, expect = judged[name]
+    expect(verdict)

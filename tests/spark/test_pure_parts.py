@@ -1,0 +1,247 @@
+"""The parts of the Spark side that need no Spark: bits, offsets, options, lineage arithmetic, the report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kpsplit.errors import ConfigurationError, UsageError
+from kpsplit.kafka.connection import Connection
+from kpsplit.spark_jobs.connector_options import kafka_options
+from kpsplit.spark_jobs.gather import held_up
+from kpsplit.spark_jobs.lineage_frames import certificate_rows, commit_rows, lineage_rows
+from kpsplit.spark_jobs.offsets import limit, timestamp_ms, wanted
+from kpsplit.spark_jobs.regions import all_regions, ranges_to_scan, stretches
+from kpsplit.spark_jobs.report import report_page
+from kpsplit.spark_jobs.report.drain import drained
+from kpsplit.spark_jobs.snapshot import LogBounds, LostReason, why_gone
+from kpsplit.spark_jobs.verification.findings import MOST, Check, Finding, Severity, Verdict, limited
+from kpsplit.spark_jobs.verification.lineage_checks import first_shared
+from kpsplit.spark_jobs.verification.numbers import joined, members, missing
+from kpsplit.spark_jobs.verification.summary import result_line, summary_lines
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
+from kpsplit.splitter.logical_offset import MAX_OFFSET, Progression
+from tests.spark.histories import World, lived
+
+SMALL = st.integers(0, 400)
+
+
+@given(st.sets(SMALL), st.sets(SMALL), SMALL, SMALL)
+def test_missing_numbers_are_those_that_are_neither_there_nor_excused(
+    present, excused, first, behind
+) -> None:
+    bits: dict[int, int] = {}
+    for number in present:
+        bits[number // 64] = bits.get(number // 64, 0) | 1 << number % 64
+    signed = {bucket: b - (1 << 64) if b >> 63 else b for bucket, b in bits.items()}
+    runs = missing(first, behind, signed, frozenset(excused))
+    found = {number for a, b in runs for number in range(a, b + 1)}
+    assert found == set(range(first, behind)) - present - excused
+    assert runs == joined(runs)
+
+
+@given(st.sets(st.integers(0, 63)))
+def test_the_members_of_a_bucket_are_its_bits(numbers) -> None:
+    assert list(members(3, sum(1 << n for n in numbers))) == sorted(192 + n for n in numbers)
+
+
+def segment(number: int, base: int, stride: int, length: int) -> Segment:
+    place = PhysicalPartition("orders.split-3-1", number)
+    numbers = Progression(base, stride)
+    return Segment(number, SegmentKind.PHANTOM, WHOLE, place, 0, numbers, 1, end=length, closed_epoch=2)
+
+
+NUMBERS = st.tuples(st.integers(0, 60), st.integers(1, 9), st.integers(0, 30))
+
+
+@given(NUMBERS, NUMBERS)
+def test_the_first_number_of_two_progressions_is_found_by_arithmetic(a, b) -> None:
+    one, other = segment(1, *a), segment(2, *b)
+    both = {a[0] + a[1] * i for i in range(a[2])} & {b[0] + b[1] * i for i in range(b[2])}
+    assert first_shared(one, other) == min(both, default=None)
+
+
+def test_regions_tile_every_physical_partition() -> None:
+    for source, regions in _by_source(lived(0)).items():
+        edges = [(r.first, r.behind) for r in regions]
+        assert edges[0][0] == 0, source
+        assert edges[-1][1] == MAX_OFFSET
+        assert all(a[1] == b[0] for a, b in pairwise(edges))
+
+
+def _by_source(world: World):
+    found: dict[PhysicalPartition, list] = {}
+    for region in all_regions(world.state):
+        found.setdefault(region.source, []).append(region)
+    return found
+
+
+def test_the_scan_of_a_read_between_logical_offsets_leaves_the_rest_alone() -> None:
+    world = lived(0)
+    snapshot = world.snapshot()
+    lineage = world.state.lineage
+    first = lineage.segments[0]
+    everything = limit("earliest", None, {0})
+    until_split = limit({0: first.logical(first.end)}, None, {0})
+    ((state, bounds),) = wanted(snapshot, everything, until_split)
+    assert ranges_to_scan(stretches(state, bounds)) == {world.parent: (0, first.end)}
+    ((state, bounds),) = wanted(snapshot, until_split, limit("latest", None, {0}))
+    assert all(r.segment.id != 0 for r in stretches(state, bounds))
+    with pytest.raises(UsageError, match="partition 7"):
+        limit({7: 1}, None, {0})
+
+
+def test_offsets_that_are_gone_are_refused_and_earliest_is_what_there_is() -> None:
+    world = lived(0)
+    world.lows[world.parent] = 20
+    snapshot = world.snapshot()
+    latest = limit("latest", None, {0})
+    with pytest.raises(UsageError, match="gone"):
+        wanted(snapshot, limit({0: 19}, None, {0}), latest)
+    wanted(snapshot, limit({0: 20}, None, {0}), latest)
+    ((_, bounds),) = wanted(snapshot, limit("earliest", None, {0}), latest)
+    assert bounds[0][0] == 20
+
+
+@pytest.mark.parametrize(
+    ("bound", "found"),
+    [("earliest", None), ({0: 5}, None), (datetime(2026, 1, 1, tzinfo=UTC), 1767225600000), (17, 17)],
+)
+def test_a_bound_is_a_word_a_time_or_offsets(bound, found) -> None:
+    assert timestamp_ms(bound) == found
+
+
+@pytest.mark.parametrize("bound", ["newest", True, 1.5])
+def test_what_says_no_offset_is_refused(bound) -> None:
+    with pytest.raises(UsageError, match="says no offset"):
+        timestamp_ms(bound)
+
+
+def test_a_topic_that_is_gone_has_a_reason() -> None:
+    state = lived(0).state
+    phantom = next(s.source for s in state.lineage if s.kind is SegmentKind.PHANTOM)
+    assert why_gone(state, state.parent, "id") is None
+    assert why_gone(state, state.parent, "another") is LostReason.MADE_ANEW
+    assert why_gone(state, phantom, None) is LostReason.MISSING
+
+
+def test_security_settings_are_said_in_javas_words(tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.write_text("-----BEGIN CERTIFICATE-----")
+    connection = Connection(
+        {
+            "bootstrap.servers": "SASL_SSL://one:1,two:2",
+            "security.protocol": "sasl_ssl",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": "me",
+            "sasl.password": 'a"b\\c',
+            "ssl.ca.location": str(ca),
+            "ssl.endpoint.identification.algorithm": "none",
+        }
+    )
+    options = kafka_options(connection)
+    jaas = options.pop("kafka.sasl.jaas.config")
+    assert jaas.endswith('ScramLoginModule required username="me" password="a\\"b\\\\c";')
+    assert options == {
+        "kafka.bootstrap.servers": "one:1,two:2",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "SCRAM-SHA-512",
+        "kafka.ssl.truststore.certificates": "-----BEGIN CERTIFICATE-----",
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.endpoint.identification.algorithm": "",
+        "kafka.isolation.level": "read_committed",
+    }
+
+
+@pytest.mark.parametrize(
+    "setting", [{"sasl.mechanism": "GSSAPI"}, {"ssl.engine.location": "x"}, {"ssl.ca.location": "/no/such"}]
+)
+def test_what_cannot_be_said_is_refused_without_its_value_unless_javas_words_are_given(setting) -> None:
+    connection = Connection({"bootstrap.servers": "one:1", "sasl.password": "hunter2", **setting})
+    with pytest.raises(ConfigurationError) as caught:
+        kafka_options(connection)
+    assert "hunter2" not in str(caught.value)
+    own = {"kafka.security.protocol": "SASL_PLAINTEXT"}
+    assert kafka_options(connection, own)["kafka.security.protocol"] == "SASL_PLAINTEXT"
+
+
+def test_small_tables_have_a_row_per_segment_commit_and_certificate() -> None:
+    snapshot = lived(0).snapshot()
+    assert len(list(lineage_rows(snapshot))) == len(snapshot.states[0].lineage.segments)
+    assert len(list(commit_rows(snapshot))) == sum(len(c.commit.positions) for c in snapshot.commits)
+    assert {row[0] for row in certificate_rows(snapshot)} == {"00000000a11a0000", "ffffffff00000000"}
+
+
+def test_a_group_that_has_read_everything_has_drained() -> None:
+    (one,) = drained(lived(0).snapshot())
+    assert (one.group, one.share, one.left) == ("readers", 1.0, 0)
+
+
+def verdict(*findings: Finding) -> Verdict:
+    world = lived(0)
+    return Verdict("orders", (0,), world.snapshot(), findings, groups=("readers",))
+
+
+LOST = Finding(
+    Check.MISSING,
+    Severity.FINDING,
+    PhysicalPartition("orders", 0),
+    "<number 7> is not there",
+    first=7,
+    last=7,
+)
+
+
+def test_the_summary_names_each_check_and_its_findings() -> None:
+    lines = list(summary_lines(verdict(LOST)))
+    assert any(line.startswith("FOUND") and "sequences_complete" in line for line in lines)
+    assert any("<number 7> is not there" in line for line in lines)
+    assert lines[-1] == "orders: 1 findings in sequences_complete"
+    assert result_line(verdict()) == "orders: clean"
+
+
+def test_exit_codes_tell_findings_from_what_could_not_be_judged() -> None:
+    unproven = replace(LOST, severity=Severity.UNPROVEN)
+    note = replace(LOST, severity=Severity.NOTE)
+    codes = [verdict(*f).exit_code for f in [(), (note,), (unproven,), (unproven, LOST)]]
+    assert codes == [0, 0, 1, 3]
+
+
+def test_the_report_is_one_page_that_needs_nothing_else() -> None:
+    page = report_page(verdict(LOST))
+    assert page.count("<svg") >= 3
+    assert "&lt;number 7&gt; is not there" in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert "readers orders/0" in page
+
+
+def test_findings_beyond_the_limit_are_counted() -> None:
+    found = limited([LOST] * (MOST + 5))
+    assert len(found) == MOST + 1
+    assert found[-1].count == 5
+
+
+def test_a_closed_segment_behind_an_open_transaction_is_waited_for() -> None:
+    world = lived(0)
+    bounds = dict(world.snapshot().bounds)
+    assert held_up((world.state,), bounds) is None
+    first = world.state.lineage.segments[0]
+    bounds[world.parent] = replace(bounds[world.parent], stable=first.end)
+    assert held_up((world.state,), bounds) == world.parent
+
+
+def test_a_log_that_ends_before_its_segment_is_cut_off() -> None:
+    world = lived(0)
+    snapshot = world.snapshot()
+    whole = [s for s in world.state.lineage if s.kind is SegmentKind.PHANTOM and s.opened_epoch == 1][-1]
+    place, end = whole.source, whole.end
+    shorter = {**snapshot.bounds, place: LogBounds(0, end - 1, end - 1)}
+    (lost,) = replace(snapshot, bounds=shorter).lost()
+    assert (lost.first, lost.behind, lost.reason) == (end - 1, end + 1, LostReason.CUT_OFF)

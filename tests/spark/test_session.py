@@ -1,0 +1,71 @@
+"""What kpsplit's own Spark session is made of: the checked jars, and plans that hold no secret."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kpsplit.devcluster.java import Java
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.connection import Connection
+from kpsplit.spark_jobs.connector_options import kafka_options
+from kpsplit.spark_jobs.jars import connector_coordinates, ensure_connector, spark_version
+from kpsplit.spark_jobs.logical_view import scan
+from kpsplit.spark_jobs.session import REDACTED, running_session
+from kpsplit.splitter.lineage import PhysicalPartition
+
+NO_JAVA = Java(Path("/no/such/java"), 17)
+
+
+@pytest.fixture
+def cache(spark, tmp_path: Path) -> Path:
+    """A cache of its own with the jars that are there already."""
+    jars = ensure_connector()
+    shutil.copytree(jars, tmp_path / jars.name)
+    return tmp_path
+
+
+def test_jars_that_are_there_are_used_without_java_and_network(cache) -> None:
+    folder = ensure_connector(NO_JAVA, cache)
+    assert any(jar.name.startswith("spark-sql-kafka") for jar in folder.iterdir())
+
+
+def test_an_altered_jar_is_not_used(cache) -> None:
+    jar = next((cache / f"spark-kafka-{spark_version()}").glob("kafka-clients-*.jar"))
+    jar.write_bytes(b"something else")
+    with pytest.raises(KpsplitError, match="kafka-clients"):
+        ensure_connector(NO_JAVA, cache)
+
+
+def test_the_coordinates_are_those_of_the_sparks_version() -> None:
+    assert connector_coordinates("4.0.1") == "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.1"
+
+
+def test_a_running_session_is_used_and_left_running(spark) -> None:
+    with running_session() as found:
+        assert found is spark
+    assert spark.range(3).count() == 3
+
+
+@pytest.mark.broker
+def test_no_plan_shows_a_password(spark, history) -> None:
+    """The brokers of the tests ask for no password; the settings travel all the same."""
+    secret = "hunter2"
+    properties = {
+        "bootstrap.servers": history.bootstrap,
+        "security.protocol": "plaintext",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "me",
+        "sasl.password": secret,
+    }
+    options = kafka_options(Connection(properties))
+    frame = scan(spark, options, {PhysicalPartition(history.topic, 0): (0, 1)})
+    assert frame.count() == 1
+    assert secret not in frame._jdf.queryExecution().toString()
+    holding = {name for name, value in options.items() if secret in value}
+    assert holding == {"kafka.sasl.jaas.config"}
+    assert all(re.search(REDACTED, name) for name in holding)
+    assert all(secret not in value for _, value in spark.sparkContext.getConf().getAll())

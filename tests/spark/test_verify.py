@@ -1,0 +1,81 @@
+"""The verification of a live history on real brokers: as a call, on the command line, as small tables."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+from confluent_kafka import Producer
+
+from kpsplit.admin_cli.main import cli
+from kpsplit.errors import UsageError
+from kpsplit.kafka.connection import Connection
+from kpsplit.spark_jobs import findings_frame, verify
+from kpsplit.spark_jobs.data_source import FORMAT, register
+from kpsplit.spark_jobs.verification.findings import Check, Severity
+from kpsplit.spark_jobs.verification.job import take_snapshot
+from kpsplit.splitter.records.stamp import HEADER, Stamp
+from tests.broker.operating import enrolled, state_of
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(400)]
+
+
+def run(bootstrap: str, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["-b", bootstrap, "-o", "json", "verify", *arguments])
+
+
+def test_a_live_history_is_clean_and_every_record_is_counted(spark, history) -> None:
+    verdict = verify(spark, history.topic, {"bootstrap.servers": history.bootstrap})
+    assert verdict.clean, (verdict.defects, verdict.unproven)
+    assert verdict.counts[str(history.parent)]["data"] == len(history.read())
+    assert {f.severity for f in verdict.findings} == {Severity.NOTE}
+    assert findings_frame(spark, verdict).count() == len(verdict.findings)
+
+
+def test_a_lost_record_of_a_certified_producer_is_found_on_the_command_line(
+    spark, operations, bootstrap, make_topic, tmp_path
+) -> None:
+    """A record is written twice past kpsplit, with the stamp of a producer that says nothing of it."""
+    topic = make_topic()
+    enrolled(operations, topic)
+    plain = Producer({"bootstrap.servers": bootstrap})
+    for sequence in (0, 0, 1):
+        plain.produce(topic, b"v", b"k", 0, headers=[(HEADER, Stamp(0, 5, sequence).encode())])
+    plain.flush(20)
+    page, folder = tmp_path / "report.html", tmp_path / "findings"
+    ran = run(bootstrap, f"{topic}/0", "--html", str(page), "--parquet", str(folder))
+    assert ran.exit_code == 3, ran.output
+    told = json.loads(ran.stdout)
+    (finding,) = [f for f in told["findings"] if f["severity"] == "finding"]
+    assert (finding["check"], finding["producer"], finding["count"]) == (Check.REPEATED, f"{5:016x}", 1)
+    assert "sequences_unique" in page.read_text()
+    assert spark.read.parquet(str(folder)).count() == len(told["findings"])
+
+
+def test_the_command_line_says_what_it_cannot_judge(operations, bootstrap, make_topic) -> None:
+    topic = make_topic()
+    assert run(bootstrap, topic).exit_code == 2
+    enrolled(operations, topic)
+    ran = run(bootstrap, topic, "--group", "nobody")
+    assert ran.exit_code == 2
+    assert "group nobody has no range commit" in ran.stderr
+
+
+def test_unknown_groups_are_refused_before_spark_is_needed(history) -> None:
+    with pytest.raises(UsageError, match="no range commit"):
+        take_snapshot(Connection({"bootstrap.servers": history.bootstrap}), history.topic, groups=["nobody"])
+
+
+def test_the_lineage_can_be_read_as_a_data_source(spark, history) -> None:
+    register(spark)
+    reader = spark.read.format(FORMAT).option("topic", history.topic)
+    reader = reader.option("bootstrap.servers", history.bootstrap)
+    segments = reader.option("table", "lineage").load().orderBy("segment").collect()
+    lineage = state_of(history.operations, history.parent).lineage
+    assert [(r.segment, r.start, r.end, r.base, r.stride) for r in segments] == [
+        (s.id, s.start, s.end, s.progression.base, s.progression.stride) for s in lineage
+    ]
+    certificates = reader.option("table", "certificates").load().collect()
+    assert len({r.producer for r in certificates}) == 2
+    assert reader.option("table", "commits").load().count() == 0

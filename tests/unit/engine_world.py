@@ -1,0 +1,347 @@
+"""An engine in its own thread among parts that a test leads by hand: coordinator, log, ledger.
+
+The buffer, the events, the state machine and the engine's thread are the real ones; the application is the test.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import Message, TopicPartition
+
+from kpsplit.consumer.batch import Batch, OwnedSlot
+from kpsplit.consumer.buffer import FetchBuffer
+from kpsplit.consumer.config import split_config
+from kpsplit.consumer.context import Context
+from kpsplit.consumer.engine import Engine, statistics
+from kpsplit.consumer.engine_states import State
+from kpsplit.consumer.errands import Errands
+from kpsplit.consumer.events import Events
+from kpsplit.consumer.group import GroupConsumer
+from kpsplit.consumer.ledger import Start
+from kpsplit.consumer.subscriptions import subscribed
+from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import key_hash
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.control import Enrolment, Partitioner
+from kpsplit.splitter.records.keys import slots_topic
+from kpsplit.splitter.slots import slot_number
+
+TOPIC = "orders"
+PARENT = PhysicalPartition(TOPIC, 0)
+SLOTS = 4
+
+
+def slot(index: int) -> OwnedSlot:
+    """One of the four slots of orders/0."""
+    return OwnedSlot(PARENT, index, SLOTS)
+
+
+class Coordinator:
+    """What stands behind the group consumer: rebalances are served in its poll()."""
+
+    def __init__(self) -> None:
+        self.topics: list[str] = []
+        self.generation = 0
+        self.left = 0
+        self.closed = False
+        self._callbacks: dict[str, Callable[..., Any]] = {}
+        self._due: deque[tuple[str, list[TopicPartition]]] = deque()
+        self._assigned: set[int] = set()
+
+    # the client
+
+    def subscribe(self, topics: list[str], **callbacks: Callable[..., Any]) -> None:
+        self.topics, self._callbacks = topics, callbacks
+
+    def unsubscribe(self) -> None:
+        self.topics = []
+        self.left += 1
+        if self._assigned:
+            self.take(*sorted(self._assigned))
+
+    def poll(self, seconds: float) -> Message | None:
+        if self._due:
+            name, parts = self._due.popleft()
+            self._callbacks[name](self, parts)
+        return None
+
+    def incremental_assign(self, parts: list[TopicPartition]) -> None:
+        self._assigned |= {p.partition for p in parts}
+
+    def incremental_unassign(self, parts: list[TopicPartition]) -> None:
+        self._assigned -= {p.partition for p in parts}
+
+    def pause(self, parts: list[TopicPartition]) -> None:
+        pass
+
+    def consumer_group_metadata(self) -> int:
+        return self.generation
+
+    def memberid(self) -> str:
+        return "me"
+
+    def close(self) -> None:
+        self.closed = True
+
+    # the test
+
+    def give(self, *indexes: int) -> None:
+        """Assign slots."""
+        self._due.append(("on_assign", _parts(indexes)))
+
+    def take(self, *indexes: int) -> None:
+        """Revoke slots."""
+        self._due.append(("on_revoke", _parts(indexes)))
+
+    def lose(self, *indexes: int) -> None:
+        """Tell that slots are lost."""
+        self._due.append(("on_lost", _parts(indexes)))
+
+    def held(self) -> set[int]:
+        """The slots that the member has not let go."""
+        return set(self._assigned)
+
+
+def _parts(indexes: tuple[int, ...]) -> list[TopicPartition]:
+    return [TopicPartition(slots_topic(TOPIC), slot_number(0, i, SLOTS)) for i in indexes]
+
+
+class Views:
+    """An enrolled topic with four slots, never split."""
+
+    def __init__(self) -> None:
+        self.ready, self.unseen, self.trouble, self.position = True, False, None, 1
+        self.view = ControlView()
+        self.view.enrolments[TOPIC] = Enrolment(TOPIC, "id", Partitioner.CONSISTENT_RANDOM, True, SLOTS)
+        self.is_fresh = True
+        self.failure: Exception | None = None
+
+    def fresh(self) -> bool:
+        return self.is_fresh
+
+    def subscribed(self, topic: str) -> Any:
+        return subscribed(topic, self.view.enrolments.get(topic))
+
+    def state(self, parent: PhysicalPartition) -> PartitionState:
+        return PartitionState.unsplit(parent, "id")
+
+    def turn(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def want_refresh(self, ticket: int = 0) -> None:
+        pass
+
+    def refreshed(self, ticket: int = 0) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+class Reader:
+    """Reads what the test writes."""
+
+    wants_refresh = 0
+
+    def __init__(self) -> None:
+        self.owned: dict[OwnedSlot, Cursor] = {}
+        self._due: deque[Batch] = deque()
+        self.written = 0
+
+    def write(self, *messages: Message) -> None:
+        """Records arrive; they belong to every slot that is owned when they are read."""
+        segment = PartitionState.unsplit(PARENT, "id").lineage.get(0)
+        start, self.written = self.written, self.written + len(messages)
+        self._due.append(Batch(PARENT, segment, (), start, self.written, list(messages), 10))
+
+    def update(self, state: PartitionState) -> None:
+        pass
+
+    def own(self, slot: OwnedSlot, cursor: Cursor) -> None:
+        self.owned[slot] = cursor
+
+    def seek(self, slot: OwnedSlot, cursor: Cursor) -> None:
+        self.owned[slot] = cursor
+
+    def disown(self, slots: list[OwnedSlot]) -> None:
+        for one in slots:
+            self.owned.pop(one, None)
+
+    def step(self, seconds: float, room: int) -> list[Batch]:
+        if not self._due or not self.owned:
+            time.sleep(0.001)
+            return []
+        batch = self._due.popleft()
+        batch.slots = tuple(sorted(self.owned))
+        return [batch]
+
+    def close(self) -> None:
+        pass
+
+
+class Ledger:
+    """Slots start at 0. ``commits`` are what was committed; ``gate`` holds answers up, ``failure`` is raised."""
+
+    garbage = 0
+
+    def __init__(self) -> None:
+        self.commits: list[dict[Any, int]] = []
+        self.generations: list[object] = []
+        self.starts_gate, self.commit_gate = threading.Event(), threading.Event()
+        self.starts_gate.set()
+        self.commit_gate.set()
+        self.failures: deque[Exception] = deque()
+        self.asked = 0
+
+    def starts(self, wanted: list[Any]) -> list[Start]:
+        self.asked += 1
+        self.starts_gate.wait(30)
+        return [Start((Cursor(w.range, {0: 0}),), committed=True) for w in wanted]
+
+    def commit(self, processed: list[Any], member: Any, metadata: object, seconds: float) -> None:
+        self.commit_gate.wait(30)
+        self.generations.append(metadata)
+        if self.failures:
+            raise self.failures.popleft()
+        self.commits.append({c.range: c.positions[0] for p in processed for c in p.cursors})
+
+    def close(self) -> None:
+        pass
+
+
+class Asker:
+    def close(self) -> None:
+        pass
+
+
+class World:
+    """Everything together. The test polls; ``told`` are its callbacks, in order."""
+
+    def __init__(self, **settings: Any) -> None:
+        config = {"bootstrap.servers": "localhost:1", "group.id": "g", "auto.commit.interval.ms": 3_600_000}
+        extra = {name.replace("_", "."): value for name, value in settings.items()}
+        _, chosen = split_config({**config, **extra})
+        self.coordinator, self.views, self.reader, self.ledger = Coordinator(), Views(), Reader(), Ledger()
+        self.buffer = FetchBuffer()
+        self.events = Events(self.buffer.ask_attention)
+        self.pulse = [0]
+        group = GroupConsumer({}, incremental=True, make=lambda *_: self.coordinator)
+        self.context = Context(
+            settings=chosen,
+            group=group,
+            views=self.views,  # type: ignore[arg-type]
+            reader=self.reader,  # type: ignore[arg-type]
+            sink=self.buffer,
+            events=self.events,
+            errands=Errands("errands"),
+            asker=Asker(),  # type: ignore[arg-type]
+            ledger=self.ledger,  # type: ignore[arg-type]
+        )
+        self.engine = Engine(self.context, lambda: self.pulse[0])
+        self.told: list[tuple[str, list[int]]] = []
+        self.inside: dict[str, Callable[[], None]] = {}
+        self.engine.start()
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ledger.starts_gate.set()
+        self.ledger.commit_gate.set()
+        self.close()
+
+    def subscribe(self) -> None:
+        """Subscribe with callbacks."""
+
+        def subscribe() -> None:
+            membership = self.engine.membership
+            membership.on_assign = lambda parts: self._tell("assign", parts)
+            membership.on_revoke = lambda parts: self._tell("revoke", parts)
+            membership.on_lost = lambda parts: self._tell("lost", parts)
+            self.engine.subscribing.subscribe([TOPIC])
+
+        self.engine.ask(subscribe).result(10)
+        self.until(lambda: self.coordinator.topics, "the subscription")
+
+    def _tell(self, name: str, parts: list[TopicPartition]) -> None:
+        self.told.append((name, [p.partition for p in parts]))
+        self.inside.get(name, lambda: None)()
+
+    def poll(self) -> Message | None:
+        """Poll as an application does, without waiting."""
+        self.pulse[0] += 1
+        if self.events:
+            error = self.events.attend(self.buffer.attended)
+            if error is not None:
+                return error
+        try:
+            return self.buffer.take()
+        except IndexError:
+            self.buffer.wait(0)
+            return None
+
+    def polls(self, condition: Callable[[], Any], why: str) -> list[Message]:
+        """Poll until a condition holds; return what came."""
+        found: list[Message] = []
+        end = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < end, f"waited for {why}; {self.stats()}"
+            message = self.poll()
+            if message is not None:
+                found.append(message)
+            time.sleep(0.001)
+        return found
+
+    def take(self, count: int) -> list[Message]:
+        """Poll until so many records came; the last of them is being worked on then."""
+        found: list[Message] = []
+        end = time.monotonic() + 20
+        while len(found) < count:
+            assert time.monotonic() < end, f"waited for records; {self.stats()}"
+            message = self.poll()
+            if message is not None:
+                found.append(message)
+        return found
+
+    def until(self, condition: Callable[[], Any], why: str) -> None:
+        """Wait, without polling, until a condition holds."""
+        end = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < end, f"waited for {why}; {self.stats()}"
+            time.sleep(0.001)
+
+    @property
+    def state(self) -> State:
+        return self.context.life.state
+
+    def count(self, name: str) -> int:
+        """One of the engine's counts."""
+        return self.context.counts[name]
+
+    def stats(self) -> Any:
+        return self.engine.ask(lambda: statistics(self.engine)).result(10)
+
+    def close(self) -> None:
+        """Close as an application does."""
+        self.buffer.wait(0)
+        self.engine.close()
+        end = time.monotonic() + 20
+        while not self.engine.ended(0.005):
+            assert time.monotonic() < end, "the engine did not end"
+            self.events.serve()
+
+
+KEYS = [key for key in (b"key-%d" % i for i in range(1000)) if key_hash(key) in slot(0).range]
+
+
+def record(number: int) -> Message:
+    """A record of orders/0 whose key is in the first slot."""
+    return Message(topic=TOPIC, partition=0, offset=number, key=KEYS[number], value=b"%d" % number)

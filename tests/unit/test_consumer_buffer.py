@@ -1,0 +1,212 @@
+"""Records between the engine's thread and an application that polls."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Message
+
+from kpsplit.consumer.buffer import FetchBuffer
+from kpsplit.splitter.cursor import Cursor
+from tests.unit.consumer_samples import FIRST, HIGH, SECOND, batch, message
+from tests.unit.samples import PARENT
+
+RECORDS = 60_000
+
+
+@pytest.fixture(params=[False, True], ids=["lock-free", "locked"])
+def buffer(request) -> FetchBuffer:
+    made = FetchBuffer(locked=request.param)
+    for slot in (FIRST, SECOND):
+        made.taken(slot, Cursor(slot.range, {}))
+    return made
+
+
+def position(buffer: FetchBuffer, slot=FIRST) -> int | None:
+    (cursor,) = buffer.cursor(slot)
+    return cursor.positions.get(0)
+
+
+def test_a_record_counts_as_processed_when_the_next_poll_asks_for_more(buffer) -> None:
+    buffer.offer(batch([message(0), message(1)], 0, 2))
+    assert buffer.take().offset() == 0
+    assert position(buffer) == 0
+    assert buffer.take().offset() == 1
+    assert position(buffer) == 1
+    with pytest.raises(IndexError):
+        buffer.take()
+    assert not buffer.wait(0)
+    assert position(buffer) == 2
+
+
+def test_records_of_one_consume_count_together_when_the_next_call_asks_for_more(buffer) -> None:
+    buffer.offer(batch([message(i) for i in range(5)], 0, 5))
+    assert len(buffer.consume(3)) == 3
+    assert position(buffer) == 0
+    assert buffer.take().offset() == 3
+    assert position(buffer) == 3
+    assert len(buffer.consume(10)) == 1
+    assert position(buffer) == 4
+    assert buffer.consume(10) == []
+    assert position(buffer) == 5
+
+
+def test_a_mark_covers_everything_that_was_handed_out_until_then(buffer) -> None:
+    buffer.offer(batch([message(i) for i in range(5)], 0, 5))
+    buffer.consume(3)
+    mark = buffer.mark()
+    buffer.take()
+    assert buffer.cursor_at(FIRST, mark).positions == {0: 3}
+    assert buffer.handed_out == 4
+
+
+def test_a_released_slot_is_handed_out_no_more_and_free_when_its_last_record_is_processed(buffer) -> None:
+    buffer.offer(batch([message(0), message(1, HIGH), message(2), message(3, HIGH)], 0, 4))
+    assert buffer.take().offset() == 0
+    assert not buffer.release([FIRST])
+    buffer.offer(batch([message(4), message(5, HIGH)], 4, 6))
+    assert buffer.take().offset() == 1
+    assert buffer.release([FIRST])
+    assert position(buffer, FIRST) == 1, "where the first record stands that was withheld, or before"
+    buffer.dropped([FIRST])
+    assert [m.offset() for m in buffer.consume(10)] == [3, 5]
+    buffer.wait(0)
+    assert position(buffer, SECOND) == 6
+
+
+def test_a_slot_that_is_released_and_taken_again_is_handed_out_again(buffer) -> None:
+    buffer.release([FIRST])
+    buffer.taken(FIRST, Cursor(FIRST.range, {0: 3}))
+    buffer.offer(batch([message(3)], 3, 4))
+    assert buffer.take().offset() == 3
+
+
+def test_after_a_seek_what_was_offered_before_is_not_handed_out(buffer) -> None:
+    buffer.offer(batch([message(0), message(1, HIGH)], 0, 2))
+    buffer.taken(FIRST, Cursor(FIRST.range, {0: 50}))
+    assert [m.offset() for m in buffer.consume(10)] == [1]
+    buffer.wait(0)
+    assert (position(buffer, FIRST), position(buffer, SECOND)) == (50, 2)
+
+
+def test_what_is_taken_back_for_a_pause_is_read_again_from_where_the_application_is(buffer) -> None:
+    buffer.offer(batch([message(i) for i in range(4)], 0, 4))
+    buffer.take()
+    back = buffer.take_back([PARENT])
+    assert {slot: cursor.positions for slot, cursor in back.items()} == {FIRST: {0: 1}, SECOND: {0: 1}}
+    assert buffer.waiting_bytes() == 0
+    buffer.offer(batch([message(i) for i in range(1, 4)], 1, 4))
+    assert [m.offset() for m in buffer.consume(9)] == [1, 2, 3]
+    buffer.wait(0)
+    assert position(buffer) == 4
+
+
+def test_attention_stops_handing_out_until_the_application_has_attended(buffer) -> None:
+    buffer.offer(batch([message(0), message(1)], 0, 2))
+    buffer.take()
+    buffer.ask_attention()
+    buffer.offer(batch([message(2)], 2, 3))
+    with pytest.raises(IndexError):
+        buffer.take()
+    assert buffer.wait(10)
+    assert buffer.waiting_bytes() > 0
+    buffer.attended()
+    assert [m.offset() for m in buffer.consume(9)] == [1, 2]
+
+
+def test_a_slot_can_leave_while_attention_is_asked_for(buffer) -> None:
+    buffer.offer(batch([message(0), message(1, HIGH)], 0, 2))
+    buffer.ask_attention()
+    assert buffer.release([FIRST])
+    buffer.dropped([FIRST])
+    buffer.attended()
+    assert [m.offset() for m in buffer.consume(9)] == [1]
+
+
+def test_an_application_that_waits_is_woken_by_records_and_by_a_call_for_attention(buffer) -> None:
+    for wake in (lambda: buffer.offer(batch([message(0)], 0, 1)), buffer.ask_attention):
+        came: list[bool] = []
+        waiting = threading.Thread(target=lambda came=came: came.append(buffer.wait(600)), daemon=True)
+        waiting.start()
+        while not buffer.waited_for:
+            assert waiting.is_alive()
+        wake()
+        waiting.join(30)
+        assert came == [True]
+        buffer.consume(9)
+
+
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Threads change places as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_every_record_is_handed_out_once_whatever_the_engine_does_meanwhile(buffer) -> None:
+    """And what counts as processed is never more than what the application has finished."""
+    finished = [0]
+    given: list[int] = []
+    wrong: list[tuple[int, int]] = []
+
+    def application() -> None:
+        while len(given) < RECORDS:
+            try:
+                taken = [buffer.take()] if len(given) % 3 else buffer.consume(7)
+            except IndexError:
+                taken = []
+            given.extend(m.offset() or 0 for m in taken)
+            if not taken:
+                buffer.wait(0.01)
+            finished[0] = len(given)
+
+    thread = threading.Thread(target=application, daemon=True)
+    thread.start()
+    offered = turns = 0
+    while thread.is_alive():
+        if offered < RECORDS:
+            end = min(offered + 100, RECORDS)
+            buffer.offer(batch([message(i, HIGH) for i in range(offered, end)], offered, end))
+            offered = end
+        (cursor,) = buffer.cursor(SECOND)
+        done = finished[0]
+        if cursor.positions.get(0, 0) > done:
+            wrong.append((cursor.positions[0], done))
+        turns += 1
+        if turns % 5 == 0:
+            for slot, at in buffer.take_back([PARENT]).items():
+                if slot == SECOND:
+                    offered = at.positions.get(0, 0)
+        if turns % 7 == 0:
+            buffer.ask_attention()
+            buffer.attended()
+    assert given == list(range(RECORDS))
+    assert not wrong
+
+
+def test_a_record_on_its_way_to_the_application_does_not_count_as_processed(monkeypatch) -> None:
+    """The engine looks right after a record was taken, before the application has it."""
+    seen: list[int | None] = []
+
+    class Watched(deque[Message]):
+        def popleft(self) -> Message:
+            taken = super().popleft()
+            seen.append(position(buffer))
+            return taken
+
+    monkeypatch.setattr("kpsplit.consumer.buffer.deque", Watched)
+    buffer = FetchBuffer(locked=False)
+    buffer.taken(FIRST, Cursor(FIRST.range, {}))
+    buffer.wait(0)
+    buffer.offer(batch([message(i) for i in range(4)], 0, 4))
+    buffer.take()
+    buffer.take()
+    assert len(buffer.consume(2)) == 2
+    assert seen == [0, 1, 1, 2]

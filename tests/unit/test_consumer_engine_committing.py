@@ -1,0 +1,168 @@
+"""What a commit of a member writes."""
+
+from __future__ import annotations
+
+from kpsplit.consumer.ahead import Ahead
+from kpsplit.consumer.batch import Batch, OwnedSlot
+from kpsplit.consumer.committing import (
+    Member,
+    Processed,
+    gaps,
+    least,
+    logical_position,
+    plain_offsets,
+    writes,
+)
+from kpsplit.consumer.marks import behind_record, further
+from kpsplit.consumer.subscriptions import Mode
+from kpsplit.splitter.commits import CommitFold
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange
+from kpsplit.splitter.lineage import PhysicalPartition
+from tests.unit.samples import PARENT, UNSPLIT, life
+
+LIFE = life()
+LOW, HIGH = KeyRange(0, KEY_SPACE // 2), KeyRange(KEY_SPACE // 2, KEY_SPACE)
+TOKEN = PhysicalPartition("__kpsplit.slots.orders", 6)
+ME = Member("g", "me", 3)
+
+
+def processed(*cursors, unchanged=(), mode=Mode.SLOTS, state=UNSPLIT):
+    return Processed(state, mode, tuple(cursors), tuple(unchanged), TOKEN)
+
+
+def folded(*cursors):
+    """A fold of commits that another member wrote."""
+    fold = CommitFold()
+    wanted = writes([processed(*cursors)], Member("g", "other", 1), CommitFold())
+    assert wanted is not None
+    for offset, record in enumerate(wanted.records):
+        fold.fold(record.key, record.encode(), offset)
+    return fold
+
+
+def test_ordinary_offsets_are_the_least_of_every_members_ranges():
+    fold = folded(Cursor(HIGH, {0: 20}))
+    wanted = writes([processed(Cursor(LOW, {0: 30}))], ME, fold)
+    assert wanted is not None
+    assert wanted.offsets == {PARENT: 20}
+    [record] = wanted.records
+    assert (record.group, record.range, record.member, record.generation) == ("g", LOW, "me", 3)
+    assert {s: p.next for s, p in record.positions.items()} == {0: 30}
+
+
+def test_while_a_range_was_never_committed_ordinary_offsets_stay_as_they_are():
+    wanted = writes([processed(Cursor(LOW, {0: 30}))], ME, CommitFold())
+    assert wanted is not None
+    assert wanted.offsets == {TOKEN: 0}
+
+
+def test_ranges_of_the_member_that_did_not_move_count_as_they_are():
+    wanted = writes([processed(Cursor(LOW, {0: 30}), unchanged=[Cursor(HIGH, {0: 5})])], ME, CommitFold())
+    assert wanted is not None
+    assert wanted.offsets == {PARENT: 5}
+    assert [r.range for r in wanted.records] == [LOW]
+
+
+def test_keys_that_win_nowhere_any_more_are_withdrawn():
+    fold = folded(Cursor(LOW, {0: 3}), Cursor(HIGH, {0: 3}))
+    wanted = writes([processed(Cursor(WHOLE, {0: 30}))], ME, fold)
+    assert wanted is not None
+    assert [key.range for key in wanted.tombstones] == [LOW, HIGH]
+
+
+def test_a_partition_that_is_not_enrolled_has_ordinary_offsets_only():
+    plain = processed(Cursor(WHOLE, {0: 30}), mode=Mode.PLAIN)
+    assert writes([plain], ME, CommitFold()) is None
+    assert plain_offsets([plain]) == {PARENT: 30}
+
+
+def test_what_was_processed_by_a_newer_lineage_waits_for_the_view():
+    assert writes([processed(Cursor(WHOLE, {9: 30}))], ME, CommitFold()) is None
+
+
+def test_the_gaps_of_ranges_are_what_is_missing_to_the_key_space():
+    assert gaps([WHOLE]) == []
+    assert gaps([]) == [WHOLE]
+    assert gaps([LOW]) == [HIGH]
+    assert gaps([KeyRange(5, 9), KeyRange(1, 3)]) == [KeyRange(0, 1), KeyRange(3, 5), KeyRange(9, KEY_SPACE)]
+
+
+def test_a_slot_is_read_from_the_least_of_its_pieces():
+    lineage = LIFE.split.lineage
+    pieces = [Cursor(LOW, {0: 900}), Cursor(HIGH, {4: 3, 5: 0, 1: 1001})]
+    cursor = least(lineage, pieces)
+    assert cursor.range == WHOLE
+    assert cursor.readable(lineage) == {0: 900}
+    assert cursor.pending(lineage)[4] == 3
+
+
+class Message:
+    """A record as far as passing over looks at it."""
+
+    def __init__(self, key, offset):
+        self._key, self._offset = key, offset
+
+    def key(self):
+        return self._key
+
+    def offset(self):
+        return self._offset
+
+    def __len__(self):
+        return 1
+
+
+def test_records_that_a_piece_has_processed_are_passed_over():
+    lineage = UNSPLIT.lineage
+    ahead = Ahead([Cursor(LOW, {0: 5}), Cursor(HIGH, {0: 8})])
+    messages = [Message(b"key-%d" % i, i) for i in range(5, 12)]
+    slot = OwnedSlot(PARENT, 0, 1)
+    batch = Batch(PARENT, lineage.get(0), (slot,), 5, 12, list(messages), 7)
+    left = {m.offset() for m in ahead.without_processed(batch, lineage).messages}
+    assert left >= set(range(8, 12))
+    assert left < set(range(5, 12))
+
+
+def test_no_commit_takes_a_piece_back_that_was_ahead():
+    lineage = UNSPLIT.lineage
+    ahead = Ahead([Cursor(LOW, {0: 5}), Cursor(HIGH, {0: 8})])
+    now = [Cursor(WHOLE, {0: 6})]
+    assert [(c.range, c.positions) for c in ahead.furthest(now, lineage)] == [(LOW, {0: 6}), (HIGH, {0: 8})]
+    assert not ahead.caught_up(now, lineage)
+    assert ahead.caught_up([Cursor(WHOLE, {0: 8})], lineage)
+
+
+def test_one_number_per_partition_is_the_least_that_is_not_processed():
+    lineage = LIFE.split.lineage
+    assert logical_position(lineage, [Cursor(WHOLE, {0: 7})]) == 7
+    cursor = Cursor(WHOLE, {1: 1001, 2: 4, 3: 4, 4: 7, 5: 9})
+    assert logical_position(lineage, [cursor]) == lineage.get(1).logical(1001)
+    assert logical_position(lineage, []) == lineage.next_logical()
+
+
+def test_a_record_of_a_phantom_says_that_its_predecessors_are_processed():
+    lineage = LIFE.split.lineage
+    before = Cursor(WHOLE, {0: 900})
+    read = Cursor(WHOLE, {1: 1001, 2: 9, 3: 9, 4: 9, 5: 9})
+    moved = behind_record(lineage, before, read, 4, 8)
+    assert moved.readable(lineage) == {1: 1001, 2: 0, 3: 0, 4: 8, 5: 0}
+
+
+def test_a_record_behind_what_was_given_says_nothing():
+    lineage = LIFE.split.lineage
+    before = Cursor(WHOLE, {0: 900})
+    assert behind_record(lineage, before, Cursor(WHOLE, {0: 950}), 4, 8) == before
+    low = Cursor(KeyRange(0, 10), {0: 900})
+    assert behind_record(lineage, low, low, 5, 8) == low
+
+
+def test_an_older_record_takes_nothing_back():
+    cursor = Cursor(WHOLE, {0: 900})
+    assert behind_record(UNSPLIT.lineage, cursor, cursor, 0, 100).positions == {0: 900}
+
+
+def test_what_either_cursor_has_processed_is_processed():
+    lineage = LIFE.split.lineage
+    a, b = Cursor(WHOLE, {0: 900}), Cursor(WHOLE, {1: 1001, 2: 1, 3: 0, 4: 8, 5: 0})
+    assert further(lineage, a, b) == further(lineage, b, a) == b.settled(lineage)

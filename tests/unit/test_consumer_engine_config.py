@@ -1,0 +1,83 @@
+"""What the consumer takes of an application's configuration, and what it passes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from kpsplit.consumer.config import GapPolicy, RevocationPolicy, split_config
+from kpsplit.errors import ConfigurationError
+
+BASE = {"bootstrap.servers": "localhost:1", "group.id": "g"}
+
+
+def settings_of(**more):
+    return split_config({**BASE, **{name.replace("_", "."): value for name, value in more.items()}})[1]
+
+
+def test_the_group_consumer_neither_commits_nor_stores_by_itself():
+    passed, settings = split_config({**BASE, "enable.auto.commit": True, "auto.offset.reset": "latest"})
+    assert passed["enable.auto.commit"] is False
+    assert passed["enable.auto.offset.store"] is False
+    assert (settings.auto_commit, settings.reset) == (True, "latest")
+
+
+def test_defaults_are_those_of_the_original_but_for_the_strategy():
+    passed, settings = split_config(BASE)
+    assert passed["partition.assignment.strategy"] == "cooperative-sticky"
+    assert settings.incremental
+    assert (settings.auto_commit, settings.auto_store, settings.reset) == (True, True, "latest")
+    assert (settings.auto_commit_interval, settings.max_poll_interval) == (5.0, 300.0)
+    assert settings.buffer_bytes == 64 << 20
+    assert settings.revocation_policy is RevocationPolicy.RETRY_THEN_LEAVE
+    assert settings.gap_policy is GapPolicy.ERROR
+    assert not settings.wrap_all
+
+
+@pytest.mark.parametrize(("strategy", "incremental"), [("range", False), ("cooperative-sticky", True)])
+def test_the_strategy_of_the_application_is_kept(strategy, incremental):
+    passed, settings = split_config({**BASE, "partition.assignment.strategy": strategy})
+    assert passed["partition.assignment.strategy"] == strategy
+    assert settings.incremental is incremental
+
+
+def test_the_consumer_protocol_has_no_strategy_of_the_client():
+    passed, settings = split_config({**BASE, "group.protocol": "consumer", "group.remote.assignor": "range"})
+    assert "partition.assignment.strategy" not in passed
+    assert passed["group.remote.assignor"] == "range"
+    assert settings.incremental
+
+
+def test_settings_of_fetching_go_to_the_consumer_that_reads():
+    passed, settings = split_config({**BASE, "fetch.min.bytes": 7, "isolation.level": "read_uncommitted"})
+    assert "fetch.min.bytes" not in passed
+    assert settings.fetch == {"fetch.min.bytes": 7, "isolation.level": "read_uncommitted"}
+
+
+def test_settings_of_topics_in_their_deprecated_place_count():
+    assert settings_of(**{"default.topic.config": {}}).reset == "latest"
+    merged = split_config({**BASE, "default.topic.config": {"auto.offset.reset": "smallest"}})[1]
+    assert merged.reset == "earliest"
+
+
+def test_a_revocation_fits_into_the_rebalance_timeout():
+    assert settings_of(max_poll_interval_ms=12_000).revocation_timeout == 4.0
+    assert settings_of().revocation_timeout == 30.0
+    assert settings_of(**{"kpsplit.revocation.timeout.ms": 1500}).revocation_timeout == 1.5
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kpsplit.unknown", 1),
+        ("kpsplit.gap.policy", "guess"),
+        ("kpsplit.revocation.policy", "hope"),
+        ("kpsplit.fetch.buffer.bytes", 0),
+        ("kpsplit.messages", "some"),
+        ("auto.offset.reset", "tomorrow"),
+        ("enable.auto.commit", "maybe"),
+        ("auto.commit.interval.ms", "often"),
+    ],
+)
+def test_a_malformed_setting_is_refused_by_name(name, value):
+    with pytest.raises(ConfigurationError, match=name):
+        split_config({**BASE, name: value})

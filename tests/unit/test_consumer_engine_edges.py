@@ -1,0 +1,302 @@
+"""The engine, edge by edge: a coordinator that the test leads, an application that is the test."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from confluent_kafka import KafkaError
+
+from kpsplit.consumer.engine_states import Event, State
+from kpsplit.errors import FencedError, FutureVersionError, UnreachableError
+from tests.unit.engine_world import World, record, slot
+
+
+@pytest.fixture
+def world():
+    with World() as one:
+        one.subscribe()
+        yield one
+
+
+def stable(world, *indexes):
+    """Have the member own some slots."""
+    world.coordinator.give(*indexes)
+    wanted = set(map(slot, indexes))
+    world.polls(lambda: world.state is State.STABLE and wanted <= set(world.reader.owned), "slots")
+
+
+def handed_out(world, count):
+    """Write records and have them handed out; return them."""
+    world.reader.write(*[record(world.reader.written + n) for n in range(count)])
+    return world.take(count)
+
+
+def test_slots_that_arrive_are_looked_up_told_and_read(world):
+    stable(world, 0, 1)
+    assert world.told == [("assign", [0])]
+    assert set(world.reader.owned) == {slot(0), slot(1)}
+    assert world.context.life.edges[State.ASSIGNING_PARTITIONS, Event.START] == 1
+
+
+def test_more_slots_of_a_partition_that_the_application_knows_come_without_a_word(world):
+    stable(world, 0)
+    stable(world, 1)
+    assert world.told == [("assign", [0])]
+
+
+def test_a_slot_is_let_go_once_its_record_is_processed_and_committed(world):
+    stable(world, 0, 1)
+    handed_out(world, 3)
+    world.coordinator.take(0, 1)
+    world.until(lambda: world.state is State.PREPARE_REVOCATION, "the pause")
+    assert world.coordinator.held() == {0, 1}
+    assert world.ledger.commits == []
+    world.polls(lambda: not world.coordinator.held(), "the hand-over")
+    assert world.ledger.commits == [{slot(0).range: 3, slot(1).range: 3}]
+    assert world.told[-1] == ("revoke", [0])
+    assert world.count("slots_handed_over") == 2
+
+
+def test_slots_that_stay_are_read_and_handed_out_during_a_hand_over(world):
+    stable(world, 0, 1, 2, 3)
+    handed_out(world, 1)
+    world.inside["revoke"] = lambda: seen.extend(handed_out_inside())
+    seen = []
+
+    def handed_out_inside():
+        before = world.reader.written
+        world.reader.write(*[record(before + n) for n in range(50)])
+        world.until(lambda: world.buffer.waiting_bytes() > 0, "records of slots that stay")
+        return [before]
+
+    world.coordinator.take(0)
+    world.polls(lambda: world.coordinator.held() == {1, 2, 3}, "the hand-over")
+    assert seen
+    assert world.told[-2:] == [("revoke", [0]), ("assign", [0])]
+    world.until(lambda: world.state is State.STABLE, "the others to go on")
+
+
+def test_a_revocation_during_an_assignment_takes_what_was_on_its_way(world):
+    world.ledger.starts_gate.clear()
+    world.coordinator.give(0, 1)
+    world.until(lambda: world.ledger.asked, "the look-up")
+    assert world.state is State.ASSIGNING_PARTITIONS
+    world.coordinator.take(0)
+    world.polls(lambda: world.coordinator.held() == {1}, "the hand-over")
+    assert world.state is State.ASSIGNING_PARTITIONS
+    world.ledger.starts_gate.set()
+    world.polls(lambda: world.state is State.STABLE, "the other slot")
+    assert set(world.reader.owned) == {slot(1)}
+    assert world.told == [("assign", [0])]
+
+
+def test_lost_slots_are_dropped_without_a_commit_and_the_application_is_told(world):
+    stable(world, 0, 1)
+    handed_out(world, 3)
+    world.reader.write(record(3), record(4))
+    world.until(lambda: world.buffer.waiting_bytes() > 0, "records in the buffer")
+    world.coordinator.lose(0, 1)
+    world.until(lambda: world.state is State.PREPARING_REBALANCE, "the loss")
+    assert world.polls(lambda: world.told[-1][0] == "lost", "on_lost") == []
+    assert world.poll() is None
+    assert world.ledger.commits == []
+    assert world.count("slots_lost") == 2
+    stable(world, 0)
+    assert [name for name, _ in world.told] == ["assign", "lost", "assign"]
+
+
+def test_a_commit_of_a_member_that_was_fenced_is_counted_and_changes_nothing(world):
+    stable(world, 0)
+    handed_out(world, 2)
+    world.ledger.failures.append(FencedError("fenced"))
+    world.coordinator.take(0)
+    world.polls(lambda: not world.coordinator.held(), "the hand-over")
+    assert world.ledger.commits == []
+    assert world.count("commits_rejected") == 1
+
+
+def test_a_commit_is_repeated_with_newer_metadata_while_the_member_belongs_to_the_group(world):
+    stable(world, 0)
+    handed_out(world, 2)
+    world.ledger.failures.extend([FencedError("moved on", retriable=True)] * 2)
+    world.coordinator.generation = 7
+    world.coordinator.take(0)
+    world.polls(lambda: not world.coordinator.held(), "the hand-over")
+    assert world.ledger.commits == [{slot(0).range: 2}]
+    assert world.ledger.generations == [7, 7, 7]
+
+
+def test_a_commit_that_fails_does_not_keep_slots(world):
+    stable(world, 0)
+    handed_out(world, 2)
+    world.ledger.failures.append(UnreachableError("no brokers"))
+    world.coordinator.take(0)
+    world.polls(lambda: not world.coordinator.held(), "the hand-over")
+    assert world.count("commits_failed") == 1
+
+
+@pytest.mark.parametrize("name", ["assign", "revoke", "lost"])
+def test_a_callback_that_raises_comes_out_of_poll_and_the_engine_goes_on(world, name):
+    def fail():
+        raise RuntimeError("from a callback")
+
+    world.inside[name] = fail
+    world.coordinator.give(0)
+    if name != "assign":
+        world.polls(lambda: world.state is State.STABLE, "the slot")
+        (world.coordinator.take if name == "revoke" else world.coordinator.lose)(0)
+    with pytest.raises(RuntimeError, match="from a callback"):
+        world.polls(lambda: False, "the callback")
+    world.inside.clear()
+    if name == "assign":
+        world.polls(lambda: world.state is State.STABLE, "the slot")
+    else:
+        world.polls(lambda: not len(world.context.holdings), "the end of it")
+        stable(world, 1)
+    assert handed_out(world, 1)
+
+
+@pytest.mark.parametrize(("policy", "tries"), [("leave", 1), ("retry-then-leave", 2)])
+def test_a_callback_that_takes_too_long_makes_the_member_leave(policy, tries):
+    settings = {"kpsplit.revocation.policy": policy, "kpsplit.revocation.timeout.ms": 100}
+    with World(**settings) as world:
+        world.subscribe()
+        stable(world, 0, 1)
+        handed_out(world, 2)
+        hanging = threading.Event()
+        world.inside["revoke"] = lambda: hanging.wait(20)
+        world.coordinator.take(0)
+        events = []
+        polling = threading.Thread(target=lambda: events.extend(world.polls(hanging.is_set, "the callback")))
+        polling.start()
+        world.until(lambda: world.coordinator.left, "the member to leave")
+        assert world.state in (State.LOST, State.UNSUBSCRIBED)
+        assert world.ledger.commits == [{slot(0).range: 2, slot(1).range: 2}]
+        assert world.count("left_group") == 1
+        hanging.set()
+        polling.join()
+        world.inside.clear()
+        events += world.polls(lambda: world.coordinator.topics and world.told[-1][0] == "lost", "coming back")
+        assert [m.error().code() for m in events if m.error()] == [KafkaError._MAX_POLL_EXCEEDED]
+        stable(world, 2)
+
+
+def test_a_callback_that_takes_long_is_waited_for_where_the_policy_says_so():
+    settings = {"kpsplit.revocation.policy": "retry", "kpsplit.revocation.timeout.ms": 20}
+    with World(**settings) as world:
+        world.subscribe()
+        stable(world, 0)
+        hanging = threading.Event()
+        threading.Timer(0.3, hanging.set).start()
+        world.inside["revoke"] = lambda: hanging.wait(20)
+        world.coordinator.take(0)
+        world.polls(lambda: not world.coordinator.held(), "the hand-over")
+        assert world.coordinator.left == 0
+        assert world.count("slots_handed_over") == 1
+
+
+def test_an_application_that_stops_polling_leaves_and_comes_back_when_it_polls():
+    with World(max_poll_interval_ms=150) as world:
+        world.subscribe()
+        stable(world, 0)
+        handed_out(world, 2)
+        world.until(lambda: world.coordinator.left, "the member to leave")
+        world.until(lambda: world.state is State.UNSUBSCRIBED, "the end of it")
+        assert not world.coordinator.topics
+        assert world.ledger.commits == [{slot(0).range: 1}]
+        world.polls(lambda: world.coordinator.topics, "coming back")
+        assert world.told[-1] == ("lost", [0])
+        stable(world, 0)
+
+
+def close_while(world, state):
+    world.until(lambda: world.state is state, str(state))
+    world.close()
+    assert world.state is State.CLOSED
+    assert world.coordinator.closed
+    assert world.context.life.edges[state, Event.CLOSE] == 1
+
+
+def test_close_when_nothing_was_subscribed():
+    with World() as world:
+        close_while(world, State.UNSUBSCRIBED)
+
+
+def test_close_while_waiting_for_the_coordinator(world):
+    close_while(world, State.PREPARING_REBALANCE)
+
+
+def test_close_while_slots_are_looked_up(world):
+    world.ledger.starts_gate.clear()
+    world.coordinator.give(0)
+    world.until(lambda: world.ledger.asked, "the look-up")
+    threading.Timer(0.05, world.ledger.starts_gate.set).start()
+    close_while(world, State.ASSIGNING_PARTITIONS)
+    assert world.ledger.commits == []
+
+
+def test_close_commits_what_was_handed_out_and_calls_on_revoke(world):
+    stable(world, 0, 1)
+    handed_out(world, 3)
+    close_while(world, State.STABLE)
+    assert world.ledger.commits == [{slot(0).range: 3, slot(1).range: 3}]
+    assert world.told[-1] == ("revoke", [0])
+
+
+def test_close_while_records_of_leaving_slots_are_worked_on(world):
+    stable(world, 0)
+    handed_out(world, 2)
+    world.coordinator.take(0)
+    world.until(lambda: world.state is State.PREPARE_REVOCATION, "the pause")
+    world.close()
+    assert world.state is State.CLOSED
+    assert world.ledger.commits == [{slot(0).range: 2}]
+
+
+def test_close_while_a_callback_waits_for_the_application(world):
+    stable(world, 0)
+    world.coordinator.take(0)
+    world.until(lambda: world.state is State.REVOKING_PARTITION, "the callback")
+    world.close()
+    assert world.state is State.CLOSED
+    assert world.told[-1] == ("revoke", [0])
+
+
+def test_close_while_a_commit_is_under_way(world):
+    stable(world, 0)
+    handed_out(world, 2)
+    world.ledger.commit_gate.clear()
+    world.coordinator.take(0)
+    world.polls(lambda: world.state is State.PARTITION_REVOKED, "the commit")
+    threading.Timer(0.05, world.ledger.commit_gate.set).start()
+    world.close()
+    assert world.state is State.CLOSED
+    assert world.ledger.commits == [{slot(0).range: 2}]
+
+
+def test_close_after_a_loss():
+    with World(max_poll_interval_ms=100) as world:
+        world.subscribe()
+        stable(world, 0)
+        world.until(lambda: world.state is State.UNSUBSCRIBED, "the member to leave")
+        world.close()
+        assert world.state is State.CLOSED
+
+
+def test_a_newer_format_stops_everything_and_poll_says_so(world):
+    stable(world, 0)
+    world.reader.write(record(0), record(1))
+    world.until(lambda: world.buffer.waiting_bytes() > 0, "records in the buffer")
+    world.views.failure = FutureVersionError("newer")
+    world.until(lambda: world.engine.fatal is not None, "the engine to stop")
+    found = world.polls(lambda: not world.events, "the event")
+    assert [m.error() is not None for m in found] == [True]
+    assert world.poll() is None
+
+
+def test_trouble_of_one_duty_keeps_none_of_the_others_from_being_done(world):
+    stable(world, 0)
+    world.views.failure = UnreachableError("the control topic cannot be reached")
+    assert handed_out(world, 3)
+    assert "cannot be reached" in world.stats()["trouble"]

@@ -1,0 +1,328 @@
+"""From where a partition is read for slots, who gets what, and where reading waits."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from confluent_kafka import Message
+
+from kpsplit.consumer.batch import OwnedSlot, placed_hash
+from kpsplit.consumer.config import GapPolicy
+from kpsplit.consumer.gaps import Found
+from kpsplit.consumer.lineage_reader import GapReason
+from kpsplit.consumer.physical_reader import LogBounds
+from kpsplit.consumer.reading_events import EndReached, ForeignFound, GapFound, ReadingEvent, Unreadable
+from kpsplit.consumer.tracks import PartitionTracks
+from kpsplit.kafka.logical_message import LogicalMessage, Place, place_of
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.events import Abort
+from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
+from kpsplit.splitter.machine import apply
+from kpsplit.splitter.partition_state import EndedBy, PartitionState
+from kpsplit.splitter.reading import ForeignReason
+from tests.unit.consumer_samples import FIRST, HIGH, LOW, SECOND, WHOLE_SLOT, message, offsets
+from tests.unit.samples import PARENT, UNSPLIT, committed, fenced, life, operated, phantom, split_attempt
+
+LIFE = life()
+SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2))
+
+
+class Tracks(PartitionTracks):
+    """Tracks with their reports."""
+
+    def __init__(self, state: PartitionState = UNSPLIT, **more: GapPolicy | bool) -> None:
+        self.events: list[ReadingEvent] = []
+        numbers = count(1)
+        super().__init__(state, lambda: next(numbers), self.events.append, **more)  # type: ignore[arg-type]
+
+    def begin(self, *slots: OwnedSlot, at: dict[int, int] | None = None) -> None:
+        """Own slots, with a fresh view."""
+        for slot in slots:
+            self.own(slot, Cursor(slot.range, at or {}))
+        self.refreshed(self.ticket)
+
+    def give(self, *messages: Message, source=PARENT):
+        return self.take(source, list(messages), all(map(Message.key, messages)))
+
+    def found(self, low: int, high: int, source=PARENT, topic_id: str = "id-of-orders"):
+        return self.examine(source, Found(topic_id, LogBounds(low, high, high)))
+
+
+def test_an_unsplit_partition_that_is_wholly_owned_passes_through_untouched() -> None:
+    tracks = Tracks()
+    tracks.begin(FIRST, SECOND)
+    given = [message(0), message(1, HIGH), message(3)]
+    (batch,) = tracks.take(PARENT, given, True)
+    assert batch.messages is given
+    assert (batch.start, batch.end, batch.slots) == (0, 4, (FIRST, SECOND))
+    assert tracks.wanted() == {PARENT: 4}
+
+
+def test_a_slot_is_given_the_records_of_its_keys_only() -> None:
+    tracks = Tracks()
+    tracks.begin(SECOND)
+    (batch,) = tracks.give(message(0), message(1, HIGH), message(2))
+    assert offsets([batch]) == [1]
+    assert batch.end == 3
+
+
+def test_a_slot_that_arrives_further_back_is_given_what_others_already_have_alone() -> None:
+    tracks = Tracks()
+    tracks.begin(FIRST, at={0: 100})
+    tracks.give(message(100), message(101, HIGH))
+    tracks.begin(SECOND, at={0: 50})
+    assert tracks.wanted() == {PARENT: 50}
+    batches = tracks.give(
+        message(50), message(51, HIGH), message(101, HIGH), message(102), message(103, HIGH)
+    )
+    assert offsets(batches) == [51, 101, 102, 103]
+
+
+@pytest.mark.parametrize("key", [None, LOW, HIGH])
+def test_a_record_of_a_segment_is_always_placed_in_the_segments_range(key) -> None:
+    range_ = KeyRange(0x40000000, 0x50000000)
+    assert all(placed_hash(key, offset, range_) in range_ for offset in range(100))
+    assert placed_hash(LOW, 0, WHOLE) == key_hash(LOW)
+
+
+def test_a_key_in_a_segment_of_other_keys_is_given_to_exactly_one_slot() -> None:
+    state = operated(UNSPLIT, SPLIT, {0: 0})
+    phantoms = state.lineage.open_segments()
+    wrong = message(0, HIGH, source=phantoms[0].source)
+    given = 0
+    for slot in (OwnedSlot(PARENT, i, 4) for i in range(4)):
+        tracks = Tracks(state)
+        tracks.begin(slot)
+        if phantoms[0].source in tracks.wanted():
+            given += len(offsets(tracks.give(wrong, source=phantoms[0].source)))
+    assert given == 1
+
+
+def test_children_are_read_when_the_parents_end_was_reached_and_not_before() -> None:
+    state = operated(UNSPLIT, SPLIT, {0: 2})
+    tracks = Tracks(state)
+    tracks.begin(FIRST, SECOND)
+    assert tracks.wanted() == {PARENT: 0}
+    batches = tracks.give(message(0), message(1), message(2, None, marker="s"), message(3))
+    assert [(b.segment.id, b.start, b.end) for b in batches] == [(0, 0, 2), (1, 3, 4)]
+    assert isinstance(batches[1].messages[0], LogicalMessage)
+    assert tracks.wanted() == {PARENT: 4, phantom(0): 0, phantom(1): 0}
+
+
+def test_a_reopened_parent_waits_until_every_own_slot_has_drained_what_comes_before() -> None:
+    tracks = Tracks(LIFE.merged)
+    slots = [OwnedSlot(PARENT, i, 4) for i in range(2)]
+    for slot in slots:
+        tracks.own(slot, Cursor(slot.range, {1: 1003, 2: 8, 3: 2}))
+    assert tracks.wanted() == {phantom(1): 2}
+    assert tracks.give(
+        message(3, source=phantom(1)), message(5, None, source=phantom(1), marker="m"), source=phantom(1)
+    )
+    assert tracks.wanted() == {PARENT: 1004}
+
+
+def test_a_slot_that_was_never_concerned_does_not_hold_up_the_others() -> None:
+    tracks = Tracks(LIFE.merged)
+    ready = OwnedSlot(PARENT, 3, 4)
+    tracks.own(ready, Cursor(ready.range, {9: 2000}))
+    tracks.refreshed(tracks.ticket)
+    assert tracks.wanted() == {PARENT: 2000}
+
+
+def test_strays_are_skipped_and_counted_and_foreign_writers_delivered_from_the_overflow() -> None:
+    state = operated(UNSPLIT, SPLIT, {0: 2})
+    tracks = Tracks(state)
+    tracks.begin(WHOLE_SLOT, at={0: 2, 1: 3})
+    batches = tracks.give(message(3, epoch=0), message(4), message(5, epoch=1))
+    assert [m._raw.offset() for m in batches[0].messages] == [4]
+    assert batches[0].end == 6
+    assert tracks.tally.strays == 2
+
+
+def test_at_a_marker_of_an_unknown_attempt_reading_waits_until_the_view_is_fresh() -> None:
+    tracks = Tracks()
+    tracks.begin(WHOLE_SLOT)
+    batches = tracks.give(message(0), message(1, None, marker="s"), message(2))
+    assert (offsets(batches), batches[0].end) == ([0], 1)
+    assert tracks.wanted() == {}
+    old, ticket = tracks.ticket - 1, tracks.ticket
+    assert ticket
+    tracks.refreshed(old)
+    assert tracks.wanted() == {}
+    tracks.refreshed(ticket)
+    assert (tracks.ticket, tracks.wanted()) == (0, {PARENT: 1})
+    assert offsets(tracks.give(message(1, None, marker="s"), message(2))) == [2]
+
+
+def test_at_a_marker_of_an_attempt_under_way_reading_waits_for_the_outcome() -> None:
+    tracks = Tracks(fenced(UNSPLIT, SPLIT))
+    tracks.begin(WHOLE_SLOT)
+    tracks.give(message(0), message(1, None, marker="s"))
+    tracks.refreshed(tracks.ticket)
+    assert (tracks.ticket, tracks.wanted()) == (0, {})
+    tracks.update(committed(UNSPLIT, SPLIT, {0: 1}))
+    assert tracks.wanted() == {PARENT: 2, phantom(0): 0, phantom(1): 0}
+
+
+def test_a_marker_of_an_attempt_that_was_rolled_back_is_read_over() -> None:
+    tracks = Tracks(fenced(UNSPLIT, SPLIT))
+    tracks.begin(WHOLE_SLOT)
+    tracks.give(message(0), message(1, None, marker="s"))
+    tracks.update(apply(fenced(UNSPLIT, SPLIT), Abort("s", EndedBy.TAKEOVER, "gone")))
+    assert offsets(tracks.give(message(1, None, marker="s"), message(2, None))) == [2]
+
+
+def test_reading_does_not_begin_inside_an_open_segment_before_the_view_is_fresh() -> None:
+    tracks = Tracks()
+    tracks.own(WHOLE_SLOT, Cursor(WHOLE, {0: 1500}))
+    assert tracks.wanted() == {}
+    tracks.update(operated(UNSPLIT, SPLIT, {0: 1000}))
+    assert tracks.wanted() == {PARENT: 1001, phantom(0): 0, phantom(1): 0}
+
+
+def test_reading_does_not_begin_in_a_segment_whose_end_is_being_decided() -> None:
+    tracks = Tracks(fenced(UNSPLIT, SPLIT))
+    tracks.begin(WHOLE_SLOT, at={0: 10})
+    assert (tracks.ticket, tracks.wanted()) == (0, {})
+    tracks.update(apply(fenced(UNSPLIT, SPLIT), Abort("s", EndedBy.TAKEOVER, "gone")))
+    assert tracks.wanted() == {PARENT: 10}
+
+
+def test_going_back_to_where_it_has_read_needs_no_fresh_view() -> None:
+    tracks = Tracks()
+    tracks.begin(FIRST)
+    tracks.give(message(0), message(7))
+    tracks.own(SECOND, Cursor(SECOND.range, {0: 3}))
+    assert (tracks.ticket, tracks.wanted()) == (0, {PARENT: 3})
+
+
+def test_a_cursor_of_a_newer_lineage_waits_for_the_view_and_a_contradiction_is_reported() -> None:
+    tracks = Tracks()
+    tracks.own(WHOLE_SLOT, Cursor(WHOLE, {2: 5}))
+    assert tracks.wanted() == {}
+    tracks.refreshed(tracks.ticket)
+    assert isinstance(tracks.events[0], Unreadable)
+    assert (tracks.ticket, tracks.wanted()) == (0, {})
+    tracks.update(operated(UNSPLIT, SPLIT, {0: 0}))
+    tracks.refreshed(tracks.ticket)
+    assert tracks.wanted()[phantom(0)] == 5
+
+
+def test_a_record_in_the_place_of_a_marker_is_reported() -> None:
+    tracks = Tracks(operated(UNSPLIT, SPLIT, {0: 1}))
+    tracks.begin(WHOLE_SLOT)
+    assert offsets(tracks.give(message(0), message(1)))[0] == 0
+    assert tracks.events == [ForeignFound(PARENT, PARENT, 1, 1, ForeignReason.NOT_THE_MARKER)]
+
+
+def test_a_stamp_of_a_newer_kpsplit_stops_the_physical_partition() -> None:
+    tracks = Tracks(operated(UNSPLIT, SPLIT, {0: 1}))
+    tracks.begin(WHOLE_SLOT, at={0: 1})
+    newer = Message(topic="orders", partition=3, offset=2, key=b"k", value=b"v", headers=[("kps", b"\x63")])
+    assert tracks.give(newer) == []
+    (told,) = tracks.events
+    assert isinstance(told, Unreadable)
+    assert "newer" in str(told.error)
+    assert PARENT not in tracks.wanted()
+
+
+def test_expired_records_stop_reading_until_a_seek() -> None:
+    tracks = Tracks()
+    tracks.begin(WHOLE_SLOT)
+    assert tracks.found(5, 9) == []
+    (told,) = tracks.events
+    assert isinstance(told, GapFound)
+    assert (told.gap.start, told.gap.end, told.gap.reason) == (0, 5, GapReason.EXPIRED)
+    assert told.error is not None
+    assert tracks.wanted() == {}
+    tracks.begin(WHOLE_SLOT, at={0: 6})
+    assert tracks.wanted() == {PARENT: 6}
+
+
+def test_expired_records_are_skipped_on_request_and_told_once() -> None:
+    tracks = Tracks(on_gap=GapPolicy.SKIP_AND_REPORT)
+    tracks.begin(FIRST)
+    (batch,) = tracks.found(5, 9)
+    assert (batch.start, batch.end, batch.messages) == (0, 5, [])
+    assert tracks.wanted() == {}, "nobody has seen which markers were there"
+    tracks.refreshed(tracks.ticket)
+    assert tracks.wanted() == {PARENT: 5}
+    tracks.own(SECOND, Cursor(SECOND.range, {}))
+    tracks.found(5, 9)
+    assert len(tracks.events) == 1
+
+
+def test_a_log_that_ends_before_its_segment_is_cut_off() -> None:
+    tracks = Tracks(operated(UNSPLIT, SPLIT, {0: 10}), on_gap=GapPolicy.SKIP_AND_REPORT)
+    tracks.begin(WHOLE_SLOT)
+    tracks.give(message(0))
+    assert not tracks.cut_short(PARENT)
+    tracks.at_end(PARENT, 4)
+    assert tracks.cut_short(PARENT)
+    assert tracks.found(0, 20) == [], "a transaction is open"
+    (batch,) = tracks.found(0, 4)
+    assert (batch.start, batch.end) == (4, 10)
+    assert tracks.events == [GapFound(PARENT, tracks.events[0].gap, None)]  # type: ignore[union-attr]
+    assert tracks.wanted()[phantom(0)] == 0
+
+
+def test_a_truncated_open_segment_is_never_skipped() -> None:
+    tracks = Tracks(on_gap=GapPolicy.SKIP_AND_REPORT)
+    tracks.begin(WHOLE_SLOT, at={0: 10})
+    assert tracks.found(0, 7) == []
+    assert isinstance(tracks.events[0], Unreadable)
+    assert tracks.wanted() == {}
+
+
+def test_a_topic_that_was_made_anew_is_not_read() -> None:
+    tracks = Tracks()
+    tracks.begin(WHOLE_SLOT)
+    assert tracks.found(0, 7, topic_id="another") == []
+    assert "made anew" in str(tracks.events[0].error)  # type: ignore[union-attr]
+
+
+def test_holes_at_the_end_are_passed_and_the_end_is_told_when_all_of_it_is_reached() -> None:
+    tracks = Tracks()
+    tracks.begin(WHOLE_SLOT)
+    tracks.give(message(0))
+    (batch,) = tracks.at_end(PARENT, 3)
+    assert (batch.start, batch.end, batch.messages) == (1, 3, [])
+    assert tracks.events == [EndReached(PARENT, 3)]
+    assert tracks.at_end(PARENT, 3) == []
+
+
+def test_a_paused_partition_is_not_read_and_goes_on_where_it_was() -> None:
+    tracks = Tracks()
+    tracks.begin(WHOLE_SLOT)
+    tracks.give(message(0))
+    tracks.pause(True)
+    assert tracks.wanted() == {}
+    assert tracks.give(message(1)) == []
+    tracks.pause(False)
+    assert tracks.wanted() == {PARENT: 1}
+
+
+def test_a_slot_that_left_is_given_nothing_more_and_its_cursor_was_exact() -> None:
+    tracks = Tracks()
+    tracks.begin(FIRST, SECOND)
+    tracks.give(message(0), message(4, HIGH))
+    assert tracks.cursor(SECOND).positions == {0: 5}
+    tracks.disown(SECOND)
+    assert tracks.slots == (FIRST,)
+    assert offsets(tracks.give(message(5), message(6, HIGH))) == [5]
+    tracks.disown(FIRST)
+    assert tracks.wanted() == {}
+
+
+def test_the_place_of_a_message_is_known_whether_it_was_wrapped_or_not() -> None:
+    state = operated(UNSPLIT, SPLIT, {0: 1})
+    tracks = Tracks(state)
+    tracks.begin(WHOLE_SLOT)
+    plain = [m for b in (*tracks.give(message(0)), *tracks.at_end(PARENT, 2)) for m in b.messages]
+    child = [m for b in tracks.give(message(4, source=phantom(1)), source=phantom(1)) for m in b.messages]
+    assert place_of(plain[0], state.lineage) == Place(0, 0, "orders", 3, 0)
+    assert place_of(child[0], state.lineage) == Place(3, 1, "orders.split-3-1", 1, 4)
+    assert (child[0].topic(), child[0].partition()) == ("orders", 3)
+    assert child[0].offset() == state.lineage.get(3).logical(4)
+    assert (child[0].value(), len(child[0]), child[0].error()) == (b"v", 1, None)

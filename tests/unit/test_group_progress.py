@@ -1,0 +1,127 @@
+"""How far a group has come, and where a seek goes: decided from positions alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from kpsplit.kafka.group_members import Members, Owner, owners
+from kpsplit.kafka.group_progress import Basis, progress_of
+from kpsplit.kafka.seeking import Target, Whence, cursor_at
+from kpsplit.splitter.commits import CommitFold
+from kpsplit.splitter.key_range import WHOLE, KeyRange
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.control import Enrolment, Partitioner
+from kpsplit.splitter.records.offsets import Position, RangeCommit
+from tests.unit.samples import PARENT, life, phantom
+
+LIFE = life()
+LEFT, RIGHT = WHOLE.split_evenly(2)
+QUARTERS = WHOLE.split_evenly(4)
+ONE, TWO = Owner("m-1", "app", "10.0.0.1"), Owner("m-2", "app", "10.0.0.2")
+ENDS = {PARENT: 1500, **{phantom(i): 20 for i in range(4)}}
+ENROLMENT = Enrolment("orders", "id", Partitioner.EXPLICIT, True, slots=4)
+
+
+def folded(*commits: tuple[KeyRange, dict[int, int]]) -> CommitFold:
+    fold = CommitFold()
+    for offset, (range_, positions) in enumerate(commits):
+        commit = RangeCommit("g", PARENT, range_, {s: Position(n) for s, n in positions.items()}, "m-1", 4)
+        fold.fold(commit.key, commit.encode(), offset)
+    return fold
+
+
+def slot(number: int) -> PhysicalPartition:
+    return PhysicalPartition("__kpsplit.slots.orders", number)
+
+
+def test_each_range_has_its_owner_its_positions_and_what_it_still_has_to_drain() -> None:
+    fold = folded((LEFT, {0: 900}), (RIGHT, {1: 1001, 4: 12, 5: 15}))
+    progress = progress_of(LIFE.split, "g", fold, {}, [(LEFT, ONE), (RIGHT, TWO)], ENDS)
+    left, right = progress.ranges
+    assert (left.range, left.owner, left.basis, left.to_drain) == (LEFT, ONE, Basis.RANGE_COMMIT, (0,))
+    assert [(s.segment.id, s.next, s.lag, s.ready) for s in left.left] == [
+        (0, 900, 100, True),
+        (1, 1001, 499, False),
+        (2, 0, 20, False),
+        (3, 0, 20, False),
+    ]
+    assert left.lag == 639
+    assert (right.owner, right.to_drain, right.lag) == (TWO, (), 499 + 8 + 5)
+    assert right.left[1].logical == 1003 + 5 * 12
+    assert progress.lag == 100 + 499 + 20 + 20 + 8 + 5
+    assert left.commit is not None
+    assert left.commit.member == "m-1"
+
+
+def test_a_range_is_shown_in_parts_where_its_owners_change() -> None:
+    fold = folded((WHOLE, {0: 900}))
+    progress = progress_of(LIFE.split, "g", fold, {}, [(QUARTERS[0], ONE), (RIGHT, TWO)], ENDS)
+    assert [(r.range, r.owner) for r in progress.ranges] == [
+        (QUARTERS[0], ONE),
+        (QUARTERS[1], None),
+        (RIGHT, TWO),
+    ]
+
+
+def test_ordinary_offsets_count_where_there_is_no_range_commit() -> None:
+    progress = progress_of(LIFE.split, "g", folded((LEFT, {0: 900})), {PARENT: 950}, [], ENDS)
+    assert [(r.basis, r.left[0].next) for r in progress.ranges] == [
+        (Basis.RANGE_COMMIT, 900),
+        (Basis.ORDINARY, 950),
+    ]
+
+
+def test_without_any_commit_nothing_is_known_to_be_drained() -> None:
+    progress = progress_of(LIFE.split, "g", folded((LEFT, {0: 900})), {}, [], ENDS)
+    assert [r.basis for r in progress.ranges] == [Basis.RANGE_COMMIT, Basis.NOTHING]
+    assert progress.ranges[1].lag is None
+    assert progress.lag is None
+
+
+def test_a_log_that_is_not_there_has_no_lag() -> None:
+    progress = progress_of(LIFE.split, "g", folded((WHOLE, {1: 1001, 2: 3})), {}, [], {PARENT: 1001})
+    assert progress.ranges[0].lag is None
+
+
+def test_owners_of_slots_are_joined_and_those_of_plain_partitions_own_everything() -> None:
+    members = Members(True, True, {slot(12): ONE, slot(13): ONE, slot(14): TWO, slot(3): TWO})
+    assert owners(members, PARENT, ENROLMENT) == [(LEFT, ONE), (QUARTERS[2], TWO)]
+    assert owners(Members(True, True, {PARENT: ONE}), PARENT, None) == [(WHOLE, ONE)]
+    assert owners(members, PARENT, None) == []
+
+
+def test_a_group_is_on_a_topic_while_it_owns_something_of_it_or_may_be_about_to() -> None:
+    topics = ("orders", "__kpsplit.slots.orders")
+    assert Members(True, True, {slot(3): ONE}).on(topics)
+    assert Members(True, False, {}).on(topics)
+    assert not Members(True, True, {PhysicalPartition("other", 0): ONE}).on(topics)
+    assert not Members(False, True, {}).on(topics)
+
+
+STARTS = {PARENT: 5, **{phantom(i): 0 for i in range(4)}}
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (Target(Whence.EARLIEST), {0: 5}),
+        (Target(Whence.LATEST), {1: 1500, 2: 20, 3: 20}),
+        (Target(Whence.OFFSET, 0), {0: 5}),
+        (Target(Whence.OFFSET, 990), {0: 990}),
+        (Target(Whence.OFFSET, 1038), {1: 1009, 2: 8, 3: 8}),
+        (Target(Whence.OFFSET, 1 << 62), {1: 1500, 2: 20, 3: 20}),
+        (Target(Whence.TIMESTAMP, 1), {1: 1500, 2: 7, 3: 20}),
+    ],
+)
+def test_a_seek_stands_where_records_are_or_at_the_end(target: Target, expected: dict[int, int]) -> None:
+    young = {phantom(0): 7}
+    cursor = cursor_at(LIFE.split, LEFT, target, STARTS, ENDS, young)
+    assert cursor.readable(LIFE.split.lineage) == expected
+
+
+def test_a_seek_to_the_earliest_counts_what_was_deleted_with_its_topic_as_read() -> None:
+    starts = {PARENT: 1001, phantom(1): 2}
+    ends = {PARENT: 1500, phantom(1): 5}
+    cursor = cursor_at(LIFE.merged, LEFT, Target(Whence.EARLIEST), starts, ends, {})
+    assert cursor.readable(LIFE.merged.lineage) == {1: 1001, 3: 2}
+    assert cursor.moved(1, 1003).moved(3, 5).readable(LIFE.merged.lineage) == {9: 1004}

@@ -1,0 +1,166 @@
+"""Which outputs go into a transaction: those of the records that it calls processed, and no others."""
+
+from __future__ import annotations
+
+import pytest
+
+from kpsplit.consumer.batch import OwnedSlot
+from kpsplit.consumer.committing import Processed
+from kpsplit.consumer.run.desk import Desk
+from kpsplit.consumer.run.lanes import Lane
+from kpsplit.consumer.run.outbox import Outbox
+from kpsplit.consumer.run.output import Output, OutputError, dead_letter, outputs_of
+from kpsplit.consumer.run.policies import Judge, Stop
+from kpsplit.consumer.subscriptions import Mode
+from kpsplit.errors import InvariantError
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records import stamp
+from tests.unit.lane_samples import FIRST, PARENT, WHOLE_SLOT, batch, keys_in, record, start
+
+A, B = (keys_in(range_, 1)[0] for range_ in WHOLE.split_evenly(2))
+STATE = PartitionState.unsplit(PARENT, "")
+ROOM = 100_000
+
+
+def desk() -> Desk:
+    made = Desk(1, ROOM, Judge(Stop()), Outbox(ROOM))
+    start(made)
+    return made
+
+
+def take(from_: Desk) -> Lane:
+    with from_.lock:
+        lane = from_.take()
+    assert lane is not None
+    return lane
+
+
+def done(on: Desk, lane: Lane, value: bytes | None = None) -> None:
+    on.done(lane, (Output("target", value=value or str(lane.record.offset()).encode()),))
+
+
+def processed(on: Desk, mode: Mode = Mode.SLOTS, slot: OwnedSlot = WHOLE_SLOT) -> list[Processed]:
+    cursors = tuple(c.settled(STATE.lineage) for c in on.cursor(slot))
+    return [Processed(STATE, mode, cursors, (), PARENT)]
+
+
+def written(on: Desk, commit: list[Processed]) -> list[bytes | str | None]:
+    return [output.value for output in on.covered(commit).outputs()]
+
+
+def test_outputs_of_a_lane_go_along_although_another_lane_is_behind() -> None:
+    here = desk()
+    here.offer(batch([A, B, B]))
+    slow = take(here)
+    done(here, take(here))
+    done(here, take(here))
+    assert written(here, processed(here)) == [b"1", b"2"]
+    done(here, slow)
+    assert sorted(written(here, processed(here))) == [b"0", b"1", b"2"]  # type: ignore[type-var]
+
+
+def test_what_was_processed_after_a_commit_was_put_together_waits_for_the_next() -> None:
+    here = desk()
+    here.offer(batch([A, A, B]))
+    done(here, take(here))
+    commit = processed(here)
+    done(here, take(here))
+    done(here, take(here))
+    transfer = here.covered(commit)
+    assert [output.value for output in transfer.outputs()] == [b"0"]
+    here.committed(transfer)
+    assert sorted(written(here, processed(here))) == [b"1", b"2"]  # type: ignore[type-var]
+
+
+def test_a_refused_commit_is_tried_again_with_the_same_outputs_in_the_order_of_each_lane() -> None:
+    here = desk()
+    here.offer(batch([A] * 5))
+    for _ in range(5):
+        done(here, take(here))
+    assert written(here, processed(here)) == written(here, processed(here)) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_one_offset_for_all_keys_covers_only_what_lies_below_it() -> None:
+    here = desk()
+    here.offer(batch([B, A, B]))
+    done(here, take(here))
+    slow = take(here)
+    assert slow.record.key() == A
+    done(here, take(here))
+    assert written(here, processed(here, Mode.PLAIN)) == [b"0"]
+    done(here, slow)
+    assert len(written(here, processed(here, Mode.PLAIN))) == 3
+
+
+def test_outputs_of_a_slot_that_left_are_forgotten() -> None:
+    here = desk()
+    here.offer(batch([A, B]))
+    done(here, take(here))
+    late = take(here)
+    commit = processed(here)
+    here.dropped([WHOLE_SLOT])
+    done(here, late)
+    assert written(here, commit) == []
+    assert here.waiting_bytes() == 0
+    assert here.stats().late == 1
+
+
+def test_a_transfer_that_was_committed_after_its_slot_had_left_changes_nothing() -> None:
+    here = desk()
+    here.offer(batch([A]))
+    done(here, take(here))
+    transfer = here.covered(processed(here))
+    start(here)
+    here.offer(batch([A]))
+    done(here, take(here), b"again")
+    here.committed(transfer)
+    assert written(here, processed(here)) == [b"again"]
+
+
+def test_a_full_outbox_gives_out_nothing_and_asks_for_a_commit_before() -> None:
+    here = desk()
+    asked: list[bool] = []
+    here.on_attention = lambda: asked.append(True)
+    here.offer(batch([A, A, A]))
+    done(here, take(here), b"x" * (ROOM // 2))
+    assert asked == [True]
+    assert here.wants_commit()
+    assert not here.wants_commit()
+    done(here, take(here), b"x" * (ROOM // 2))
+    assert here.waiting_bytes() > ROOM
+    with here.lock:
+        assert here.take() is None
+    here.committed(here.covered(processed(here)))
+    assert take(here).record.offset() == 2
+
+
+def test_a_commit_beyond_the_known_lineage_carries_nothing() -> None:
+    here = desk()
+    ahead = Processed(STATE, Mode.SLOTS, (Cursor(WHOLE, {5: 3}),), (), PARENT)
+    with pytest.raises(InvariantError):
+        here.covered([ahead])
+
+
+def test_a_handler_returns_nothing_one_output_or_several() -> None:
+    one = Output("t", b"k", b"v")
+    assert outputs_of(None) == ()
+    assert outputs_of(one) == (one,)
+    assert outputs_of(output for output in [one, one]) == (one, one)
+    for wrong in (7, b"bytes", [one, "text"], "text"):
+        with pytest.raises(OutputError):
+            outputs_of(wrong)
+
+
+def test_a_dead_letter_has_the_records_own_content_and_no_text_of_the_error() -> None:
+    failed = record(FIRST, 12, A, b"value")
+    failed.set_headers([(stamp.HEADER, b"x"), ("mine", b"1")])
+    letter = dead_letter(failed, ValueError("secret"), "letters")
+    assert (letter.topic, letter.key, letter.value) == ("letters", A, b"value")
+    headers = dict(letter.headers or ())
+    assert headers["mine"] == b"1"
+    assert stamp.HEADER not in headers
+    assert headers["kpsplit.failed.error"] == b"ValueError"
+    assert (headers["kpsplit.failed.topic"], headers["kpsplit.failed.offset"]) == (b"orders", b"12")
+    assert not any(b"secret" in value for value in headers.values())

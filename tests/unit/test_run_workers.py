@@ -1,0 +1,273 @@
+"""Workers that are threads or tasks: concurrency, failures, and the end, without brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tenacity
+
+from kpsplit.consumer.run.coroutines import CoroutineWorkers
+from kpsplit.consumer.run.dead_letters import LettersInTransactions
+from kpsplit.consumer.run.desk import LANE_SHARE, Desk
+from kpsplit.consumer.run.handlers import asynchronous, synchronous
+from kpsplit.consumer.run.outbox import Outbox
+from kpsplit.consumer.run.output import Output
+from kpsplit.consumer.run.policies import DeadLetter, HandlerError, Judge, Policy, Retry, Skip, Stop
+from kpsplit.consumer.run.threads import ThreadWorkers
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import Deadline
+from kpsplit.splitter.key_range import WHOLE, key_hash
+from tests.unit.lane_samples import PATIENCE, WHOLE_SLOT, Worked, batch, eventually, keys_in, start
+
+BUFFER = 1 << 20
+SOON = tenacity.wait_fixed(0.01)
+A, B = (keys_in(range_, 1)[0] for range_ in WHOLE.split_evenly(2))
+
+Start = Callable[..., Any]
+
+
+class Team:
+    """A desk with workers of one kind; ended at the end of the test."""
+
+    def __init__(
+        self, kind: str, count: int, handle: Callable[[Any], None], policy: Policy, letters: Any
+    ) -> None:
+        outbox = Outbox(BUFFER) if isinstance(letters, LettersInTransactions) else None
+        self.desk = Desk(count, BUFFER, Judge(policy), outbox)
+        if kind == "threads":
+            self.workers: Any = ThreadWorkers(
+                self.desk, [synchronous(handle, transactional=False)] * count, letters
+            )
+        else:
+
+            async def in_thread(record: Any) -> None:
+                await asyncio.to_thread(handle, record)
+
+            self.workers = CoroutineWorkers(
+                self.desk, count, asynchronous(in_thread, transactional=False), letters
+            )
+        start(self.desk)
+        self.workers.start()
+
+    def end(self) -> bool:
+        self.desk.end()
+        return bool(self.workers.join(Deadline(PATIENCE)))
+
+
+class NoLetters:
+    """A dead-letter topic that takes nothing."""
+
+    def deliver(self, message: Any, error: BaseException, topic: str) -> tuple[Output, ...]:
+        raise KpsplitError(f"could not write to {topic}")
+
+
+@pytest.fixture(params=["threads", "tasks"])
+def team(request: pytest.FixtureRequest) -> Any:
+    teams: list[Team] = []
+
+    def make(
+        count: int,
+        handle: Callable[[Any], None],
+        policy: Policy | None = None,
+        letters: Any = None,
+    ) -> Team:
+        made = Team(request.param, count, handle, policy or Stop(), letters or LettersInTransactions())
+        teams.append(made)
+        return made
+
+    yield make
+    for made in teams:
+        assert made.end()
+
+
+def test_every_record_is_worked_on_once_in_the_order_of_its_key(team: Start) -> None:
+    worked = Worked()
+
+    def handle(record: Any) -> None:
+        worked.begin(record)
+        worked.end(record)
+
+    crew = team(8, handle)
+    keys = [b"%d" % (i % 37) for i in range(1000)]
+    for first in range(0, 1000, 50):
+        crew.desk.offer(batch(keys[first : first + 50], start=first))
+    eventually(lambda: worked.count == 1000, "all records")
+    assert worked.in_order()
+    assert sorted(n for found in worked.offsets.values() for n in found) == list(range(1000))
+    eventually(lambda: [c.positions for c in crew.desk.cursor(WHOLE_SLOT)] == [{0: 1000}], "all positions")
+
+
+def test_as_many_keys_as_workers_are_worked_on_at_once(team: Start) -> None:
+    together = threading.Barrier(6)
+
+    def handle(_record: Any) -> None:
+        together.wait(PATIENCE)
+
+    crew = team(6, handle)
+    crew.desk.offer(batch([keys_in(range_, 1)[0] for range_ in WHOLE.split_evenly(48)][:12]))
+    eventually(lambda: crew.desk.stats().processed == 12, "two rounds of six at once")
+
+
+def test_a_slow_key_holds_back_no_other_lane(team: Start) -> None:
+    let_go = threading.Event()
+
+    def handle(record: Any) -> None:
+        if record.offset() == 0:
+            let_go.wait(PATIENCE)
+
+    crew = team(2, handle)
+    crew.desk.offer(batch([A, *[B] * 20, A]))
+    eventually(lambda: crew.desk.stats().processed == 20, "the other lane's records")
+    pieces = crew.desk.cursor(WHOLE_SLOT)
+    assert [c.positions for c in pieces if key_hash(A) in c.range] == [{0: 0}]
+    assert {c.positions[0] for c in pieces if key_hash(A) not in c.range} == {22}
+    let_go.set()
+    eventually(lambda: crew.desk.stats().processed == 22, "the slow lane's records")
+
+
+def test_a_record_that_is_tried_again_holds_up_no_worker(team: Start) -> None:
+    tried: list[int] = []
+    let_go = threading.Event()
+
+    def handle(record: Any) -> None:
+        if record.offset() == 0 and not let_go.is_set():
+            tried.append(record.offset())
+            raise ConnectionError
+
+    crew = team(1, handle, Retry(attempts=10_000, wait=SOON))
+    crew.desk.offer(batch([A, B, B, A]))
+    eventually(lambda: crew.desk.stats().processed == 2, "the other lane's records, by the only worker")
+    eventually(lambda: len(tried) > 2, "more attempts")
+    assert {0: 0} in [dict(c.positions) for c in crew.desk.cursor(WHOLE_SLOT)]
+    let_go.set()
+    eventually(lambda: crew.desk.stats().processed == 4, "the failing record and the one behind it")
+
+
+def test_several_records_rest_at_once_and_each_is_tried_again(team: Start) -> None:
+    failed: set[int] = set()
+
+    def handle(record: Any) -> None:
+        if record.offset() not in failed:
+            failed.add(record.offset())
+            raise ConnectionError
+
+    crew = team(2, handle, Retry(attempts=3, wait=tenacity.wait_random(0, 0.02)))
+    keys = [keys_in(range_, 1)[0] for range_ in WHOLE.split_evenly(16)]
+    crew.desk.offer(batch(keys))
+    eventually(lambda: crew.desk.stats().processed == 16, "second attempts of all")
+    assert crew.desk.stats().failures == 16
+
+
+def test_stop_ends_the_run_and_nothing_behind_the_record_is_worked_on(team: Start) -> None:
+    seen: list[int] = []
+
+    def handle(record: Any) -> None:
+        seen.append(record.offset())
+        if record.key() == A:
+            raise ValueError("content")
+
+    crew = team(2, handle)
+    crew.desk.offer(batch([A, A, A]))
+    assert crew.desk.over.wait(PATIENCE)
+    assert crew.end()
+    assert seen == [0]
+    assert isinstance(crew.desk.error, HandlerError)
+    assert isinstance(crew.desk.error.__cause__, ValueError)
+    assert "content" not in str(crew.desk.error)
+    assert {0: 0} in [dict(c.positions) for c in crew.desk.cursor(WHOLE_SLOT)]
+
+
+def test_attempts_are_limited_and_then_the_last_word_of_the_policy_counts(team: Start) -> None:
+    tried: list[int] = []
+
+    def handle(record: Any) -> None:
+        if record.key() == A:
+            tried.append(record.offset())
+            raise ValueError
+
+    crew = team(2, handle, Retry(attempts=3, wait=SOON, then=Skip()))
+    crew.desk.offer(batch([A, B]))
+    eventually(lambda: crew.desk.stats().skipped == 1, "the record to be skipped")
+    assert tried == [0, 0, 0]
+    assert [c.positions for c in crew.desk.cursor(WHOLE_SLOT)] == [{0: 2}]
+
+
+def test_what_is_not_worth_another_attempt_is_not_tried_again(team: Start) -> None:
+    tried: list[int] = []
+
+    def handle(record: Any) -> None:
+        tried.append(record.offset())
+        raise KeyError
+
+    crew = team(1, handle, Retry(attempts=5, wait=SOON, on=ConnectionError, then=Skip()))
+    crew.desk.offer(batch([A]))
+    eventually(lambda: crew.desk.stats().skipped == 1, "the record to be skipped")
+    assert tried == [0]
+
+
+def test_a_dead_letter_counts_as_processed_and_one_that_cannot_be_written_ends_the_run(team: Start) -> None:
+    def handle(_record: Any) -> None:
+        raise ValueError
+
+    written = team(1, handle, DeadLetter("letters"))
+    written.desk.offer(batch([A]))
+    eventually(lambda: written.desk.stats().dead_letters == 1, "the letter")
+    assert [c.positions for c in written.desk.cursor(WHOLE_SLOT)] == [{0: 1}]
+    refused = team(1, handle, DeadLetter("letters"), NoLetters())
+    refused.desk.offer(batch([A]))
+    assert refused.desk.over.wait(PATIENCE)
+    assert refused.end()
+    assert {0: 0} in [dict(c.positions) for c in refused.desk.cursor(WHOLE_SLOT)]
+
+
+def test_an_exit_in_a_handler_ends_the_run_whatever_the_policy(team: Start) -> None:
+    def handle(_record: Any) -> None:
+        raise SystemExit(3)
+
+    crew = team(1, handle, Skip())
+    crew.desk.offer(batch([A]))
+    assert crew.desk.over.wait(PATIENCE)
+    assert isinstance(crew.desk.error, HandlerError)
+
+
+def test_a_full_lane_makes_the_buffer_full_and_is_named() -> None:
+    desk = Desk(1, BUFFER, Judge(Stop()))
+    start(desk)
+    size = BUFFER // LANE_SHARE // 4
+    desk.offer(batch([A] * 3, value=b"x" * size))
+    assert desk.waiting_bytes() < BUFFER
+    desk.offer(batch([A] * 2, start=3, value=b"x" * size))
+    assert desk.waiting_bytes() >= BUFFER
+    [crowded] = desk.stats().crowded
+    assert crowded.startswith("orders/3 [")
+
+
+def test_workers_that_find_nothing_sleep_until_records_come() -> None:
+    """No polling: between two records a worker's thread does not run."""
+    seen = threading.Event()
+    desk = Desk(2, BUFFER, Judge(Stop()))
+    workers = ThreadWorkers(
+        desk, [synchronous(lambda _: seen.set(), transactional=False)] * 2, LettersInTransactions()
+    )
+    takes = 0
+    take = desk.take
+
+    def counted() -> Any:
+        nonlocal takes
+        takes += 1
+        return take()
+
+    desk.take = counted  # type: ignore[method-assign]
+    start(desk)
+    workers.start()
+    eventually(lambda: takes == 2, "both to look once")
+    assert not seen.wait(0.1)
+    assert takes == 2
+    desk.offer(batch([A]))
+    assert seen.wait(PATIENCE)
+    desk.end()
+    assert workers.join(Deadline(PATIENCE))

@@ -1,0 +1,94 @@
+"""A slot's writes between two commits."""
+
+from __future__ import annotations
+
+import pytest
+
+from kpsplit.consumer.state.pending import Pending
+from kpsplit.errors import ConflictError
+
+
+def test_the_latest_write_of_a_key_is_found_and_a_deletion_is_a_write() -> None:
+    pending = Pending()
+    pending.add({b"a": b"1", b"b": b"2"})
+    pending.add({b"a": b"3", b"b": None})
+    assert pending.find(b"a") == (True, b"3")
+    assert pending.find(b"b") == (True, None)
+    assert pending.find(b"c") == (False, None)
+
+
+def test_a_commit_takes_the_latest_of_each_key_and_leaves_nothing_behind() -> None:
+    pending = Pending()
+    pending.add({b"a": b"1"}, "work 1")
+    pending.add({b"a": b"2", b"b": b"x"}, "work 2")
+    assert pending.cut() == {b"a": b"2", b"b": b"x"}
+    pending.committed()
+    assert len(pending) == 0
+    assert pending.bytes == 0
+
+
+def test_a_commit_takes_only_the_units_that_its_positions_cover_and_loose_writes() -> None:
+    pending = Pending()
+    pending.add({b"a": b"covered"}, "work 1")
+    pending.add({b"a": b"not yet", b"b": b"not yet"}, "work 2")
+    pending.add({b"c": b"loose"})
+    assert pending.cut({"work 1"}) == {b"a": b"covered", b"c": b"loose"}
+    assert pending.find(b"a") == (True, b"not yet")
+    pending.committed()
+    assert pending.cut({"work 2"}) == {b"a": b"not yet", b"b": b"not yet"}
+
+
+def test_writes_during_a_commit_wait_for_the_next_one() -> None:
+    pending = Pending()
+    pending.add({b"a": b"1"})
+    assert pending.cut() == {b"a": b"1"}
+    pending.add({b"a": b"2"})
+    pending.committed()
+    assert pending.find(b"a") == (True, b"2")
+    assert pending.cut() == {b"a": b"2"}
+
+
+def test_an_aborted_commit_puts_its_writes_back_below_newer_ones() -> None:
+    pending = Pending()
+    pending.add({b"a": b"1", b"b": b"1"})
+    pending.cut()
+    pending.add({b"a": b"2"})
+    pending.aborted()
+    assert pending.cut() == {b"a": b"2", b"b": b"1"}
+
+
+def test_of_a_key_that_two_units_wrote_the_older_write_never_comes_back() -> None:
+    pending = Pending()
+    pending.add({b"a": b"older"}, "slow lane")
+    pending.add({b"a": b"newer"}, "fast lane")
+    pending.cut({"fast lane"})
+    pending.committed()
+    assert pending.cut() == {}
+
+
+def test_a_slot_has_one_commit_at_a_time() -> None:
+    pending = Pending()
+    pending.cut()
+    with pytest.raises(ConflictError, match="under way"):
+        pending.cut()
+
+
+def test_bytes_counts_what_waits_through_overwriting_cutting_and_clearing() -> None:
+    pending = Pending()
+    pending.add({b"key": b"12345"})
+    pending.add({b"key": b"1"})
+    assert pending.bytes == 4
+    pending.cut()
+    pending.add({b"key": b"22"})
+    assert pending.bytes == 5
+    pending.committed()
+    assert pending.bytes == 5
+    pending.clear()
+    assert (pending.bytes, len(pending)) == (0, 0)
+
+
+def test_a_range_of_keys_excludes_its_end() -> None:
+    pending = Pending()
+    pending.add({b"a": b"1", b"b": b"2", b"c": None})
+    assert pending.within(b"a", b"c") == {b"a": b"1", b"b": b"2"}
+    assert pending.within(b"b", None) == {b"b": b"2", b"c": None}
