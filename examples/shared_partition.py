@@ -114,7 +114,8 @@ class Verdict:
         twice = " ".join(f"redelivered_{why}={n}" for why, n in sorted(self.redelivered.items()) if n)
         return (
             f"{'PASS' if self.good else 'FAIL'} sent={self.sent} worked_on={self.worked_on} "
-            f"missing={self.missing} out_of_order={self.out_of_order} unexplained_duplicates={self.unexplained} {twice}".rstrip()
+            f"missing={self.missing} out_of_order={self.out_of_order} "
+            f"unexplained_duplicates={self.unexplained} {twice}".rstrip()
         )
 
 
@@ -146,7 +147,7 @@ def judge(journals: dict[str, bytes], sent: dict[bytes, int], victims: dict[str,
 
 
 def entries(member: str, journal: bytes) -> Iterator[tuple[int, str, bytes, int]]:
-    """Yield time, member, key and number of each record; a torn last line (of a killed member) is left out."""
+    """Yield time, member, key and number of each record; a torn last line (of a killed one) is left out."""
     whole, _, _torn = journal.rpartition(b"\n")
     for line in whole.splitlines():
         at, key, number = line.split(b" ")

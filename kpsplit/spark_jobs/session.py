@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -64,7 +66,9 @@ def local_session(
     path = log or scratch / "spark.log"
     try:
         with _stderr_into(path):
-            return builder.master(f"local[{threads}]").appName(name).getOrCreate()
+            started = builder.master(f"local[{threads}]").appName(name).getOrCreate()
+        atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+        return started
     except Exception as error:
         raise KpsplitError(f"Spark did not start ({type(error).__name__})", hint=f"see {path}") from error
 
