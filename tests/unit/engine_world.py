@@ -1,6 +1,7 @@
 """An engine in its own thread among parts that a test leads by hand: coordinator, log, ledger.
 
-The buffer, the events, the state machine and the engine's thread are the real ones; the application is the test.
+The buffer, the events, the state machine and the engine's thread are the real ones; the application is
+the test.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ class Reader:
 
 
 class Ledger:
-    """Slots start at 0. ``commits`` are what was committed; ``gate`` holds answers up, ``failure`` is raised."""
+    """Slots start at 0. ``commits``: what was committed; ``gate`` holds answers up, ``failure`` is raised."""
 
     garbage = 0
 
