@@ -27,7 +27,7 @@ class Context:
     written to, and why. ``unrouted``: records of topics that are not looked up yet; ``tally``: how many
     records wait there and in the fences; ``failures``: how many failed here, not in librdkafka.
     ``collecting``: the library's thread takes reports in hand now. ``fatal``: why nothing will ever be sent
-    again; ``forked``: that is because this is a child process.
+    again; ``forked``: that is because this is a child process. ``ended``: there will be no lease any more.
     """
 
     def __init__(self, settings: ProducerSettings, instance: int) -> None:
@@ -44,6 +44,7 @@ class Context:
         self.failures = 0
         self.refused: dict[str, KpsplitError] = {}
         self.lease_until = 0.0
+        self.ended = False
         self.in_transaction = False
         self.collecting = False
         self.fatal: KpsplitError | None = None

@@ -44,6 +44,8 @@ class Dispatcher(Context):
 
     def renew(self, until: float) -> None:
         """Extend the lease (``lock`` held) and look at everything pending again."""
+        if self.ended:  # the library's thread was not quick enough to see that
+            return
         self.lease_until = until
         for fence in self.fences():
             fence.suspend(False)
@@ -58,6 +60,11 @@ class Dispatcher(Context):
         for fence in self.fences():
             fence.suspend(True)
             self.refresh(fence)
+
+    def end(self) -> None:
+        """Give up the lease for good (``lock`` held): nobody asks or waits for a producer that is closed."""
+        self.ended = True
+        self.lapse()
 
     def transaction(self, active: bool, *, aborted: bool = False) -> None:
         """Note the begin or end of the application's transaction (``lock`` held)."""

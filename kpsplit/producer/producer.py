@@ -224,8 +224,8 @@ class Producer(confluent_kafka.Producer):
         coordinator = self._coordinator
         if coordinator is not None:
             coordinator.stop(timeout)
-            with self._dispatcher.lock:  # nobody asks or waits for a producer that is closed
-                self._dispatcher.lapse()
+            with self._dispatcher.lock:
+                self._dispatcher.end()
             # The certificate is a help to verification, not a part of delivery.
             with suppress(KpsplitError, KafkaException):
                 coordinator.certify(accounts.certificates(self._dispatcher), Deadline(CERTIFY_SECONDS))
