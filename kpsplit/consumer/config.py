@@ -12,6 +12,9 @@ from kpsplit.errors import ConfigurationError
 DEFAULT_STRATEGY = "cooperative-sticky"
 """Rebalances stop only the slots that move. librdkafka's own default, range, stops everything."""
 
+QUEUE_BACKOFF_MS = 5
+"""How long librdkafka rests when it has fetched enough ahead; its default, 1 s, halves the throughput."""
+
 _FETCH_PREFIXES = ("fetch.", "queued.")
 _FETCH_KEYS = frozenset(
     {
@@ -159,7 +162,10 @@ def _settings(given: Mapping[str, Any]) -> ConsumerSettings:
         incremental=remote or strategy == "cooperative-sticky",
         strategy=strategy,
         on_commit=given.get("on_commit"),
-        fetch={k: v for k, v in given.items() if k in _FETCH_KEYS or k.startswith(_FETCH_PREFIXES)},
+        fetch={
+            "fetch.queue.backoff.ms": QUEUE_BACKOFF_MS,
+            **{k: v for k, v in given.items() if k in _FETCH_KEYS or k.startswith(_FETCH_PREFIXES)},
+        },
     )
 
 

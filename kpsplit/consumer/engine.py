@@ -63,6 +63,7 @@ class Engine(threading.Thread):
         self._requests: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._adopted = -2
+        self._chores_at = 0.0
         self._ended = threading.Event()
 
     # -- calls from other threads ------------------------------------------------------------------
@@ -108,6 +109,18 @@ class Engine(threading.Thread):
     def _turn(self, *, nested: bool = False) -> None:
         """Do what can be done now; wait for records for a moment. A duty that fails stops no other."""
         self._serve_requests()
+        now = monotonic()
+        if nested or now >= self._chores_at:
+            self._chores_at = now + SLICE_SECONDS
+            self._chores(nested)
+        self._duty(self._read)
+
+    def _chores(self, nested: bool) -> None:
+        """Do everything but reading.
+
+        Not between any two batches: where the application keeps the interpreter busy, each call into a client
+        waits for it to let go, and that would bound what can be read.
+        """
         if self.fatal is None:
             self._duty(self._look)
         if not nested:
@@ -118,7 +131,6 @@ class Engine(threading.Thread):
             self._duty(self.starter.turn)
             self._duty(self._note_start)
         self._duty(self.committer.turn)
-        self._duty(self._read)
 
     def _duty(self, duty: Callable[[], None]) -> None:
         try:

@@ -14,13 +14,14 @@ from kpsplit.consumer.events import Callback
 from kpsplit.consumer.holdings import Holding, Stage
 from kpsplit.consumer.ledger import UNDECIDED_SECONDS, NoOffsetError, Start, Wanted, merged, reset_error
 from kpsplit.consumer.subscriptions import Mode
-from kpsplit.errors import DeadlineExceededError, KpsplitError
+from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.lineage import PhysicalPartition
 
 log = logging.getLogger(__name__)
 
 REST_SECONDS = 0.25
+_PASSING = (UnreachableError, DeadlineExceededError)
 
 Announce = Callable[[list[Holding]], Callback | None]
 """Has the application's on_assign called, for slots that are about to be read."""
@@ -109,7 +110,9 @@ class Starter:
             return
         if context.trouble is None or str(context.trouble) != str(error):
             log.warning("kpsplit: slots cannot be started: %s", error)
-            context.events.tell(kafka_error(error))
+            # What passes by itself is for error_cb, as with the original; the rest is an event of poll().
+            tell = context.events.warn if isinstance(error, _PASSING) else context.events.tell
+            tell(kafka_error(error))
         context.trouble = error if isinstance(error, KpsplitError) else KpsplitError(str(error))
 
     def _tell(self) -> None:

@@ -147,6 +147,7 @@ class Views:
         self.trouble = None
         if exists:
             self._tail = ControlTail(self._connection)
+            self._tail.learn_leader()  # else the first question for its end may take 3 s
         else:
             self.ready = True
             self._good_until, self._asked = asked_at + self.lease, asked_at

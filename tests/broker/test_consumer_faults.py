@@ -148,7 +148,7 @@ def test_nothing_behind_a_seal_is_guessed_without_the_lineage(bootstrap, make_to
     with consumer(bootstrap, f"g-{topic}") as member:
         session = member._running()
         views = session.context.views
-        views.unseen = True  # as a missing right would have it
+        views.unseen = views.ready = True  # as a missing right would have it
         views.turn = lambda: None
         member.subscribe([topic])
         assert len(drain(member, 200)) == 200

@@ -373,6 +373,7 @@ def test_slots_assigned_by_hand_are_read_and_committed_without_a_group(bootstrap
                 member.assign_slots([(topic, 0, index)])
                 wait_for(lambda m=member: m.stats()["state"] == "stable", "the slot")
                 while (message := member.poll(1.0)) is not None:
+                    assert message.error() is None, message.error()
                     found.append(message.offset())
         assert sorted(found) == list(range(100))
         with consumer(bootstrap, group) as member:

@@ -50,7 +50,12 @@ def test_the_consumer_protocol_has_no_strategy_of_the_client():
 def test_settings_of_fetching_go_to_the_consumer_that_reads():
     passed, settings = split_config({**BASE, "fetch.min.bytes": 7, "isolation.level": "read_uncommitted"})
     assert "fetch.min.bytes" not in passed
-    assert settings.fetch == {"fetch.min.bytes": 7, "isolation.level": "read_uncommitted"}
+    assert settings.fetch == {
+        "fetch.min.bytes": 7,
+        "isolation.level": "read_uncommitted",
+        "fetch.queue.backoff.ms": 5,
+    }
+    assert settings_of(**{"fetch.queue.backoff.ms": 70}).fetch == {"fetch.queue.backoff.ms": 70}
 
 
 def test_settings_of_topics_in_their_deprecated_place_count():

@@ -298,5 +298,5 @@ def test_a_newer_format_stops_everything_and_poll_says_so(world):
 def test_trouble_of_one_duty_keeps_none_of_the_others_from_being_done(world):
     stable(world, 0)
     world.views.failure = UnreachableError("the control topic cannot be reached")
+    world.until(lambda: "cannot be reached" in (world.stats()["trouble"] or ""), "the trouble to be told")
     assert handed_out(world, 3)
-    assert "cannot be reached" in world.stats()["trouble"]
