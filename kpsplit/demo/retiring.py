@@ -23,9 +23,11 @@ def refused_before_reading(
     """Try to retire while a group that has read nothing of the phantoms is known.
 
     Raises:
-        KpsplitError: sub-topics were deleted although the group had not read them.
+        KpsplitError: sub-topics with records were deleted although the group had not read them.
     """
     group = group_of(hot.topic)
+    state = operations.view().states[hot]
+    unread = {s.source.topic for s in state.lineage if s.end is not None and s.length() and s.source != hot}
     commit(connection, group, [(hot, 0)])
     narrator.say(f"retire {hot}, too early: group {group} has read nothing yet")
     try:
@@ -33,7 +35,10 @@ def refused_before_reading(
     except CheckFailedError as error:
         narrator.say(f"    refused: {error.message}")
         return
-    raise KpsplitError(f"retire deleted {', '.join(deleted)}, which group {group} had not read")
+    lost = sorted(unread.intersection(deleted))
+    if lost:
+        raise KpsplitError(f"retire deleted {', '.join(lost)}, which group {group} had not read")
+    narrator.say(f"    deleted {', '.join(deleted)}: nothing was ever written there")
 
 
 def retire_after_reading(
@@ -45,7 +50,7 @@ def retire_after_reading(
     commit(connection, group_of(hot.topic), ends.items())
     narrator.say(f"retire {hot}: the group has read all phantoms")
     deleted = operations.retire(hot, observer=lambda step: tell_step(narrator, step))
-    narrator.say(f"    deleted {', '.join(deleted)}")
+    narrator.say(f"    deleted {', '.join(deleted) or 'nothing more'}")
     state = operations.view().state(hot)
     left = [] if state is None else [t.name for t in state.subtopics if t.state is not SubTopicState.RETIRED]
     ok = state is not None and not left
