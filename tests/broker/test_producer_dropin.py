@@ -231,7 +231,8 @@ def test_only_errors_are_reported_on_request(bootstrap: str, topic: str) -> None
             while True:
                 producer.produce(topic, b"x" * 2_000_000, on_delivery=lambda e, _: told.append(e))
     assert caught.value.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE
-    assert told == []
+    # One that was held because the lease had just run out fails by its report, as the next test says.
+    assert {error.code() if error else "a success" for error in told} <= {KafkaError.MSG_SIZE_TOO_LARGE}
 
 
 def test_a_record_that_is_too_large_fails_by_its_report_while_the_topic_is_looked_up(
