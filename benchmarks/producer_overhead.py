@@ -132,7 +132,7 @@ def prepare(bootstrap: str) -> dict[str, str]:
     with Operations(Connection({"bootstrap.servers": bootstrap})) as operations:
         operations.initialise()
         for kind in ("unsplit", "split"):
-            operations.enrol(names[kind], Partitioner.CONSISTENT_RANDOM)
+            operations.enrol(names[kind], Partitioner.CONSISTENT_RANDOM, slots=2)
         for partition in range(PARTITIONS):
             plan = operations.plan_split(PhysicalPartition(names["split"], partition), 4, even=True)
             operations.run(plan, max_pause_ms=10_000, observer=lambda _: None, force=True)

@@ -54,7 +54,7 @@ def write_history(operations: Operations, bootstrap: str, topic: str, records: i
     """Write a partition through a split, a nested split and a merge, a quarter of the records each."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(topic, 1, 3)])[topic].result(60)
-    operations.enrol(topic, Partitioner.CONSISTENT_RANDOM)
+    operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=2)
     parent = PhysicalPartition(topic, 0)
     nested = KeyRange(1 << 30, 2 << 30)
     steps: list[Callable[[], object]] = [

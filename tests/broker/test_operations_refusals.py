@@ -68,9 +68,9 @@ def test_topics_that_cannot_be_enrolled_are_refused(operations, bootstrap, make_
     topic = make_topic(partitions=3)
     write(bootstrap, topic, 300)
     with pytest.raises(UsageError, match="use consistent_random"):
-        operations.enrol(topic, Partitioner.MURMUR2_RANDOM)
-    assert operations.enrol(topic, Partitioner.CONSISTENT_RANDOM).settled
-    assert operations.enrol(topic, Partitioner.CONSISTENT_RANDOM).settled
+        operations.enrol(topic, Partitioner.MURMUR2_RANDOM, slots=2)
+    assert operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=2).settled
+    assert operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=2).settled
     with pytest.raises(ConflictError, match="give --partitioner consistent_random"):
         operations.enrol(topic, Partitioner.EXPLICIT)
     name = split(operations, PhysicalPartition(topic, 0), 2).subtopics[0].name
@@ -143,7 +143,7 @@ def test_a_topic_that_was_made_again_is_not_taken_for_the_old_one(operations, ad
     with pytest.raises(ConflictError, match="plan again"):
         operations.run(plan, max_pause_ms=PAUSE_MS)
     with pytest.raises(ConflictError, match="has a lineage of the old one"):
-        operations.enrol(parent.topic, Partitioner.CONSISTENT_RANDOM)
+        operations.enrol(parent.topic, Partitioner.CONSISTENT_RANDOM, slots=2)
 
 
 def test_an_open_transaction_is_named(operations, bootstrap, make_topic) -> None:

@@ -34,7 +34,7 @@ def topic(request: pytest.FixtureRequest, operations: Operations, make_topic: Ma
     """A topic that is not enrolled, and one that is: what applications see is the same."""
     name = make_topic(partitions=3)
     if request.param == "enrolled":
-        operations.enrol(name, Partitioner.CONSISTENT_RANDOM)
+        operations.enrol(name, Partitioner.CONSISTENT_RANDOM, slots=2)
     return name
 
 
@@ -252,7 +252,7 @@ def test_a_producer_with_another_partitioner_is_refused(
     bootstrap: str, operations: Operations, make_topic: MakeTopic
 ) -> None:
     topic = make_topic()
-    operations.enrol(topic, Partitioner.MURMUR2_RANDOM)
+    operations.enrol(topic, Partitioner.MURMUR2_RANDOM, slots=2)
     told: list[str] = []
     with Producer({"bootstrap.servers": bootstrap}) as producer:
         producer.produce(topic, b"v", b"k", on_delivery=lambda e, _: told.append(e.str()))
@@ -271,7 +271,7 @@ def test_a_topic_that_cannot_be_seen_does_not_keep_others_waiting(
 ) -> None:
     gone, there = make_topic(), make_topic()
     for name in (gone, there):
-        operations.enrol(name, Partitioner.CONSISTENT_RANDOM)
+        operations.enrol(name, Partitioner.CONSISTENT_RANDOM, slots=2)
     admin.delete_topics([gone])[gone].result(30)
     told: list[Any] = []
     with Producer({"bootstrap.servers": bootstrap, "message.timeout.ms": 3000}) as producer:
@@ -357,7 +357,7 @@ def test_certificates_say_what_was_delivered(
     bootstrap: str, operations: Operations, make_topic: MakeTopic
 ) -> None:
     topic = make_topic()
-    operations.enrol(topic, Partitioner.CONSISTENT_RANDOM)
+    operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=2)
     producer = Producer({"bootstrap.servers": bootstrap, "client.id": "certified"})
     for _ in range(7):
         producer.produce(topic, b"v", b"k")

@@ -106,7 +106,7 @@ def test_a_topic_is_enrolled_while_a_producer_writes_to_it_and_to_another(
         writer.start()
         aside.start()
         eventually(lambda: len(journal.reports) > 100, "unstamped records")
-        operations.enrol(topic, Partitioner.CONSISTENT_RANDOM)
+        operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=2)
         eventually(lambda: f"{topic}/0" in producer.layout_stats().partitions, "the route of the topic")
         plan = operations.plan_split(parent, 2, even=True)
         operations.run(plan, max_pause_ms=PAUSE_MS, force=True)

@@ -73,7 +73,7 @@ def enrolled(inline, new_topic, write_keys) -> str:
     """A topic with one partition, enrolled, with records of several keys. Nothing here changes its layout."""
     topic = new_topic("bad-input")
     write_keys(topic, {f"key-{i}": 10 for i in range(16)})
-    inline.ok("enroll", topic)
+    inline.ok("enroll", topic, "--slots", "2")
     return topic
 
 

@@ -116,7 +116,7 @@ def topic(admin: AdminClient, operations: Operations) -> str:
     name = "killed-operators"
     new = NewTopic(name, len(SPLIT_STEPS) + len(MERGE_STEPS) + len(COMMITTED), 3)
     admin.create_topics([new])[name].result(30)
-    operations.enrol(name, Partitioner.EXPLICIT)
+    operations.enrol(name, Partitioner.EXPLICIT, slots=2)
     return name
 
 
