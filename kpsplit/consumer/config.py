@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from kpsplit.errors import ConfigurationError
+from kpsplit.kafka.application_config import flag, given_settings, number, text
 
 DEFAULT_STRATEGY = "cooperative-sticky"
 """Rebalances stop only the slots that move. librdkafka's own default, range, stops everything."""
@@ -107,14 +108,7 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], ConsumerSet
     Raises:
         ConfigurationError: a value is malformed, or a ``kpsplit.`` setting is unknown.
     """
-    deprecated = config.get("default.topic.config") or {}
-    given = {k: v for k, v in {**deprecated, **config}.items() if v is not None}
-    given.pop("default.topic.config", None)
-    for name in given:
-        if name.startswith("kpsplit.") and name not in _OWN_KEYS:
-            raise ConfigurationError(
-                f"unknown setting {name!r}", hint=f"kpsplit knows {', '.join(sorted(_OWN_KEYS))}"
-            )
+    given = given_settings(config, _OWN_KEYS)
     settings = _settings(given)
     passed = {k: v for k, v in given.items() if not _stays_here(k)}
     return {**passed, **_group_only(settings)}, settings
@@ -141,24 +135,26 @@ def _group_only(settings: ConsumerSettings) -> dict[str, Any]:
 def _settings(given: Mapping[str, Any]) -> ConsumerSettings:
     remote = str(given.get("group.protocol", "classic")).lower() == "consumer"
     strategy = "" if remote else str(given.get("partition.assignment.strategy", DEFAULT_STRATEGY))
-    max_poll = _number(given, "max.poll.interval.ms", 300_000) / 1000
+    max_poll = number(given, "max.poll.interval.ms", 300_000, least=0) / 1000
     reset = _choice(given, "auto.offset.reset", "latest", _RESETS)
     return ConsumerSettings(
         group=str(given.get("group.id", "")),
-        auto_commit=_flag(given, "enable.auto.commit", True),
-        auto_commit_interval=max(_number(given, "auto.commit.interval.ms", 5000), 1) / 1000,
-        auto_store=_flag(given, "enable.auto.offset.store", True),
+        auto_commit=flag(given, "enable.auto.commit", True),
+        auto_commit_interval=max(number(given, "auto.commit.interval.ms", 5000, least=0), 1) / 1000,
+        auto_store=flag(given, "enable.auto.offset.store", True),
         reset=_RESETS[reset],
         max_poll_interval=max_poll,
-        metadata_refresh=max(_number(given, "topic.metadata.refresh.interval.ms", 300_000) / 1000, 1.0),
-        buffer_bytes=_number(given, "kpsplit.fetch.buffer.bytes", 64 << 20, least=1),
+        metadata_refresh=max(
+            number(given, "topic.metadata.refresh.interval.ms", 300_000, least=0) / 1000, 1.0
+        ),
+        buffer_bytes=number(given, "kpsplit.fetch.buffer.bytes", 64 << 20, least=1),
         revocation_timeout=_revocation_timeout(given, max_poll),
         revocation_policy=RevocationPolicy(
             _choice(given, "kpsplit.revocation.policy", "retry-then-leave", list(RevocationPolicy))
         ),
         gap_policy=GapPolicy(_choice(given, "kpsplit.gap.policy", "error", list(GapPolicy))),
         wrap_all=_choice(given, "kpsplit.messages", "auto", ("auto", "logical")) == "logical",
-        eof=_flag(given, "enable.partition.eof", False),
+        eof=flag(given, "enable.partition.eof", False),
         incremental=remote or strategy == "cooperative-sticky",
         strategy=strategy,
         on_commit=given.get("on_commit"),
@@ -171,34 +167,11 @@ def _settings(given: Mapping[str, Any]) -> ConsumerSettings:
 
 def _revocation_timeout(given: Mapping[str, Any], max_poll: float) -> float:
     """Two tries and the commit fit into the broker's rebalance timeout, unless somebody says otherwise."""
-    return (
-        _number(given, "kpsplit.revocation.timeout.ms", int(min(30.0, max_poll / 3) * 1000), least=1) / 1000
-    )
+    return number(given, "kpsplit.revocation.timeout.ms", int(min(30.0, max_poll / 3) * 1000), least=1) / 1000
 
 
 def _choice(given: Mapping[str, Any], name: str, default: str, allowed: Any) -> str:
-    text = _text(given.get(name, default))
-    if text not in allowed:
+    found = text(given.get(name, default))
+    if found not in allowed:
         raise ConfigurationError(f"{name}={given[name]} is none of {', '.join(allowed)}")
-    return text
-
-
-def _text(value: Any) -> str:
-    return str(value).strip().lower()
-
-
-def _flag(given: Mapping[str, Any], name: str, default: bool) -> bool:
-    text = _text(given.get(name, default))
-    if text not in ("true", "false"):
-        raise ConfigurationError(f"{name}={given[name]} is neither true nor false")
-    return text == "true"
-
-
-def _number(given: Mapping[str, Any], name: str, default: int, least: int = 0) -> int:
-    try:
-        value = int(given.get(name, default))
-    except (TypeError, ValueError):
-        raise ConfigurationError(f"{name} is not a number") from None
-    if value < least:
-        raise ConfigurationError(f"{name}={value} is less than {least}")
-    return value
+    return found

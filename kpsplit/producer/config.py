@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kpsplit.errors import ConfigurationError
+from kpsplit.kafka.application_config import flag, given_settings, number, text
 
 DEFAULT_PARTITIONER = "consistent_random"
 """librdkafka's default."""
@@ -46,16 +47,9 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], ProducerSet
     Raises:
         ConfigurationError: a setting contradicts what the protocol needs, or an unknown ``kpsplit.`` key.
     """
-    deprecated = config.get("default.topic.config") or {}
-    given = {k: v for k, v in {**deprecated, **config}.items() if v is not None}
-    given.pop("default.topic.config", None)
-    for name in given:
-        if name.startswith("kpsplit.") and name not in _OWN_KEYS:
-            raise ConfigurationError(
-                f"unknown setting {name!r}", hint=f"kpsplit knows {', '.join(sorted(_OWN_KEYS))}"
-            )
+    given = given_settings(config, _OWN_KEYS)
     for name, (allowed, value) in _ENFORCED.items():
-        if name in given and _text(given[name]) not in allowed:
+        if name in given and text(given[name]) not in allowed:
             raise ConfigurationError(
                 f"{name}={given[name]} contradicts kpsplit, which needs {name}={value}", hint=f"remove {name}"
             )
@@ -72,27 +66,9 @@ def _settings(given: Mapping[str, Any]) -> ProducerSettings:
         client_id=str(given.get("client.id", "rdkafka")),
         transactional_id=given.get("transactional.id") or None,
         on_delivery=given.get("on_delivery"),
-        only_errors=_flag(given, "delivery.report.only.error", False),
-        queue_messages=_number(given, "queue.buffering.max.messages", 100_000) or (1 << 31) - 1,
-        queue_bytes=_number(given, "queue.buffering.max.kbytes", 1_048_576) * 1024,
-        message_timeout=_number(given, timeout, 300_000) / 1000 or float("inf"),
-        takeover=_flag(given, "kpsplit.takeover.enable", True),
+        only_errors=flag(given, "delivery.report.only.error", False),
+        queue_messages=number(given, "queue.buffering.max.messages", 100_000) or (1 << 31) - 1,
+        queue_bytes=number(given, "queue.buffering.max.kbytes", 1_048_576) * 1024,
+        message_timeout=number(given, timeout, 300_000) / 1000 or float("inf"),
+        takeover=flag(given, "kpsplit.takeover.enable", True),
     )
-
-
-def _text(value: Any) -> str:
-    return str(value).strip().lower()
-
-
-def _flag(given: Mapping[str, Any], name: str, default: bool) -> bool:
-    text = _text(given.get(name, default))
-    if text not in ("true", "false"):
-        raise ConfigurationError(f"{name}={given[name]} is neither true nor false")
-    return text == "true"
-
-
-def _number(given: Mapping[str, Any], name: str, default: int) -> int:
-    try:
-        return int(given.get(name, default))
-    except (TypeError, ValueError):
-        raise ConfigurationError(f"{name} is not a number") from None

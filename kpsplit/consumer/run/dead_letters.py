@@ -9,9 +9,8 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from kpsplit.consumer.run.output import Output, dead_letter
+from kpsplit.consumer.run.producing import POLL_SECONDS, produce_with_room
 from kpsplit.kafka.error_map import error_of, translate
-
-POLL_SECONDS = 0.01
 
 
 class DeadLetters:
@@ -36,7 +35,7 @@ class DeadLetters:
         letter = dead_letter(message, error, topic)
         try:
             producer = self._open()
-            self._produce(producer, letter, lambda failure, _message: reports.append(failure))
+            produce_with_room(producer, letter, lambda failure, _message: reports.append(failure))
             while not reports:
                 producer.poll(POLL_SECONDS)
         except KafkaException as exception:
@@ -55,21 +54,6 @@ class DeadLetters:
             if self._producer is None:
                 self._producer = self._make_producer()
             return self._producer
-
-    def _produce(self, producer: Any, letter: Output, report: Callable[[Any, Any], None]) -> None:
-        while True:
-            try:
-                producer.produce(
-                    letter.topic,
-                    letter.value,
-                    letter.key,
-                    on_delivery=report,
-                    timestamp=letter.timestamp,
-                    headers=letter.headers,
-                )
-                return
-            except BufferError:
-                producer.poll(POLL_SECONDS)
 
 
 class LettersInTransactions:

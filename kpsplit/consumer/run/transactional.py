@@ -1,4 +1,4 @@
-"""Commits that carry outputs: one transaction for both, through ``kpsplit.Producer`` (issue 4, part 7).
+"""Commits that carry outputs: one transaction for both, through ``kpsplit.Producer`` (design, section 10).
 
 The producer routes outputs to enrolled topics. Where a split moves a partition under a transaction, the
 commit is refused and nothing of it is in the log; it is tried again with the same outputs. When the outcome
@@ -8,7 +8,7 @@ committed is processed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
@@ -16,9 +16,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kpsplit.consumer.committing import Processed
 from kpsplit.consumer.run.desk import Desk
 from kpsplit.consumer.run.outbox import Transfer
-from kpsplit.consumer.run.output import Output
-
-POLL_SECONDS = 0.01
+from kpsplit.consumer.run.producing import produce_with_room
 
 
 class OutputCarrier:
@@ -56,7 +54,7 @@ class OutputLoad:
                 failures.append(error)
 
         for output in self._transfer.outputs():
-            _produce(producer, output, report)
+            produce_with_room(producer, output, report)
         producer.flush()
         if failures:
             raise KafkaException(failures[0])
@@ -71,20 +69,3 @@ def routing_producer(config: Mapping[str, Any]) -> Any:
     from kpsplit.producer import Producer
 
     return Producer(config)
-
-
-def _produce(producer: Any, output: Output, report: Callable[[Any, Any], None]) -> None:
-    while True:
-        try:
-            producer.produce(
-                output.topic,
-                output.value,
-                output.key,
-                output.partition,
-                on_delivery=report,
-                timestamp=output.timestamp,
-                headers=output.headers,
-            )
-            return
-        except BufferError:
-            producer.poll(POLL_SECONDS)
