@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kpsplit.consumer.subscriptions import Mode
 from kpsplit.splitter.commits import CommitFold, ordinary_offsets
 from kpsplit.splitter.cursor import Cursor
-from kpsplit.splitter.key_range import WHOLE, KeyRange
+from kpsplit.splitter.key_range import KeyRange, uncovered
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.offsets import CommitKey, Position, RangeCommit
@@ -97,23 +97,10 @@ def _of_others(processed: Processed, group: str, fold: CommitFold) -> list[Curso
     """Return what the offset log has for the ranges that are not in this commit, where it has anything."""
     return [
         cursor
-        for gap in gaps(c.range for c in (*processed.cursors, *processed.unchanged))
+        for gap in uncovered(c.range for c in (*processed.cursors, *processed.unchanged))
         for _, cursor in fold.cursor(group, processed.parent, gap, processed.lineage)
         if cursor is not None
     ]
-
-
-def gaps(ranges: Iterable[KeyRange]) -> list[KeyRange]:
-    """Return what ranges leave of the key space, in order."""
-    left: list[KeyRange] = []
-    at = WHOLE.lo
-    for range_ in sorted(ranges):
-        if at < range_.lo:
-            left.append(KeyRange(at, range_.lo))
-        at = max(at, range_.hi)
-    if at < WHOLE.hi:
-        left.append(KeyRange(at, WHOLE.hi))
-    return left
 
 
 def _record(parent: PhysicalPartition, cursor: Cursor, member: Member) -> RangeCommit:

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError
 
 from kpsplit.consumer.asking import Asker
 from kpsplit.consumer.carrier import Carrier, Load
-from kpsplit.consumer.committing import Member, Processed, least, plain_offsets, writes
+from kpsplit.consumer.committing import Member, Processed, Writes, least, plain_offsets, writes
 from kpsplit.consumer.subscriptions import Mode
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
@@ -93,6 +93,7 @@ class Ledger:
         enrolled = [w for w in wanted if w.mode is not Mode.PLAIN]
         if enrolled:
             self._read_log({w.lineage.parent for w in enrolled})
+            self._commit_writer().open(Deadline(OPEN_SECONDS))
         found = [self._committed(w) for w in wanted]
         missing = [w for w, pieces in zip(wanted, found, strict=True) if any(c is None for _, c in pieces)]
         fresh = {
@@ -108,7 +109,6 @@ class Ledger:
         tail = self._open()
         tail.follow({offsets_partition(p, self._partitions) for p in parents})
         tail.read_to_end(deadline)
-        self._commit_writer().open(Deadline(OPEN_SECONDS))
 
     def _open(self) -> OffsetTail:
         if self._tail is None:
@@ -168,9 +168,7 @@ class Ledger:
         Raises:
             FencedError: the slots are another member's. KpsplitError: not committed, or not known.
         """
-        tail = self._open()
-        tail.poll(0)
-        wanted = writes(processed, member, tail.fold)
+        wanted = self._writes(processed, member)
         if wanted is not None:
             self._commit_writer().commit(
                 wanted.records, wanted.tombstones, wanted.offsets, metadata, Deadline(seconds)
@@ -196,9 +194,7 @@ class Ledger:
         records: tuple[RangeCommit, ...] = ()
         tombstones: tuple[CommitKey, ...] = ()
         if any(p.mode is not Mode.PLAIN for p in processed):
-            tail = self._open()
-            tail.poll(0)
-            wanted = writes(processed, member, tail.fold)
+            wanted = self._writes(processed, member)
             if wanted is not None:
                 records, tombstones = wanted.records, wanted.tombstones
                 offsets = {**offsets, **wanted.offsets}
@@ -206,6 +202,12 @@ class Ledger:
             name = f"kpsplit.run.{self._group_id}.{secrets.token_hex(8)}"
             self._carrying = CommitWriter(self._connection, name, self._partitions, carrier.make_producer)
         self._carrying.commit(records, tombstones, offsets, metadata, deadline, load.write)
+
+    def _writes(self, processed: Sequence[Processed], member: Member) -> Writes | None:
+        """Return what commits enrolled partitions, by what the log has of other members now."""
+        tail = self._open()
+        tail.poll(0)
+        return writes(processed, member, tail.fold)
 
     def _commit_writer(self) -> CommitWriter:
         if self._writer is None:
@@ -217,9 +219,7 @@ class Ledger:
         """Return what the group has committed for ranges, whoever owns them; None where nothing was."""
         enrolled = {w.lineage.parent for w in wanted if w.mode is not Mode.PLAIN}
         if enrolled:
-            tail = self._open()
-            tail.follow({offsets_partition(p, self._partitions) for p in enrolled})
-            tail.read_to_end(Deadline(LOG_SECONDS))
+            self._read_log(enrolled)
         return [self._committed(w) for w in wanted]
 
     @property

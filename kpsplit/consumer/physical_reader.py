@@ -13,7 +13,7 @@ from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.error_map import translate
+from kpsplit.kafka.error_map import TRANSIENT_READS, translate
 from kpsplit.splitter.lineage import PhysicalPartition
 
 BATCH = 1000
@@ -23,15 +23,7 @@ BUFFER_KBYTES = 16_384
 POLL_SECONDS = 0.5
 CERTAIN_SECONDS = 2.0
 ASK_AGAIN_SECONDS = 0.2
-_TRANSIENT = {
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._RESOLVE,
-    KafkaError._TIMED_OUT,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.OFFSET_NOT_AVAILABLE,
-}
+_TRANSIENT = TRANSIENT_READS | {KafkaError.OFFSET_NOT_AVAILABLE}
 
 
 @dataclass(frozen=True, slots=True)

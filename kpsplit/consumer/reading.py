@@ -24,7 +24,7 @@ from kpsplit.consumer.reading_events import ReadingEvent, Unreadable
 from kpsplit.consumer.tracks import PartitionTracks
 from kpsplit.errors import ConfigurationError
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.error_map import translate, translated
+from kpsplit.kafka.error_map import TRANSIENT_READS, translate, translated
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
@@ -44,13 +44,7 @@ NEAR = 8
 """So many offsets are read over rather than fetched anew: a marker, say."""
 
 GROWTH = 4
-_TRANSIENT = {
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._RESOLVE,
-    KafkaError._TIMED_OUT,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
+_TRANSIENT = TRANSIENT_READS | {
     KafkaError.OFFSET_NOT_AVAILABLE,
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,

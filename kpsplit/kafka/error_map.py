@@ -46,6 +46,18 @@ _TIMEOUTS = {
     KafkaError.REQUEST_TIMED_OUT,
     KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
 }
+TRANSIENT_READS = frozenset(
+    {
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+    }
+)
+"""What a consumer tells and gets over by itself: brokers that are away, leaders that move."""
+
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 
 

@@ -13,20 +13,12 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from kpsplit.errors import FutureVersionError, UnreachableError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.error_map import error_of, translate, translated
+from kpsplit.kafka.error_map import TRANSIENT_READS, error_of, translate, translated
 from kpsplit.kafka.retries import learn_leaders, while_leaders_move
 from kpsplit.splitter.ports import Deadline
 
 OFFSET_REQUEST_SECONDS = 5.0
 MIN_REQUEST_SECONDS = 0.1
-IGNORED = {
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._RESOLVE,
-    KafkaError._TIMED_OUT,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-}
 
 
 class EndRequest:
@@ -169,7 +161,7 @@ class LogTail:
             self.position = max(self.position, offset or 0)
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             self._restart_at_log_start()
-        elif error.code() not in IGNORED:
+        elif error.code() not in TRANSIENT_READS:
             raise translate(error, f"read {self._topic}")
         return False
 

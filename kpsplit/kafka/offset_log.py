@@ -30,8 +30,8 @@ from kpsplit.errors import (
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.error_map import error_of, translate, translated
-from kpsplit.kafka.log_tail import IGNORED, MIN_REQUEST_SECONDS, OFFSET_REQUEST_SECONDS
+from kpsplit.kafka.error_map import TRANSIENT_READS, error_of, translate, translated
+from kpsplit.kafka.log_tail import MIN_REQUEST_SECONDS, OFFSET_REQUEST_SECONDS
 from kpsplit.kafka.retries import learn_leaders, while_leaders_move
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.ports import Deadline
@@ -202,7 +202,7 @@ class OffsetTail:
             return True
         if error.code() == KafkaError._PARTITION_EOF:
             self._reach(partition, offset)
-        elif error.code() not in IGNORED:
+        elif error.code() not in TRANSIENT_READS:
             raise translate(error, f"read {OFFSETS_TOPIC}")
         return False
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
 
 from kpsplit.errors import FutureVersionError, RecordError
 from kpsplit.splitter.cursor import Cursor
-from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange
+from kpsplit.splitter.key_range import WHOLE, KeyRange, uncovered
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState, SubTopicState
 from kpsplit.splitter.records.offsets import (
@@ -50,20 +49,13 @@ def ordinary_offsets(state: PartitionState, cursors: Iterable[Cursor]) -> dict[P
     if any(c.ahead_of(lineage) for c in known):
         return {}
     left = [c.pending(lineage) for c in known]
-    gaps = _gaps(c.range for c in known)
+    gaps = uncovered(c.range for c in known)
     gone = {t.name for t in state.subtopics if t.state is SubTopicState.RETIRED}
     return {
         source: _least(segments, left)
         for source, segments in _stretches(lineage).items()
         if source.topic not in gone and not any(s.range.overlaps(g) for s in segments for g in gaps)
     }
-
-
-def _gaps(ranges: Iterable[KeyRange]) -> list[KeyRange]:
-    """Return what ranges without overlap leave of the key space."""
-    ordered = sorted(ranges)
-    bounds = pairwise([0, *(bound for r in ordered for bound in (r.lo, r.hi)), KEY_SPACE])
-    return [KeyRange(lo, hi) for lo, hi in islice(bounds, 0, None, 2) if lo < hi]
 
 
 def _stretches(lineage: Lineage) -> dict[PhysicalPartition, list[Segment]]:

@@ -96,6 +96,19 @@ def ranges_between(cuts: Sequence[int]) -> tuple[KeyRange, ...]:
     return tuple(KeyRange(a, b) for a, b in pairwise(cuts))
 
 
+def uncovered(ranges: Iterable[KeyRange]) -> list[KeyRange]:
+    """Return what ranges, overlapping or not, leave of the key space, in order."""
+    left: list[KeyRange] = []
+    at = WHOLE.lo
+    for range_ in sorted(ranges):
+        if at < range_.lo:
+            left.append(KeyRange(at, range_.lo))
+        at = max(at, range_.hi)
+    if at < WHOLE.hi:
+        left.append(KeyRange(at, WHOLE.hi))
+    return left
+
+
 def union_of_adjacent(ranges: Iterable[KeyRange]) -> KeyRange | None:
     """Return the one range that the given ones tile without hole or overlap, or None if they do not."""
     ordered = sorted(ranges)

@@ -7,7 +7,6 @@ from kpsplit.consumer.batch import Batch, OwnedSlot
 from kpsplit.consumer.committing import (
     Member,
     Processed,
-    gaps,
     least,
     logical_position,
     plain_offsets,
@@ -79,13 +78,6 @@ def test_a_partition_that_is_not_enrolled_has_ordinary_offsets_only():
 
 def test_what_was_processed_by_a_newer_lineage_waits_for_the_view():
     assert writes([processed(Cursor(WHOLE, {9: 30}))], ME, CommitFold()) is None
-
-
-def test_the_gaps_of_ranges_are_what_is_missing_to_the_key_space():
-    assert gaps([WHOLE]) == []
-    assert gaps([]) == [WHOLE]
-    assert gaps([LOW]) == [HIGH]
-    assert gaps([KeyRange(5, 9), KeyRange(1, 3)]) == [KeyRange(0, 1), KeyRange(3, 5), KeyRange(9, KEY_SPACE)]
 
 
 def test_a_slot_is_read_from_the_least_of_its_pieces():

@@ -15,6 +15,7 @@ from kpsplit.splitter.key_range import (
     key_hash,
     keyless_hash,
     ranges_between,
+    uncovered,
     union_of_adjacent,
 )
 
@@ -104,3 +105,14 @@ def test_neighbours_share_no_hash() -> None:
     assert 10 in b
     assert KeyRange(0, 20).covers(a)
     assert not a.covers(KeyRange(0, 20))
+
+
+def test_what_ranges_leave_uncovered_is_what_is_missing_to_the_key_space() -> None:
+    assert uncovered([WHOLE]) == []
+    assert uncovered([]) == [WHOLE]
+    assert uncovered([KeyRange(0, 1 << 31)]) == [KeyRange(1 << 31, KEY_SPACE)]
+    assert uncovered([KeyRange(5, 9), KeyRange(1, 3)]) == [
+        KeyRange(0, 1),
+        KeyRange(3, 5),
+        KeyRange(9, KEY_SPACE),
+    ]

@@ -32,8 +32,7 @@ from kpsplit.errors import (
 )
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.error_map import translate
-from kpsplit.kafka.log_tail import IGNORED
+from kpsplit.kafka.error_map import TRANSIENT_READS, translate
 
 log = logging.getLogger(__name__)
 
@@ -238,7 +237,7 @@ class Follower:
         elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             self._drop(copy.slot)  # the log changed under us: look again where to begin
             self._opening[copy.slot] = copy.owned
-        elif error.code() not in IGNORED | {KafkaError.OFFSET_NOT_AVAILABLE}:
+        elif error.code() not in TRANSIENT_READS | {KafkaError.OFFSET_NOT_AVAILABLE}:
             self._give_up(copy, translate(error, f"read the changelog of {copy.slot}"))
 
     def _store(self) -> None:
