@@ -114,8 +114,6 @@ class Ledger:
         if self._tail is None:
             self._partitions = offset_log_partitions(self.admin)
             self._tail = OffsetTail(self._connection)
-            # A client that is asked for offsets before it knows any leader may wait 3 s for its next look.
-            self._tail.learn_leader()
         return self._tail
 
     def _committed(self, wanted: Wanted) -> list[tuple[KeyRange, Cursor | None]]:

@@ -21,8 +21,8 @@ from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
+from kpsplit.kafka.end_request import EndRequest
 from kpsplit.kafka.error_map import error_of, translate
-from kpsplit.kafka.log_tail import EndRequest
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
@@ -69,7 +69,7 @@ class Views:
     @property
     def position(self) -> int:
         """Rises when the view changes."""
-        return -1 if self._tail is None else self._tail.position
+        return -1 if self._tail is None else self._tail.position()
 
     @property
     def lease(self) -> float:
@@ -147,7 +147,6 @@ class Views:
         self.trouble = None
         if exists:
             self._tail = ControlTail(self._connection)
-            self._tail.learn_leader()  # else the first question for its end may take 3 s
         else:
             self.ready = True
             self._good_until, self._asked = asked_at + self.lease, asked_at
@@ -186,12 +185,11 @@ class Views:
         if not request.done():
             return
         try:
-            end = request.result()
+            ends = request.result()
         except KpsplitError:
             self._request = None
-            tail.learn_leader()
             raise
-        if tail.position < end:
+        if not tail.reached(ends):
             return
         self._request = None
         self.ready, self.trouble = True, None

@@ -21,6 +21,7 @@ POLL_SECONDS = 0.02
 STOP_SECONDS = 5.0
 SUSPEND_SECONDS = 10.0
 _TAIL = 2000
+_KILLED_BY_OTHERS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT}
 
 
 class ChildDiedError(KpsplitError):
@@ -69,10 +70,7 @@ class Child:
             raise ChildDiedError(f"writer {self.name} failed: {self.news.error}")
         code = self._process.poll()
         if code is not None and (code != 0 or self.news.stage is not Stage.DONE):
-            tail = self._stderr.decode(errors="replace").strip().splitlines()
-            reason = f": {tail[-1]}" if tail else ""
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            raise ChildDiedError(f"writer {self.name} {how}{reason}")
+            raise ChildDiedError(f"writer {self.name} {self._how_it_ended(code)}")
 
     def suspend(self) -> None:
         """Make the process stop by SIGSTOP in the middle of its work; return when it has stopped.
@@ -107,6 +105,13 @@ class Child:
         if self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()
+
+    def _how_it_ended(self, code: int) -> str:
+        if -code in _KILLED_BY_OTHERS:  # what it said last, a warning perhaps, is not the reason
+            return f"was killed by signal {-code}"
+        tail = self._stderr.decode(errors="replace").strip().splitlines()
+        reason = f": {tail[-1]}" if tail else ""
+        return (f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}") + reason
 
     def _has_stopped(self) -> bool:
         with suppress(ChildProcessError):

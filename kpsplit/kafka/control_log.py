@@ -18,7 +18,7 @@ from kpsplit.errors import (
 from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
-from kpsplit.kafka.log_tail import EndRequest, LogTail
+from kpsplit.kafka.log_tail import LogTail
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.events import Commit, Event
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -45,44 +45,23 @@ def offsets_partition(parent: PhysicalPartition, count: int) -> int:
     return crc32(partition_key(parent)) % count
 
 
-class ControlTail:
-    """A view of the control topic that follows it. Not thread safe."""
+class ControlTail(LogTail):
+    """A view of the control topic that follows it. Not thread safe: one thread owns it."""
 
     def __init__(self, connection: Connection) -> None:
         self.view = ControlView()
-        self._tail = LogTail(connection, CONTROL_TOPIC, self._fold)
+        super().__init__(connection, CONTROL_TOPIC, self._fold_record)
 
-    @property
-    def position(self) -> int:
-        """The offset before which everything is in the view."""
-        return self._tail.position
+    def read_all(self, deadline: Deadline) -> ControlView:
+        """Read everything that was decided when the call began; return the view.
 
-    def poll(self, seconds: float) -> bool:
-        """Follow the topic for that time; tell whether the view changed."""
-        return self._tail.poll(seconds)
-
-    def ask_end(self) -> EndRequest:
-        """Ask for the last stable offset without waiting for the answer."""
-        return self._tail.ask_end()
-
-    def learn_leader(self) -> None:
-        """Look for the control topic's leader anew; called when a question failed."""
-        self._tail.learn_leader()
-
-    def read_to(self, end: int, deadline: Deadline) -> None:
-        """Follow the topic to an offset."""
-        self._tail.read_to(end, deadline)
-
-    def read_to_end(self, deadline: Deadline) -> ControlView:
-        """Read everything that was decided when the call began; return the view."""
-        self._tail.read_to_end(deadline)
+        Raises:
+            DeadlineExceededError: not in time. KpsplitError: the topic cannot be read.
+        """
+        self.read_to_end(deadline)
         return self.view
 
-    def close(self) -> None:
-        """End the consumer."""
-        self._tail.close()
-
-    def _fold(self, message: Message) -> None:
+    def _fold_record(self, message: Message) -> None:
         self.view.fold(message.key(), message.value())
 
 
@@ -134,7 +113,7 @@ class OperationLog:
         after = apply(before, event)
         deadline.check(f"the {event.kind} of {self._parent}")
         offset = self._write(after, event, deadline)
-        self._tail.read_to(offset + 1, RealDeadline(max(deadline.left(), 1.0)))
+        self._tail.read_to({0: offset + 1}, RealDeadline(max(deadline.left(), 1.0)))
         seen = self._state()
         if seen != after:
             raise FencedError(f"{self._parent}: the control topic does not say what was just written")

@@ -176,7 +176,7 @@ class Enroller:
         """Wait a whole lease, so that every client knows of the enrolment, and record that."""
         started = monotonic()
         wait_a_lease(self._tail, deadline)
-        known = self._tail.read_to_end(deadline).enrolments.get(settled.topic)
+        known = self._tail.read_all(deadline).enrolments.get(settled.topic)
         if known is None or known not in (settled, replace(settled, settled=False, slots=None)):
             raise ConflictError(
                 f"topic {settled.topic} was enrolled by somebody else at the same time",
@@ -192,6 +192,6 @@ class Enroller:
         offset = self._writer().write(
             CONTROL_TOPIC, enrolment_key(enrolment.topic), encode_enrolment(enrolment), deadline
         )
-        self._tail.read_to(offset + 1, deadline)
+        self._tail.read_to({0: offset + 1}, deadline)
         name = "Settled" if enrolment.settled else "Enrol"
         self._observe(StepDone(name, monotonic() - started, enrolment.topic))

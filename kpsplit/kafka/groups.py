@@ -72,7 +72,7 @@ def range_commits(
         return CommitFold()
     tail = OffsetTail(connection, {offsets_partition(parent, count) for parent in parents})
     try:
-        return tail.read_to_end(deadline)
+        return tail.read_all(deadline)
     finally:
         tail.close()
 

@@ -1,114 +1,73 @@
-"""Follows one partition of a topic of kpsplit's own, and knows when it has read to the end."""
+"""Follows partitions of a topic of kpsplit's own from their starts, and knows when it has read to the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
 
-from kpsplit.errors import FutureVersionError, UnreachableError
-from kpsplit.kafka.clock import monotonic
+from kpsplit.errors import FutureVersionError
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.error_map import TRANSIENT_READS, error_of, translate, translated
+from kpsplit.kafka.end_request import MIN_REQUEST_SECONDS, OFFSET_REQUEST_SECONDS, EndRequest, answered
+from kpsplit.kafka.error_map import TRANSIENT_READS, translate
 from kpsplit.kafka.retries import learn_leaders, while_leaders_move
 from kpsplit.splitter.ports import Deadline
 
-OFFSET_REQUEST_SECONDS = 5.0
-MIN_REQUEST_SECONDS = 0.1
-
-
-class EndRequest:
-    """A question for a log's last stable offset: every transaction before it is decided.
-
-    ``asked`` is the monotonic time at which the question was asked: what the answer says held then or later.
-    """
-
-    def __init__(self, admin: AdminClient, topic: str, partition: int, seconds: float) -> None:
-        self.asked = monotonic()
-        self._what = f"read the end of {topic}/{partition}"
-        self._seconds = max(seconds, MIN_REQUEST_SECONDS)
-        place = TopicPartition(topic, partition)
-        futures: dict[TopicPartition, Future[Any]] = admin.list_offsets(
-            {place: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=self._seconds,
-        )
-        self._future = futures[place]
-
-    def done(self) -> bool:
-        """Tell whether the answer is there."""
-        return self._future.done()
-
-    def answer(self) -> int:
-        """Return the offset, waiting for it if need be.
-
-        Raises:
-            KafkaException: the broker refused. TimeoutError: no answer in time.
-        """
-        return int(self._future.result(self._seconds + 1.0).offset)
-
-    def result(self) -> int:
-        """Return the offset like ``answer``, with kpsplit's errors.
-
-        Raises:
-            KpsplitError: the broker could not be asked.
-        """
-        with _answered(self._what):
-            return self.answer()
-
-
-def stable_end(admin: AdminClient, topic: str, partition: int, seconds: float) -> int:
-    """Return the last stable offset, asking again while leaders move.
-
-    Raises:
-        KpsplitError: the broker could not be asked.
-    """
-    with _answered(f"read the end of {topic}/{partition}"):
-        return while_leaders_move(
-            admin, topic, lambda left: EndRequest(admin, topic, partition, left).answer(), seconds
-        )
-
-
-@contextmanager
-def _answered(what: str) -> Iterator[None]:
-    with translated(what):
-        try:
-            yield
-        except TimeoutError:
-            raise UnreachableError(f"could not {what} in time") from None
+_POLL_SECONDS = 0.2
 
 
 class LogTail:
-    """A manually assigned consumer from the start of one partition, read committed.
+    """A manually assigned consumer of partitions from their starts, read committed.
 
-    Not thread safe: one thread owns it. ``position`` is the offset before which everything was handed over,
-    transaction markers included.
+    Not thread safe: one thread owns it. Each record is handed to ``fold`` once, in its partition's order.
+    ``decided``: ends are asked for as last stable offsets, so that everything before them is decided; else as
+    high watermarks, which a transaction that is still open holds up.
     """
 
     def __init__(
-        self, connection: Connection, topic: str, fold: Callable[[Message], None], partition: int = 0
+        self,
+        connection: Connection,
+        topic: str,
+        fold: Callable[[Message], None],
+        partitions: Iterable[int] = (0,),
+        *,
+        decided: bool = True,
     ) -> None:
         self._topic = topic
-        self._partition = partition
         self._fold = fold
+        self._isolation = IsolationLevel.READ_COMMITTED if decided else IsolationLevel.READ_UNCOMMITTED
+        self._positions: dict[int, int] = {}
         self._admin = AdminClient(connection.client("admin"))
         self._consumer = Consumer(
             connection.reader(
-                "tail", auto_offset_reset="error", fetch_error_backoff_ms=50, reconnect_backoff_max_ms=1000
+                "tail", auto_offset_reset="earliest", fetch_error_backoff_ms=50, reconnect_backoff_max_ms=1000
             )
         )
-        self._consumer.assign([TopicPartition(topic, partition, 0)])
-        self.position = 0
+        self._asked: EndRequest | None = None
         self._stopped: FutureVersionError | None = None
+        self.follow(partitions)
+
+    def follow(self, partitions: Iterable[int]) -> None:
+        """Follow these partitions too."""
+        new = sorted(set(partitions) - self._positions.keys())
+        if new:
+            self._consumer.incremental_assign([TopicPartition(self._topic, p, 0) for p in new])
+            self._positions.update(dict.fromkeys(new, 0))
+
+    def position(self, partition: int = 0) -> int:
+        """Return the offset before which everything was handed over, transaction markers included."""
+        return self._positions[partition]
+
+    def reached(self, ends: Mapping[int, int]) -> bool:
+        """Tell whether everything before these ends is decided and handed over."""
+        return all(self._positions.get(partition, 0) >= end for partition, end in ends.items())
 
     def poll(self, seconds: float) -> bool:
         """Hand over what arrives within that time; tell whether a record did.
 
         Raises:
+            FutureVersionError: a newer kpsplit writes the topic; nothing behind its record is read any more.
             KpsplitError: the topic cannot be read (missing, no right).
         """
         if self._stopped is not None:
@@ -120,31 +79,39 @@ class LogTail:
             message = self._consumer.poll(0)
         return arrived
 
-    def end(self, seconds: float = OFFSET_REQUEST_SECONDS) -> int:
-        """Return the log's last stable offset now."""
-        return stable_end(self._admin, self._topic, self._partition, seconds)
-
     def ask_end(self, seconds: float = OFFSET_REQUEST_SECONDS) -> EndRequest:
-        """Ask for the log's last stable offset without waiting for the answer."""
-        return EndRequest(self._admin, self._topic, self._partition, seconds)
+        """Ask where the followed partitions end without waiting for the answer.
 
-    def learn_leader(self) -> None:
-        """Look for the leader anew; called when a question failed."""
-        learn_leaders(self._admin, self._topic, OFFSET_REQUEST_SECONDS)
+        Waits up to a second for the leaders before the first question and behind one that failed: a client
+        that is asked before it knows any leader may look for one only seconds later.
+        """
+        if self._asked is None or self._asked.failed:
+            learn_leaders(self._admin, self._topic, seconds)
+        self._asked = EndRequest(self._admin, self._topic, self._positions, self._isolation, seconds)
+        return self._asked
 
-    def read_to(self, end: int, deadline: Deadline) -> None:
-        """Hand over everything before an offset.
+    def read_to(self, ends: Mapping[int, int], deadline: Deadline) -> None:
+        """Hand over everything before these ends.
 
         Raises:
-            DeadlineExceededError: it did not arrive in time.
+            DeadlineExceededError: it did not arrive in time, or a transaction is open for longer.
         """
-        while self.position < end:
-            deadline.check(f"{self._topic} to be read to its end")
-            self.poll(min(0.2, deadline.left()))
+        while not self.reached(ends):
+            deadline.check(f"{self._topic} to be read to its end (an open transaction may hold it up)")
+            self.poll(min(_POLL_SECONDS, deadline.left()))
 
     def read_to_end(self, deadline: Deadline) -> None:
-        """Hand over everything that was decided when the call began."""
-        self.read_to(self.end(min(OFFSET_REQUEST_SECONDS, deadline.left())), deadline)
+        """Hand over everything that was there when the call began (decided then, if ``decided``).
+
+        Raises:
+            DeadlineExceededError: not in time. KpsplitError: the topic cannot be read.
+        """
+        seconds = max(min(OFFSET_REQUEST_SECONDS, deadline.left()), MIN_REQUEST_SECONDS)
+        with answered(self._topic):
+            ends = while_leaders_move(
+                self._admin, self._topic, lambda left: self.ask_end(left).answer(), seconds
+            )
+        self.read_to(ends, deadline)
 
     def close(self) -> None:
         """End the consumer."""
@@ -152,18 +119,19 @@ class LogTail:
 
     def _take(self, message: Message) -> bool:
         error = message.error()
-        offset = message.offset()
+        partition, offset = message.partition() or 0, message.offset() or 0
         if error is None:
             self._hand_over(message)
-            self.position = max(self.position, (offset or 0) + 1)
+            self._reach(partition, offset + 1)
             return True
         if error.code() == KafkaError._PARTITION_EOF:
-            self.position = max(self.position, offset or 0)
-        elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-            self._restart_at_log_start()
+            self._reach(partition, offset)
         elif error.code() not in TRANSIENT_READS:
             raise translate(error, f"read {self._topic}")
         return False
+
+    def _reach(self, partition: int, offset: int) -> None:
+        self._positions[partition] = max(self._positions[partition], offset)
 
     def _hand_over(self, message: Message) -> None:
         """Fold a record; behind one of a newer version nothing is ever read again: it would be guessing."""
@@ -172,13 +140,3 @@ class LogTail:
         except FutureVersionError as error:
             self._stopped = error
             raise
-
-    def _restart_at_log_start(self) -> None:
-        """Compaction may have removed the first offsets: nothing is missed by starting behind them."""
-        try:
-            low, _ = self._consumer.get_watermark_offsets(
-                TopicPartition(self._topic, self._partition), timeout=OFFSET_REQUEST_SECONDS
-            )
-        except KafkaException as exception:
-            raise translate(error_of(exception), f"read the start of {self._topic}") from exception
-        self._consumer.assign([TopicPartition(self._topic, self._partition, max(low, self.position))])

@@ -124,7 +124,7 @@ class Operations:
             raise UsageError(f"{offsets_partitions} is no number of partitions for the offset log")
         created = create_own_topics(self._connection, self._admin, offsets_partitions, deadline)
         tail = self._control = self._control or ControlTail(self._connection)
-        settings = settings_to_write(tail.read_to_end(deadline), lease_ms)
+        settings = settings_to_write(tail.read_all(deadline), lease_ms)
         if settings is not None:
             wait_a_lease(tail, deadline)  # an enrolment waits for the new lease only
             write_settings(self._acknowledged(), settings, deadline)
@@ -333,7 +333,7 @@ class Operations:
         return self._control
 
     def _read(self, deadline: Deadline) -> ControlView:
-        return self._tail().read_to_end(deadline)
+        return self._tail().read_all(deadline)
 
     def _state(self, parent: PhysicalPartition, deadline: Deadline) -> PartitionState:
         """Return a partition's state; the topic has to have such a partition."""

@@ -167,7 +167,7 @@ class Coordinator(threading.Thread):
 
     def _adopt(self, tail: ControlTail) -> None:
         """Apply what is new; without that no lease is renewed."""
-        position = tail.position
+        position = tail.position()
         if position != self._lease.adopted:
             with self._dispatcher.lock.first:
                 self._fences.adopt(tail.view)

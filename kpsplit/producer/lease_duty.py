@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
-from kpsplit.kafka.log_tail import EndRequest
+from kpsplit.kafka.end_request import EndRequest
 from kpsplit.producer.control_feed import ControlFeed
 from kpsplit.producer.lease import Renewal, owes, seen
 
@@ -52,12 +52,11 @@ class LeaseDuty:
             return
         tail = self._feed.following()
         try:
-            end = request.result()
+            ends = request.result()
         except KpsplitError:
             self._request = None
-            tail.learn_leader()
             raise
-        if min(tail.position, self.adopted) < end:
+        if not tail.reached(ends) or self.adopted < ends[0]:
             return
         self._request = None
         self._renew_from(request.asked)

@@ -110,5 +110,5 @@ def tailing(bootstrap: str, parent: PhysicalPartition) -> Iterator[OffsetTail]:
 
 def held(tail: OffsetTail, group: str, parent: PhysicalPartition) -> list[tuple[KeyRange, dict[int, int]]]:
     """What a group has committed, read to the log's end."""
-    fold = tail.read_to_end(Deadline(SECONDS))
+    fold = tail.read_all(Deadline(SECONDS))
     return [(r, {s: p.next for s, p in c.positions.items()}) for r, c in fold.commits(group, parent)]

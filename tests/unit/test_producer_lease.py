@@ -81,7 +81,6 @@ class Following:
     """A control topic that is read to offset 7, and the answer to every question for its end."""
 
     def __init__(self) -> None:
-        self.position = 7
         self.asked = monotonic()
         self.view = ControlView()
 
@@ -91,8 +90,11 @@ class Following:
     def done(self) -> bool:
         return True
 
-    def result(self) -> int:
-        return 7
+    def result(self) -> dict[int, int]:
+        return {0: 7}
+
+    def reached(self, ends: dict[int, int]) -> bool:
+        return ends == {0: 7}
 
 
 def test_a_view_that_was_read_and_not_applied_renews_nothing() -> None:
