@@ -181,6 +181,7 @@ def _play(given: dict[str, Any], options: Any, lines: Any) -> bool:
     from kpsplit.demo.result import failed_line, last_line
     from kpsplit.demo.stage import stage
     from kpsplit.demo.summary import write_summary
+    from kpsplit.demo.verification import QUESTION, report_path
     from kpsplit.kafka.error_map import error_of, translate
 
     click.echo(f"kpsplit demo, seed {options.seed}", err=True)
@@ -196,5 +197,8 @@ def _play(given: dict[str, Any], options: Any, lines: Any) -> bool:
     write_summary(result, sys.stdout)
     options.html.write_text(page(result), encoding="utf-8")
     click.echo(f"page: {options.html.resolve()}")
+    report = report_path(options.html)
+    if any(verdict.question == QUESTION for verdict in result.verdicts):
+        click.echo(f"verification report: {report.resolve()}")
     click.echo(last_line(result))
     return result.passed

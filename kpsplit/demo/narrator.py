@@ -55,12 +55,23 @@ class WriterLine:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberLine:
+    """One member of the group on the board."""
+
+    name: str
+    stage: str
+    worked_on: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
 class Board:
     """Everything that the live table shows."""
 
     phase: str
     places: tuple[Place, ...]
     writers: tuple[WriterLine, ...]
+    members: tuple[MemberLine, ...] = ()
 
 
 class Narrator(Protocol):
@@ -159,7 +170,8 @@ class LiveNarrator:
     def show(self, board: Board) -> None:
         """Draw the table anew."""
         title = Text(board.phase, style="bold")
-        self._live.update(Group(title, places_table(board.places), writers_table(board.writers)))
+        people = writers_table(board.writers), members_table(board.members)
+        self._live.update(Group(title, places_table(board.places), *people))
 
 
 def places_table(places: tuple[Place, ...]) -> Table:
@@ -193,4 +205,17 @@ def writers_table(writers: tuple[WriterLine, ...]) -> Table:
         alarming = "yellow" if w.stage == "suspended" else ""
         numbers = (f"{n:,}" for n in (w.sent, w.reported, w.waiting, w.strays))
         table.add_row(w.name, Text(w.stage, style=alarming), *numbers)
+    return table
+
+
+def members_table(members: tuple[MemberLine, ...]) -> Table:
+    """Return the table of the group's members."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("group member", "stage"):
+        table.add_column(name, no_wrap=True)
+    for name in ("worked on", "slots"):
+        table.add_column(name, justify="right")
+    for m in members:
+        alarming = "" if m.stage == "working" else "yellow"
+        table.add_row(m.name, Text(m.stage, style=alarming), f"{m.worked_on:,}", f"{m.slots}")
     return table

@@ -7,7 +7,8 @@ from html import escape
 from kpsplit.demo.charts import colours, slowness_chart, throughput_chart
 from kpsplit.demo.lineage_picture import lineage_picture
 from kpsplit.demo.result import DemoResult, last_line
-from kpsplit.demo.tables import Rows, all_tables
+from kpsplit.demo.rows import Rows
+from kpsplit.demo.tables import all_tables
 
 _STYLE = """
 :root { color-scheme: light; }

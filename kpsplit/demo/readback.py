@@ -30,13 +30,17 @@ class SegmentSeen:
 
 @dataclass(slots=True)
 class ReadBack:
-    """Everything that was found. ``altered``: records whose value is not what was sent."""
+    """Everything that was found.
+
+    ``altered``: records whose value is not what was sent; ``offsets``: logical offsets by logical partition.
+    """
 
     history: HistoryReport
     tallies: dict[PhysicalPartition, Tally]
     segments: dict[PhysicalPartition, dict[int, SegmentSeen]]
     places: dict[RecordId, PhysicalPartition]
     altered: int
+    offsets: dict[int, set[int]] = field(default_factory=dict)
 
     @property
     def strays(self) -> int:
@@ -55,6 +59,7 @@ class Reading:
     _segments: dict[PhysicalPartition, dict[int, SegmentSeen]] = field(default_factory=dict)
     _places: dict[RecordId, PhysicalPartition] = field(default_factory=dict)
     _altered: int = 0
+    _offsets: dict[int, set[int]] = field(default_factory=dict)
     _interned: dict[tuple[str, int], PhysicalPartition] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,7 +86,9 @@ class Reading:
 
     def result(self) -> ReadBack:
         """Return everything that was found."""
-        return ReadBack(self._checker.report(), self._tallies, self._segments, self._places, self._altered)
+        return ReadBack(
+            self._checker.report(), self._tallies, self._segments, self._places, self._altered, self._offsets
+        )
 
     def take(self, parent: PhysicalPartition, record: LogicalRecord) -> None:
         """Take the next record of a logical partition."""
@@ -90,6 +97,7 @@ class Reading:
         found, intact = self._identify(record)
         self._altered += not intact
         self._places[found] = source
+        self._offsets.setdefault(parent.partition, set()).add(record.logical_offset)
         seen.records += 1
         seen.first = record.logical_offset if seen.first is None else seen.first
         seen.last = record.logical_offset

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kpsplit.demo.chronicle import Chronicle
 from kpsplit.demo.figures import Latencies, Series, Spread
+from kpsplit.demo.group.outcome import GroupOutcome
 from kpsplit.demo.orders import News
 from kpsplit.demo.readback import ReadBack
 from kpsplit.splitter.partition_state import PartitionState
@@ -53,6 +54,7 @@ class DemoResult:
     news: Mapping[str, News]
     state: PartitionState
     back: ReadBack
+    group: GroupOutcome
     pauses: Spread
     latencies: Latencies
     longest_waits: tuple[float, ...]

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable
 
 from kpsplit.demo.children import Child, Children
 from kpsplit.demo.chronicle import FENCE_OFF, Chronicle, OperationLog, Span
-from kpsplit.demo.narrator import Board, Narrator, Place, WriterLine, tell_step
+from kpsplit.demo.group.acts import GroupActs
+from kpsplit.demo.group.members import Member
+from kpsplit.demo.narrator import Board, MemberLine, Narrator, Place, WriterLine, tell_step
 from kpsplit.demo.options import PARTITIONS, SPLIT_AGAIN_INTO, SPLIT_INTO, SUSPENDED, Options
 from kpsplit.demo.orders import News, Stage
 from kpsplit.demo.watch import Watch
@@ -78,12 +80,14 @@ class Play:
         options: Options,
         operations: Operations,
         children: Children,
+        group: GroupActs,
         chronicle: Chronicle,
         narrator: Narrator,
     ) -> None:
         self._options = options
         self._operations = operations
         self._children = children
+        self._group = group
         self._chronicle = chronicle
         self._narrator = narrator
         self.phase = "starting writers"
@@ -96,24 +100,32 @@ class Play:
         """Play it.
 
         Raises:
-            KpsplitError: an operation failed, or a writer is not well.
+            KpsplitError: an operation failed, or a writer or a member of the group is not well.
         """
         with Watch(connection, self.parents, self.show) as self.watch:
             self._children.wait("get delivery reports", lambda c: c.news.ok > c.news.waiting, START_SECONDS)
+            self._group.begin()
             self._chronicle.began = monotonic()
             self._stretch("writing")
             hot = self._hottest(self.parents)[0]
             self._chronicle.hot = hot
             self.news_before = self.news()
             self._split(hot)
+            self._group.kill_one()
             self._stretch(f"{hot} is split into {SPLIT_INTO}")
             self._split_again(hot)
+            self._group.look(hot.partition)
+            self._group.suspend_one()
             self._stretch("one range is split again")
             self._run("merge", f"of all ranges back into {hot}", self._operations.plan_merge(hot))
+            self._group.resume_one()
             self._stretch("merged")
             self.phase = "writers finish"
             self._say("the writers finish: rest of the input, last delivery reports")
             self._children.finish(FINISH_SECONDS)
+            self._chronicle.ended = monotonic()
+            self.phase = "the group reads the rest"
+            self._group.read_all()
         self.phase = "all writers have ended; what they sent is read back and checked"
         self.show()
 
@@ -127,7 +139,8 @@ class Play:
             return
         places = tuple(self._place(self.watch, place) for place in self.watch.places)
         writers = tuple(_writer_line(child) for child in self._children.all)
-        self._narrator.show(Board(self.phase, places, writers))
+        members = tuple(_member_line(member) for member in self._group.members.all)
+        self._narrator.show(Board(self.phase, places, writers, members))
 
     def _split(self, hot: PhysicalPartition) -> None:
         """Split the hottest partition; one writer is suspended from before PREPARE until after COMMIT."""
@@ -187,6 +200,7 @@ class Play:
             )
         log.report = self._operations.run(plan, max_pause_ms=MAX_PAUSE_MS, observer=observe, force=True)
         self._follow(log.report.state)
+        self._group.drains.closed(log.report.state, log.fence.ended if log.fence else monotonic())
         pauses = sorted(p.pause_ms for p in log.report.pauses.values())
         self._say(f"    done in {log.report.seconds:.1f} s; writers paused for {pauses} ms")
 
@@ -202,9 +216,13 @@ class Play:
         self._say(f"{phase}: {self._options.stretch:.0f} s of steady traffic")
         end = Deadline(self._options.stretch)
         while end.left() > 0:
-            self._children.check()
+            self._check()
             time.sleep(min(_WAIT, end.left()))
+        self._check()
+
+    def _check(self) -> None:
         self._children.check()
+        self._group.members.check()
 
     def _hottest(self, places: Iterable[PhysicalPartition]) -> list[PhysicalPartition]:
         """Return places by their growth during the latest stretch, the hottest first."""
@@ -255,6 +273,11 @@ def _writer_line(child: Child) -> WriterLine:
     if news.stage is Stage.STOPPING and not child.suspended:
         stage = Stage.WRITING.value
     return WriterLine(child.name, stage, news.sent, news.ok + news.failed, news.waiting, news.strays)
+
+
+def _member_line(member: Member) -> MemberLine:
+    stage = "killed" if member.killed else "suspended" if member.suspended else "working"
+    return MemberLine(member.name, stage, member.news.worked_on, member.news.slots)
 
 
 def _percentages(shares: Iterable[float]) -> str:

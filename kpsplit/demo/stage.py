@@ -12,6 +12,10 @@ from pathlib import Path
 from kpsplit.demo import scenario
 from kpsplit.demo.children import Children
 from kpsplit.demo.chronicle import Chronicle
+from kpsplit.demo.group.acts import GroupActs, group_of, orders_of
+from kpsplit.demo.group.drain import DrainWatch
+from kpsplit.demo.group.members import Members
+from kpsplit.demo.group.outcome import outcome_of
 from kpsplit.demo.journal import read_journal
 from kpsplit.demo.narrator import Narrator
 from kpsplit.demo.options import KPSPLIT_WRITERS, PARTITIONS, Options, orders_for
@@ -21,9 +25,12 @@ from kpsplit.demo.retiring import refused_before_reading, retire_after_reading
 from kpsplit.demo.summing_up import Journals, sum_up
 from kpsplit.demo.traffic import Line
 from kpsplit.demo.verdicts import QUESTIONS
+from kpsplit.demo.verification import report_path, verified
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
+from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.offset_log import offset_log_partitions
 from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
@@ -48,18 +55,34 @@ def stage(
         scenario.make_topic(connection, chronicle.topic)
         scenario.enrol(operations, chronicle.topic, narrator.say)
         orders = orders_for(options, lines, connection, chronicle.topic, folder)
-        with Children(orders) as children:
-            play = scenario.Play(options, operations, children, chronicle, narrator)
+        topic = chronicle.topic
+        offsets = offset_log_partitions(ClusterAdmin(connection))
+        with (
+            Children(orders) as children,
+            Members(orders_of(connection, topic, folder)) as members,
+            DrainWatch(connection, group_of(topic), offsets, narrator.say) as drains,
+        ):
+            group = GroupActs(operations, topic, members, drains, narrator.say)
+            play = scenario.Play(options, operations, children, group, chronicle, narrator)
             play.run(connection)
             news = play.news()
-        chronicle.ended = monotonic()
         hot = scenario.hot_of(chronicle)
         refused_before_reading(connection, operations, hot, narrator)
         journals = {o.name: read_journal(Path(o.journal)) for o in orders}
         states = [_state(operations, parent) for parent in play.parents]
         back = _read_back(connection, chronicle, states, journals, lines, narrator)
-        result = sum_up(chronicle, play.news_before, news, _of(states, hot), back, journals)
-        result = replace(result, verdicts=tuple(question(result) for question in QUESTIONS))
+        result = sum_up(
+            chronicle,
+            play.news_before,
+            news,
+            _of(states, hot),
+            back,
+            outcome_of(group, back, [state.lineage for state in states]),
+            journals,
+        )
+        checked = verified(connection, topic, report_path(options.html), narrator)
+        verdicts = [question(result) for question in QUESTIONS] + ([checked] if checked else [])
+        result = replace(result, verdicts=tuple(verdicts))
         if not result.passed:
             _keep(folder, narrator)
             return result

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TextIO
 
 from kpsplit.demo.result import DemoResult
-from kpsplit.demo.tables import Rows, all_tables
+from kpsplit.demo.rows import Rows
+from kpsplit.demo.tables import all_tables
 
 LONGEST_CELL = 90
 

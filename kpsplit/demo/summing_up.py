@@ -16,6 +16,7 @@ from kpsplit.demo.figures import (
     until_caught_up,
     without_suspended,
 )
+from kpsplit.demo.group.outcome import GroupOutcome
 from kpsplit.demo.journal import Entry
 from kpsplit.demo.options import PLAIN_WRITER, SUSPENDED
 from kpsplit.demo.orders import News
@@ -37,6 +38,7 @@ def sum_up(
     news: Mapping[str, News],
     state: PartitionState,
     back: ReadBack,
+    group: GroupOutcome,
     journals: Journals,
 ) -> DemoResult:
     """Return the result, still without verdicts. ``before``: the writers' news before the first operation."""
@@ -50,6 +52,7 @@ def sum_up(
         news=news,
         state=state,
         back=back,
+        group=group,
         pauses=Spread.of(ms for n in news.values() for ms in n.pauses_ms),
         latencies=latencies(ours, hot, fences),
         longest_waits=tuple(longest_waits(ours, hot, fences)),

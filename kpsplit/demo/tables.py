@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from kpsplit.demo.figures import Spread
+from kpsplit.demo.group_tables import group_tables
 from kpsplit.demo.result import DemoResult
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A table: its heading, its columns (the first is text, the others numbers), its rows."""
-
-    heading: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+from kpsplit.demo.rows import Rows
 
 
 def all_tables(result: DemoResult) -> Sequence[Rows]:
@@ -27,6 +19,7 @@ def all_tables(result: DemoResult) -> Sequence[Rows]:
         latencies_table(result),
         offsets_table(result),
         starts_table(result),
+        *group_tables(result.group, result.chronicle.began),
         verdicts_table(result),
     )
 

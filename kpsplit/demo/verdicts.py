@@ -1,8 +1,4 @@
-"""The questions that decide between PASS and FAIL.
-
-``QUESTIONS`` is the seam for whatever else judges a run (a verification in Spark, for example): a function
-from the result so far to a verdict.
-"""
+"""The questions that decide between PASS and FAIL, beside the verification in Spark and the retirement."""
 
 from __future__ import annotations
 
@@ -58,12 +54,18 @@ def phantoms_begin_above(result: DemoResult) -> Verdict:
     return Verdict("logical offsets", not wrong, told)
 
 
+def the_group_missed_nothing(result: DemoResult) -> Verdict:
+    """The group worked on every record, per key in order; twice only what a killed or suspended one had."""
+    return Verdict("consumer group", result.group.verdict.good, str(result.group.verdict))
+
+
 QUESTIONS: tuple[Question, ...] = (
     nothing_went_wrong,
     everything_arrived,
     values_are_intact,
     readers_agree,
     phantoms_begin_above,
+    the_group_missed_nothing,
 )
 
 

@@ -7,7 +7,6 @@ parent, not even suspended.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -23,6 +22,7 @@ import confluent_kafka
 from kpsplit.demo.journal import JournalWriter
 from kpsplit.demo.orders import Command, Kind, News, Orders, Stage
 from kpsplit.demo.pacing import Pacer
+from kpsplit.demo.parent import die_with_parent
 from kpsplit.demo.traffic import (
     Item,
     Keys,
@@ -44,7 +44,6 @@ BURST = 80
 """Records sent at once before the suspension, so that it hits a client with records in flight."""
 REST_PER_SECOND = 20_000.0
 """How fast the rest of a file is sent when the operations are over."""
-_PR_SET_PDEATHSIG = 1
 
 
 class Writer:
@@ -217,15 +216,9 @@ def _listen(commands: deque[Command | None]) -> None:
     commands.append(None)
 
 
-def _die_with_parent() -> None:
-    """Let the kernel kill this process when its parent ends: a suspended one could not see that."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def main() -> int:
     """Work; return the exit code."""
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent decides
     orders = Orders.decode(sys.stdin.readline())
     commands: deque[Command | None] = deque()

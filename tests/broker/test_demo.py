@@ -40,25 +40,27 @@ def running(bootstrap: str, folder: Path, *arguments: str) -> Iterator[subproces
         try:
             yield demo
         finally:
-            for process in [*writers_of(demo), demo]:
+            for process in [*children_of(demo), demo]:
                 process.kill()
             demo.wait()
 
 
-def writers_of(demo: subprocess.Popen[str]) -> list[psutil.Process]:
+def children_of(demo: subprocess.Popen[str], module: str = "kpsplit.demo.") -> list[psutil.Process]:
+    """Its writers and the members of its group, or only one kind of them."""
     try:
         children = psutil.Process(demo.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
-    return [child for child in children if "kpsplit.demo.worker" in child.cmdline()]
+    return [child for child in children if any(word.startswith(module) for word in child.cmdline())]
 
 
 def wait_for_writing(demo: subprocess.Popen[str], folder: Path) -> list[psutil.Process]:
+    """Return the writers and members once there are records of all."""
     end = monotonic() + PATIENCE / 2
     while START_OF_WRITING not in (folder / "stderr").read_text():
         assert demo.poll() is None and monotonic() < end, (folder / "stderr").read_text()
         sleep(0.05)
-    return writers_of(demo)
+    return children_of(demo)
 
 
 def result_of(demo: subprocess.Popen[str], folder: Path) -> tuple[int, str]:
@@ -79,6 +81,9 @@ def test_a_short_demo_passes_and_draws_its_page(bootstrap: str, tmp_path: Path) 
     page = (tmp_path / "page.html").read_text()
     assert page.startswith("<!doctype html>") and last in page
     assert "refused: nothing was retired" in told and "deleted " in told
+    for what in ("reader-1 is killed", "reader-2 is suspended", "the group has drained segment 0"):
+        assert what in told
+    assert "clean" in (tmp_path / "page-verification.html").read_text()
 
 
 def apache_logs() -> Path:
@@ -104,27 +109,29 @@ def test_real_lines_come_back_complete_and_in_order_per_key(bootstrap: str, tmp_
 
 def test_a_writer_that_is_killed_fails_the_demo_with_the_reason(bootstrap: str, tmp_path: Path) -> None:
     with running(bootstrap, tmp_path, "--duration", "60", "--rate", "500") as demo:
-        writers = wait_for_writing(demo, tmp_path)
-        assert len(writers) == 5
+        children = wait_for_writing(demo, tmp_path)
+        writers = children_of(demo, "kpsplit.demo.worker")
+        assert (len(writers), len(children)) == (5, 8)
         writers[0].kill()
         code, last = result_of(demo, tmp_path)
-        assert not any(writer.is_running() for writer in writers)
+        assert not any(child.is_running() for child in children)
     assert (code, last) == (3, "FAIL reason=writer writer-1 was killed by signal 9")
 
 
 def test_ctrl_c_ends_the_demo_and_all_its_writers(bootstrap: str, tmp_path: Path) -> None:
     with running(bootstrap, tmp_path, "--duration", "60", "--rate", "500") as demo:
-        writers = wait_for_writing(demo, tmp_path)
+        children = wait_for_writing(demo, tmp_path)
         demo.send_signal(signal.SIGINT)
         code, _ = result_of(demo, tmp_path)
-        assert not any(writer.is_running() for writer in writers)
+        assert not any(child.is_running() for child in children)
     assert code == 130
 
 
-def test_writers_do_not_outlive_a_demo_that_is_killed(bootstrap: str, tmp_path: Path) -> None:
+def test_nobody_outlives_a_demo_that_is_killed(bootstrap: str, tmp_path: Path) -> None:
     with running(bootstrap, tmp_path, "--duration", "60", "--rate", "500") as demo:
-        writers = wait_for_writing(demo, tmp_path)
-        writers[-1].suspend()
+        children = wait_for_writing(demo, tmp_path)
+        children_of(demo, "kpsplit.demo.worker")[-1].suspend()
+        children_of(demo, "kpsplit.demo.group.member")[-1].suspend()
         demo.kill()
-        _, alive = psutil.wait_procs(writers, timeout=10)
+        _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -14,15 +15,18 @@ from kpsplit.consumer.logical_record import LogicalRecord
 from kpsplit.demo.charts import label_rows, runs, usual_height
 from kpsplit.demo.chronicle import Chronicle, OperationLog, Span
 from kpsplit.demo.figures import Latencies, Series, Spread
+from kpsplit.demo.group.drain import Drain
+from kpsplit.demo.group.judging import GroupVerdict
+from kpsplit.demo.group.outcome import GroupOutcome
 from kpsplit.demo.journal import Entry
 from kpsplit.demo.options import PLAIN_WRITER
 from kpsplit.demo.orders import News, Stage
 from kpsplit.demo.page import page
 from kpsplit.demo.readback import ReadBack, Reading, SegmentSeen
 from kpsplit.demo.result import DemoResult, PhantomStart, Verdict, failed_line, last_line
+from kpsplit.demo.rows import Rows
 from kpsplit.demo.summary import table_lines, write_summary
 from kpsplit.demo.svg import LogScale, Scale, powers, ticks
-from kpsplit.demo.tables import Rows
 from kpsplit.demo.traffic import LINE_HEADER, Line, value_of
 from kpsplit.demo.verdicts import QUESTIONS, phantom_starts
 from kpsplit.kafka.status import Report
@@ -51,6 +55,7 @@ def a_result() -> DemoResult:
     seen = {s.id: SegmentSeen(5, 10 * s.id, 10 * s.id + 4) for s in STATE.lineage}
     back = ReadBack(replace(history, sent=5, ok=5, delivered=5), {PARENT: Tally()}, {PARENT: seen}, {}, 0)
     places = [str(s) for s in STATE.lineage.sources()]
+    drained = Drain(next(s for s in STATE.lineage if not s.is_open), 101.1, 103.6)
     result = DemoResult(
         chronicle=Chronicle(
             100.0,
@@ -63,6 +68,7 @@ def a_result() -> DemoResult:
         news={"writer-1": News(Stage.DONE, 5, 5, 0, 0, 2, 1, (40, 50)), PLAIN_WRITER: News(Stage.DONE, 1, 1)},
         state=STATE,
         back=back,
+        group=GroupOutcome(GroupVerdict(5, shares=Counter({"reader-1": 5})), (drained,), None),
         pauses=Spread.of([40, 50]),
         latencies=Latencies(SPREAD, SPREAD, SPREAD, SPREAD),
         longest_waits=(44.0, 55.0),
@@ -112,6 +118,11 @@ def test_a_failed_send_fails_the_demo() -> None:
     assert failed(with_back(history=history)).startswith(
         "complete: 6 sent, 5 reported as delivered, 1 failed"
     )
+
+
+def test_a_group_that_left_a_record_out_fails_the_demo() -> None:
+    group = replace(a_result().group, verdict=GroupVerdict(5, missing=1))
+    assert failed(replace(a_result(), group=group)).startswith("consumer group: 4 of 5 records worked on")
 
 
 def test_an_altered_value_fails_the_demo() -> None:

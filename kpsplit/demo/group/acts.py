@@ -1,0 +1,112 @@
+"""The group's part in the play: who joins, who is killed, who is suspended, and when all has been read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from kpsplit.demo.group.drain import DrainWatch
+from kpsplit.demo.group.members import Members
+from kpsplit.demo.group.orders import MemberOrders
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.group_progress import PartitionProgress, RangeProgress
+from kpsplit.kafka.operations import Operations
+
+FIRST_MEMBERS = ("reader-1", "reader-2", "reader-3")
+KILLED, SUSPENDED, JOINS_LATE = "reader-1", "reader-2", "reader-4"
+SESSION_MS = 6000
+"""After so long without a heartbeat a member's slots are given to others; brokers allow no less."""
+START_SECONDS = 60.0
+READ_SECONDS = 90.0
+
+
+class GroupActs:
+    """See the module. ``victims``: who was killed or suspended, with what that is called."""
+
+    def __init__(
+        self,
+        operations: Operations,
+        topic: str,
+        members: Members,
+        drains: DrainWatch,
+        say: Callable[[str], None],
+    ) -> None:
+        self.members = members
+        self.drains = drains
+        self.victims: dict[str, str] = {}
+        self.progress: PartitionProgress | None = None
+        self._operations = operations
+        self._topic = topic
+        self._say = say
+
+    def begin(self) -> None:
+        """Start the first members; return when each has worked on a record."""
+        self.members.join(FIRST_MEMBERS)
+        self.members.wait("begin", lambda: all(m.news.worked_on for m in self.members.all), START_SECONDS)
+        names = ", ".join(FIRST_MEMBERS)
+        self._say(f"group {group_of(self._topic)}: {names} share all partitions by key range")
+
+    def kill_one(self) -> None:
+        """Kill a member; another joins."""
+        self.victims[KILLED] = "the kill"
+        self.members.named(KILLED).kill()
+        self.members.join([JOINS_LATE])
+        self._say(f"{KILLED} is killed (SIGKILL), {JOINS_LATE} joins the group")
+
+    def suspend_one(self) -> None:
+        """Suspend a member."""
+        self.victims[SUSPENDED] = "the suspension"
+        self.members.named(SUSPENDED).suspend()
+        self._say(f"{SUSPENDED} is suspended (SIGSTOP): the group goes on without it")
+
+    def resume_one(self) -> None:
+        """Let it go on."""
+        self.members.named(SUSPENDED).resume()
+        self._say(f"{SUSPENDED} is resumed (SIGCONT): what it still has in hand is not its own any more")
+
+    def look(self, partition: int) -> None:
+        """Tell where the group stands in a partition, by its range commits."""
+        (self.progress,) = self._operations.offsets(group_of(self._topic), self._topic, partition)
+        for range_ in self.progress.ranges:
+            self._say(f"    {_line(range_)}")
+
+    def read_all(self) -> None:
+        """Return when the group has committed everything, and has left.
+
+        Raises:
+            DeadlineExceededError: not in time. ChildDiedError: a member is not well.
+        """
+        self.members.wait("read everything", self._at_the_end, READ_SECONDS)
+        self.members.finish(READ_SECONDS)
+
+    def _at_the_end(self) -> bool:
+        found = self._operations.offsets(group_of(self._topic), self._topic)
+        return not self.drains.waiting and all(progress.lag == 0 for progress in found)
+
+
+def group_of(topic: str) -> str:
+    """Return the name of the group that works."""
+    return f"{topic}-workers"
+
+
+def orders_of(connection: Connection, topic: str, folder: Path) -> Callable[[str], MemberOrders]:
+    """Return what makes a member's orders from its name."""
+    return lambda name: MemberOrders(
+        name=name,
+        properties=connection.properties,
+        group=group_of(topic),
+        topic=topic,
+        journal=str(folder / f"{name}.worked"),
+        session_ms=SESSION_MS,
+    )
+
+
+def _line(range_: RangeProgress) -> str:
+    owner = "nobody" if range_.owner is None else range_.owner.client_id
+    places = ", ".join(
+        f"segment {left.segment.id} at {left.next:,}{'' if left.ready else ' (waits)'}"
+        f"{' (drains)' if left.ready and left.draining else ''}"
+        for left in range_.left
+    )
+    lag = "unknown" if range_.lag is None else f"{range_.lag:,}"
+    return f"{range_.range} {owner}: {places or range_.basis}; lag {lag}"

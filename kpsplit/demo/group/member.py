@@ -1,0 +1,113 @@
+"""One member of the demo's group, a process: ``python -m kpsplit.demo.group.member``, orders on stdin."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from confluent_kafka import KafkaException
+
+from kpsplit.consumer import Consumer
+from kpsplit.demo.group.orders import MemberNews, MemberOrders
+from kpsplit.demo.group.worked import pack
+from kpsplit.demo.parent import die_with_parent
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import monotonic
+
+NEWS_SECONDS = 0.25
+BATCH = 500
+POLL_SECONDS = 0.1
+COMMIT_MS = 500
+
+
+class Work:
+    """Works on records until told to leave: it writes each one down, where an application would do more."""
+
+    def __init__(self, orders: MemberOrders, journal: BinaryIO) -> None:
+        self._orders = orders
+        self._journal = journal
+        self._ended = threading.Event()
+        self._news_at = 0.0
+        self._worked_on = 0
+
+    def end(self, *_: object) -> None:
+        """Make it leave the group soon; from any thread or signal handler."""
+        self._ended.set()
+
+    def run(self) -> MemberNews:
+        """Work; return the last news."""
+        consumer: Any = Consumer(_config(self._orders))
+        try:
+            consumer.subscribe([self._orders.topic])
+            while not self._ended.is_set():
+                self._work_on(consumer.consume(BATCH, POLL_SECONDS))
+                self._tell(consumer)
+        finally:
+            consumer.close()
+        return MemberNews(self._worked_on, done=True)
+
+    def _work_on(self, messages: list[Any]) -> None:
+        for message in messages:
+            if message.error() is not None:
+                raise KafkaException(message.error())
+        now = monotonic()
+        packed = (pack(now, m.key(), m.offset(), m.partition(), m.segment) for m in messages)
+        self._journal.write(b"".join(packed))
+        self._worked_on += len(messages)
+
+    def _tell(self, consumer: Any) -> None:
+        now = monotonic()
+        if now >= self._news_at:
+            self._news_at = now + NEWS_SECONDS
+            tell(MemberNews(self._worked_on, len(consumer.stats()["slots"])))
+
+
+def tell(news: MemberNews) -> None:
+    """Send news to the parent."""
+    sys.stdout.write(news.encode())
+    sys.stdout.flush()
+
+
+def _config(orders: MemberOrders) -> dict[str, Any]:
+    return {
+        **orders.properties,
+        "client.id": orders.name,
+        "group.id": orders.group,
+        "auto.offset.reset": "earliest",
+        "kpsplit.messages": "logical",
+        "auto.commit.interval.ms": COMMIT_MS,
+        "session.timeout.ms": orders.session_ms,
+        "heartbeat.interval.ms": orders.session_ms // 6,
+    }
+
+
+def _listen(work: Work) -> None:
+    """Leave when told to, or when stdin ends: then the parent is gone."""
+    sys.stdin.readline()
+    work.end()
+
+
+def main() -> int:
+    """Work; return the exit code."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent decides
+    orders = MemberOrders.decode(sys.stdin.readline())
+    with Path(orders.journal).open("ab", buffering=0) as journal:
+        work = Work(orders, journal)
+        signal.signal(signal.SIGTERM, work.end)
+        threading.Thread(target=_listen, args=(work,), daemon=True).start()
+        try:
+            tell(work.run())
+        except (KpsplitError, KafkaException) as error:
+            tell(MemberNews(error=str(error)))
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        sys.exit(main())

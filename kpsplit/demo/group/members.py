@@ -1,0 +1,121 @@
+"""The group's processes as the demo sees them: start, kill, suspend, resume, finish."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kpsplit.demo.group.orders import FINISH, MemberNews, MemberOrders
+from kpsplit.demo.process import ChildProcess
+from kpsplit.errors import DeadlineExceededError
+from kpsplit.kafka.clock import Deadline
+
+STOP_SECONDS = 5.0
+_POLL_SECONDS = 0.05
+
+
+class Member(ChildProcess):
+    """One member's process."""
+
+    def __init__(self, orders: MemberOrders) -> None:
+        self.orders = orders
+        self.news = MemberNews()
+        self.killed = False
+        super().__init__("group member", orders.name, "kpsplit.demo.group.member", orders.encode())
+
+    @property
+    def error(self) -> str | None:
+        """What the member says went wrong."""
+        return self.news.error
+
+    @property
+    def done(self) -> bool:
+        """Tell whether it said that it has left."""
+        return self.news.done
+
+    def heard(self, line: str) -> None:
+        """Take a line of its news."""
+        self.news = MemberNews.decode(line)
+
+    def check(self) -> None:
+        """Do nothing while all is well, or if it was killed on purpose."""
+        if not self.killed:
+            super().check()
+
+    def kill(self) -> None:
+        """End the process by SIGKILL."""
+        self.killed = True
+        self._process.kill()
+        self._process.wait()
+
+    def suspend(self) -> None:
+        """Stop the process by SIGSTOP."""
+        self._process.send_signal(signal.SIGSTOP)
+        self.suspended = True
+
+
+class Members:
+    """All members that ever were; a context manager that leaves no process behind."""
+
+    def __init__(self, orders_for: Callable[[str], MemberOrders]) -> None:
+        self.all: list[Member] = []
+        self._orders_for = orders_for
+
+    def __enter__(self) -> Self:
+        """Return self; members come by ``join``."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End those that still run."""
+        deadline = Deadline(STOP_SECONDS)
+        for member in self.all:
+            member.end(deadline)
+
+    def join(self, names: Iterable[str]) -> None:
+        """Start members."""
+        for name in names:
+            self.all.append(Member(self._orders_for(name)))
+
+    def named(self, name: str) -> Member:
+        """Return a member."""
+        return next(member for member in self.all if member.name == name)
+
+    def check(self) -> None:
+        """Raise if one of them is not well."""
+        for member in self.all:
+            member.check()
+
+    def journals(self) -> dict[str, Path]:
+        """Return where each member wrote down what it worked on."""
+        return {member.name: Path(member.orders.journal) for member in self.all}
+
+    def wait(self, what: str, until: Callable[[], bool], seconds: float) -> None:
+        """Return when a condition holds.
+
+        Raises:
+            DeadlineExceededError: not in time. ChildDiedError: a member is not well.
+        """
+        deadline = Deadline(seconds)
+        while not until():
+            self.check()
+            if deadline.left() <= 0:
+                raise DeadlineExceededError(f"waited {seconds:.0f} s for the group to {what}")
+            time.sleep(_POLL_SECONDS)
+
+    def finish(self, seconds: float) -> None:
+        """Make all that live leave the group; return when they have.
+
+        Raises:
+            DeadlineExceededError: not in time. ChildDiedError: a member is not well.
+        """
+        living = [member for member in self.all if not member.killed]
+        for member in living:
+            member.resume()
+            member.tell(FINISH)
+        self.wait("end", lambda: all(not m.alive and m.done for m in living), seconds)

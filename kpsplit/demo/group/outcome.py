@@ -1,0 +1,30 @@
+"""What the group did, as a value of the demo's result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kpsplit.demo.group.acts import GroupActs
+from kpsplit.demo.group.drain import Drain
+from kpsplit.demo.group.judging import GroupVerdict, judge
+from kpsplit.demo.group.worked import read_worked
+from kpsplit.demo.readback import ReadBack
+from kpsplit.kafka.group_progress import PartitionProgress
+from kpsplit.splitter.lineage import Lineage
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOutcome:
+    """``progress``: the group's range commits in the affected partition in the middle of the play."""
+
+    verdict: GroupVerdict
+    drains: tuple[Drain, ...]
+    progress: PartitionProgress | None
+
+
+def outcome_of(acts: GroupActs, back: ReadBack, lineages: Iterable[Lineage]) -> GroupOutcome:
+    """Judge what the members wrote down by what a fresh reader found."""
+    journals = {name: read_worked(path) for name, path in acts.members.journals().items()}
+    verdict = judge(journals, back.offsets, lineages, acts.victims)
+    return GroupOutcome(verdict, tuple(acts.drains.drains), acts.progress)

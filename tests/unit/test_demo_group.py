@@ -1,0 +1,104 @@
+"""The demo's judge of its consumer group, the members' journals, and what is drained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kpsplit.demo.group.drain import Drain, told, undrained
+from kpsplit.demo.group.judging import GroupVerdict, judge
+from kpsplit.demo.group.worked import NO_KEY, Worked, pack, read_worked
+from kpsplit.splitter.commits import CommitFold
+from kpsplit.splitter.key_range import WHOLE, key_hash
+from kpsplit.splitter.lineage import Lineage
+from kpsplit.splitter.records.offsets import Position, RangeCommit
+from tests.unit.samples import PARENT, life
+
+STATE = life().merged
+LINEAGE = STATE.lineage
+PARENT_SEGMENT, OVERFLOW, PHANTOM = 0, 1, 2
+KEY = 7
+
+
+def worked(at: float, offset: int, segment: int = PARENT_SEGMENT, key: int = KEY) -> Worked:
+    return Worked(at, key, offset, PARENT.partition, segment)
+
+
+def judged(*entries: Worked, records: int | None = None, **others: list[Worked]) -> GroupVerdict:
+    offsets = {e.offset for e in entries} | {e.offset for journal in others.values() for e in journal}
+    read = {PARENT.partition: offsets if records is None else set(range(records))}
+    return judge({"one": list(entries), **others}, read, [LINEAGE], {"killed": "the kill"})
+
+
+def test_records_that_are_worked_on_once_and_in_order_are_good() -> None:
+    verdict = judged(worked(1, 10), worked(2, 11), worked(2, 4, key=8))
+    assert verdict.good and verdict.shares == {"one": 3}
+    assert str(verdict) == "3 of 3 records worked on, 0 out of order, 0 repeated without a reason"
+
+
+def test_a_record_that_nobody_worked_on_is_missing() -> None:
+    verdict = judged(worked(1, 0), worked(2, 2), records=3)
+    assert (verdict.missing, verdict.good) == (1, False)
+
+
+def test_a_record_that_no_reader_saw_is_told() -> None:
+    verdict = judged(worked(1, 0), worked(2, 5), records=1)
+    assert (verdict.unknown, verdict.missing, verdict.good) == (1, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "late"),
+    [
+        (worked(1, 11), worked(2, 10), True),
+        (worked(1, 2000, PHANTOM), worked(2, 10, PARENT_SEGMENT), True),
+        (worked(1, 2000, PHANTOM), worked(2, 1500, OVERFLOW), False),
+        (worked(1, 11), worked(2, 10, key=8), False),
+        (worked(1, 11, key=NO_KEY), worked(2, 10, key=NO_KEY), False),
+    ],
+    ids=["in a segment", "before its ancestor", "siblings have no order", "another key", "no key"],
+)
+def test_order_is_kept_per_key_along_the_lineage(first: Worked, then: Worked, late: bool) -> None:
+    assert judged(first, then).out_of_order == late
+
+
+def test_a_repetition_is_explained_by_a_victim_only() -> None:
+    again = [worked(3, 10)]
+    explained = judged(worked(1, 10), killed=again)
+    assert explained.good and explained.redelivered == {"the kill": 1}
+    assert str(explained).endswith("; 1 again after the kill")
+    assert judged(killed=[worked(1, 10)], other=again).good
+    unexplained = judged(worked(1, 10), other=again)
+    assert (unexplained.unexplained, unexplained.good) == (1, False)
+
+
+def test_a_journal_is_read_back_without_a_torn_end(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    assert list(read_worked(path)) == []
+    path.write_bytes(pack(1.5, b"k", 10, 3, 2) + pack(2.5, None, 11, 3, 0) + pack(3.5, b"k", 12, 3, 0)[:-1])
+    assert list(read_worked(path)) == [
+        Worked(1.5, key_hash(b"k"), 10, 3, 2),
+        Worked(2.5, NO_KEY, 11, 3, 0),
+    ]
+
+
+def folded(positions: dict[int, int], lineage: Lineage = LINEAGE) -> CommitFold:
+    fold = CommitFold()
+    commit = RangeCommit("g", lineage.parent, WHOLE, {s: Position(n) for s, n in positions.items()}, "m", 1)
+    fold.fold(commit.key, commit.encode(), 0)
+    return fold
+
+
+def test_segments_are_drained_when_every_range_of_the_group_is_behind_them() -> None:
+    closed = {s.id for s in LINEAGE if not s.is_open}
+    last = next(s for s in LINEAGE if s.is_open)
+    assert undrained(CommitFold(), "g", STATE) == closed
+    assert undrained(folded({PARENT_SEGMENT: 5}), "g", STATE) == closed
+    assert undrained(folded({last.id: last.start}), "g", STATE) == set()
+
+
+def test_a_drain_tells_how_long_it_took() -> None:
+    segment = next(s for s in LINEAGE if not s.is_open)
+    done, waiting = Drain(segment, 10.0, 12.5), Drain(segment, 10.0)
+    assert told(done).endswith("2.5 s after the cut")
+    assert (done.seconds, waiting.seconds) == (2.5, None)
