@@ -35,7 +35,7 @@ jars: $(INSTALLED)
 	@$(BIN)/python -m kpsplit.devcluster.jars >/dev/null
 
 test: jars
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,4 +1,8 @@
-"""Fixtures that need real brokers. One cluster per session; each test makes topics of its own."""
+"""Fixtures that need real brokers. One cluster per session; each test makes topics of its own.
+
+When tests are divided between processes, all that need brokers or Spark stay in one of them: there is
+one cluster and one Spark session per run, while the other process runs the tests of the core.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Protocol
 
 import pytest
@@ -21,6 +26,17 @@ from kpsplit.kafka.served import await_served
 
 SERVED_SECONDS = 60.0
 _numbers = itertools.count(1)
+
+
+TOGETHER = {"broker", "cli", "fault", "spark"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tell pytest-xdist which tests share the cluster."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(here).parts[0] in TOGETHER:
+            item.add_marker(pytest.mark.xdist_group("cluster"))
 
 
 class MakeTopic(Protocol):
@@ -70,13 +86,13 @@ def topic_name(request: pytest.FixtureRequest) -> Callable[[], str]:
 def make_topic(bootstrap: str, admin: AdminClient, topic_name: Callable[[], str]) -> MakeTopic:
     """See MakeTopic."""
     connection = Connection({"bootstrap.servers": bootstrap})
+    brokers = ClusterAdmin(connection).brokers()
 
     def make(partitions: int = 1, rf: int = 3, config: Mapping[str, str] | None = None) -> str:
         name = topic_name()
         new = NewTopic(name, num_partitions=partitions, replication_factor=rf, config=dict(config or {}))
         for created in admin.create_topics([new], operation_timeout=30).values():
             created.result(timeout=30)
-        brokers = ClusterAdmin(connection).brokers()
         await_served(connection, brokers, {name: partitions}, Deadline(SERVED_SECONDS))
         return name
 

@@ -54,9 +54,13 @@ TRANSIENT_READS = frozenset(
         KafkaError._TIMED_OUT,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
     }
 )
-"""What a consumer tells and gets over by itself: brokers that are away, leaders that move."""
+"""What a consumer without a group tells and gets over by itself: brokers that are away, leaders that move.
+
+librdkafka looks for the coordinator of a group even where none is used; whoever may read need not be in one.
+"""
 
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 

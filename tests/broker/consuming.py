@@ -15,6 +15,9 @@ from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
 
+PATIENT = {"session_timeout_ms": 30_000}
+"""For members that nobody kills: a busy machine must not cost them their slots."""
+
 FAST = {
     "session.timeout.ms": 6000,
     "heartbeat.interval.ms": 500,

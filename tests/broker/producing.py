@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from kpsplit import Producer
@@ -23,6 +24,20 @@ def eventually(what: Callable[[], Any], why: str, seconds: float = 30.0) -> Any:
         assert time.monotonic() < end, f"waited {seconds} s for {why}"
         time.sleep(0.01)
     return value
+
+
+def assert_same(found: Mapping[bytes, list[bytes]], expected: Mapping[bytes, list[bytes]]) -> None:
+    """The same values by key, in the same order; otherwise the first difference of each key is told."""
+    wrong = {
+        key: next(
+            (n, got, wanted)
+            for n, (got, wanted) in enumerate(zip_longest(found.get(key, ()), expected.get(key, ())))
+            if got != wanted
+        )
+        for key in found.keys() | expected.keys()
+        if list(found.get(key, ())) != list(expected.get(key, ()))
+    }
+    assert not wrong
 
 
 class Journal:

@@ -22,7 +22,7 @@ def main(bootstrap: str, group: str, topic: str, target: str) -> None:
         print(record.offset(), flush=True)
         return Output(target, record.key(), record.value(), [("from", str(record.offset()).encode())])
 
-    with Consumer(config(bootstrap, group)) as consumer:
+    with Consumer(config(bootstrap, group, session_timeout_ms=6000)) as consumer:
         consumer.subscribe([topic])
         consumer.run(copy, workers=4, transactional=True, commit_seconds=0.2)
 

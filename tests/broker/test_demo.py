@@ -15,10 +15,10 @@ from time import monotonic, sleep
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(300)]
 
 REPOSITORY = Path(__file__).parents[2]
-PATIENCE = 110
+PATIENCE = 280
 PASS = re.compile(
     r"PASS sent=(\d+) delivered=(\d+) lost=0 duplicated=0 out_of_order=0 strays=(\d+) "
     r"pause_p50_ms=\d+ pause_p99_ms=\d+ pause_max_ms=\d+"
@@ -51,7 +51,15 @@ def children_of(demo: subprocess.Popen[str], module: str = "kpsplit.demo.") -> l
         children = psutil.Process(demo.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
-    return [child for child in children if any(word.startswith(module) for word in child.cmdline())]
+    return [child for child in children if any(word.startswith(module) for word in words_of(child))]
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    """Its command line; none if it has ended meanwhile."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:  # a zombie is one too
+        return []
 
 
 def wait_for_writing(demo: subprocess.Popen[str], folder: Path) -> list[psutil.Process]:

@@ -21,7 +21,7 @@ from kpsplit.consumer.run import Output, RunStats
 from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.records.control import Partitioner
 from tests.broker.operating import enrolled, merge, split
-from tests.broker.producing import Journal, Writer, eventually, records_of
+from tests.broker.producing import Journal, Writer, assert_same, eventually, records_of
 from tests.broker.running import Seen, config, number_of, read, write
 from tests.conftest import MakeTopic
 
@@ -117,7 +117,7 @@ def test_a_run_goes_through_a_split_and_a_merge_without_noticing(
     eventually(lambda: sum(map(len, order.values())) >= len(journal.values), "the rest", seconds=60)
     member.stop()
     producer.close()
-    assert dict(order) == {key: sent for (_, key), sent in journal.sent.items()}
+    assert_same(order, {key: sent for (_, key), sent in journal.sent.items()})
 
 
 def test_a_transactional_run_that_is_killed_has_each_record_in_the_output_once(

@@ -1,4 +1,7 @@
-"""An operator killed by SIGKILL after any step of a split or a merge, under a live producer."""
+"""An operator killed by SIGKILL after any step of a split or a merge, under a live producer.
+
+The cases run side by side, each on a partition of its own: they mostly wait for leases and takeovers.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -25,35 +30,35 @@ from kpsplit.splitter.states import Phase
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(240)]
 
-MAX_PAUSE_MS = 1500
+MAX_PAUSE_MS = 3000
 TAKEOVER_SECONDS = 5.0
 """What the README promises on top of max-pause."""
 
-SPLIT_STEPS = [
-    "Claim",
-    "Prepare",
-    "CreateSubTopic",
-    "AwaitReady",
-    "Fence",
-    "AwaitAcknowledged",
-    "AppendMarkers",
-]
-MERGE_STEPS = [
-    "Claim",
-    "Prepare",
-    "CoLocateLeaders",
-    "AwaitReady",
-    "Fence",
-    "AwaitAcknowledged",
-    "AppendMarkers",
-]
+SIDE_BY_SIDE = 3
+CASE_SECONDS = 200.0
+
+
+class Case(NamedTuple):
+    """After which step of which operation the operator is killed."""
+
+    verb: str
+    last_step: str
+
+    def __str__(self) -> str:
+        return f"{self.verb}-{self.last_step}"
+
+
+_TO_THE_CUT = ("AwaitReady", "Fence", "AwaitAcknowledged", "AppendMarkers")
+SPLITS = [Case("split", step) for step in ("Claim", "Prepare", "CreateSubTopic", *_TO_THE_CUT)]
+MERGES = [Case("merge", step) for step in ("Claim", "Prepare", "CoLocateLeaders", *_TO_THE_CUT)]
 COMMITTED = [
-    ("split", "Commit"),
-    ("split", "Finish"),
-    ("merge", "Commit"),
-    ("merge", "SealSubTopics"),
-    ("merge", "Finish"),
+    Case("split", "Commit"),
+    Case("split", "Finish"),
+    Case("merge", "Commit"),
+    Case("merge", "SealSubTopics"),
+    Case("merge", "Finish"),
 ]
+CASES = [*SPLITS, *MERGES, *COMMITTED]
 
 
 class Writer(threading.Thread):
@@ -104,36 +109,6 @@ class Writer(threading.Thread):
         self.producer.close()
 
 
-@pytest.fixture(scope="module")
-def operations(bootstrap: str) -> Iterator[Operations]:
-    with Operations(Connection({"bootstrap.servers": bootstrap})) as opened:
-        opened.initialise()
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def topic(admin: AdminClient, operations: Operations) -> str:
-    name = "killed-operators"
-    new = NewTopic(name, len(SPLIT_STEPS) + len(MERGE_STEPS) + len(COMMITTED), 3)
-    admin.create_topics([new])[name].result(30)
-    operations.enrol(name, Partitioner.EXPLICIT, slots=2)
-    return name
-
-
-@pytest.fixture(scope="module")
-def partitions(topic: str) -> Iterator[PhysicalPartition]:
-    return (PhysicalPartition(topic, p) for p in range(1000))
-
-
-@pytest.fixture
-def writer(bootstrap: str, partitions: Iterator[PhysicalPartition]) -> Iterator[Writer]:
-    writing = Writer(bootstrap, next(partitions))
-    writing.start()
-    writing.await_delivery(20, 30)
-    yield writing
-    writing.finish()
-
-
 def run_operator(bootstrap: str, parent: PhysicalPartition, verb: str, last_step: str) -> int:
     script = Path(__file__).with_name("dying_operator.py")
     command = [sys.executable, str(script), bootstrap, parent.topic, str(parent.partition), verb]
@@ -142,74 +117,120 @@ def run_operator(bootstrap: str, parent: PhysicalPartition, verb: str, last_step
     return done.returncode
 
 
-def state_of(operations: Operations, parent: PhysicalPartition) -> PartitionState:
-    state = operations.view().state(parent)
-    assert state is not None
-    return state
+class Play:
+    """One case on a partition of its own."""
+
+    def __init__(self, bootstrap: str, parent: PhysicalPartition, case: Case) -> None:
+        self._bootstrap = bootstrap
+        self._parent = parent
+        self._case = case
+        self._writer = Writer(bootstrap, parent)
+
+    def run(self) -> None:
+        """Let the operator die while records are written; what must hold then is asserted."""
+        self._writer.start()
+        try:
+            self._writer.await_delivery(20, 60)
+            with Operations(Connection({"bootstrap.servers": self._bootstrap})) as operations:
+                self._play(operations)
+        finally:
+            self._writer.finish()
+
+    def _play(self, operations: Operations) -> None:
+        if self._case.verb == "merge":
+            assert self._operate("split") == 0
+        assert self._operate(self._case.verb, self._case.last_step) == -signal.SIGKILL
+        self._assert_writable_again()
+        if self._case in MERGES:
+            self._abort(operations)
+        else:
+            self._resume(operations)
+        self._assert_nothing_lost(operations)
+
+    def _resume(self, operations: Operations) -> None:
+        """Before the commit a takeover has rolled back; resume finishes what was on record, and only that."""
+        operations.resume(self._parent, max_pause_ms=5000, observer=ignore_steps)
+        operated = self._case.last_step != "Claim"
+        self._assert_steady(operations, operated + (self._case.verb == "merge"))
+
+    def _abort(self, operations: Operations) -> None:
+        operations.abort(self._parent, "test", ignore_steps)
+        self._assert_steady(operations, 1)
+        assert self._operate("merge") == 0
+
+    def _operate(self, verb: str, last_step: str = "none") -> int:
+        return run_operator(self._bootstrap, self._parent, verb, last_step)
+
+    def _assert_steady(self, operations: Operations, epoch: int) -> None:
+        state = self._state(operations)
+        assert (state.phase, state.epoch) == (Phase.STEADY, epoch)
+
+    def _assert_writable_again(self) -> None:
+        """A record that is sent now is delivered within max-pause and what the README promises on top."""
+        self._writer.await_delivery(self._writer.sent, MAX_PAUSE_MS / 1000 + TAKEOVER_SECONDS)
+
+    def _assert_nothing_lost(self, operations: Operations) -> None:
+        """What was reported as delivered is read once, in order per key; nothing else was doubled."""
+        writer = self._writer
+        writer.finish()
+        numbers: dict[bytes, list[int]] = {}
+        reader = LineageReader(Connection({"bootstrap.servers": self._bootstrap}), self._state(operations))
+        for record in reader.records():
+            assert record.key is not None and record.value is not None
+            numbers.setdefault(record.key, []).append(int(record.value))
+        read = [n for values in numbers.values() for n in values]
+        assert not writer.failed
+        assert sorted(read) == sorted(writer.delivered) == list(range(writer.sent))
+        assert all(values == sorted(values) for values in numbers.values())
+
+    def _state(self, operations: Operations) -> PartitionState:
+        state = operations.view().state(self._parent)
+        assert state is not None
+        return state
 
 
-def assert_writable_again(writer: Writer) -> None:
-    """A record that is sent now is delivered within max-pause and what the README promises on top."""
-    writer.await_delivery(writer.sent, MAX_PAUSE_MS / 1000 + TAKEOVER_SECONDS)
+@pytest.fixture(scope="module")
+def topic(admin: AdminClient, bootstrap: str) -> str:
+    name = "killed-operators"
+    admin.create_topics([NewTopic(name, len(CASES), 3)])[name].result(30)
+    with Operations(Connection({"bootstrap.servers": bootstrap})) as operations:
+        operations.initialise()
+        operations.enrol(name, Partitioner.EXPLICIT, slots=2)
+    return name
 
 
-def assert_nothing_lost(bootstrap: str, operations: Operations, writer: Writer) -> None:
-    """What was reported as delivered is read once, in order per key; nothing else was doubled."""
-    writer.finish()
-    state = state_of(operations, writer.parent)
-    numbers: dict[bytes, list[int]] = {}
-    for record in LineageReader(Connection({"bootstrap.servers": bootstrap}), state).records():
-        assert record.key is not None and record.value is not None
-        numbers.setdefault(record.key, []).append(int(record.value))
-    read = [n for values in numbers.values() for n in values]
-    assert not writer.failed
-    assert sorted(read) == sorted(writer.delivered) == list(range(writer.sent))
-    assert all(values == sorted(values) for values in numbers.values())
+@pytest.fixture(scope="module")
+def plays(bootstrap: str, topic: str, request: pytest.FixtureRequest) -> Iterator[dict[Case, Future[None]]]:
+    """All cases that were asked for, a few at a time."""
+    asked = [item.callspec.params["case"] for item in request.session.items if _is_case(item)]
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        yield {
+            case: pool.submit(Play(bootstrap, PhysicalPartition(topic, CASES.index(case)), case).run)
+            for case in asked
+        }
+        pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize("last_step", SPLIT_STEPS)
+def _is_case(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and item.path == Path(__file__)
+
+
+@pytest.mark.parametrize("case", SPLITS, ids=str)
 def test_a_split_whose_operator_is_killed_before_the_commit_is_rolled_back_without_a_human(
-    bootstrap: str, operations: Operations, writer: Writer, last_step: str
+    plays: dict[Case, Future[None]], case: Case
 ) -> None:
-    assert run_operator(bootstrap, writer.parent, "split", last_step) == -signal.SIGKILL
-
-    assert_writable_again(writer)
-    operations.resume(writer.parent, max_pause_ms=5000, observer=ignore_steps)
-
-    state = state_of(operations, writer.parent)
-    assert state.phase is Phase.STEADY
-    expected_epoch = 0 if last_step == "Claim" else 1
-    assert state.epoch == expected_epoch, "resume finishes what was on record, and only that"
-    assert_nothing_lost(bootstrap, operations, writer)
+    plays[case].result(CASE_SECONDS)
 
 
-@pytest.mark.parametrize("last_step", MERGE_STEPS)
+@pytest.mark.parametrize("case", MERGES, ids=str)
 def test_a_merge_whose_operator_is_killed_before_the_commit_can_be_aborted(
-    bootstrap: str, operations: Operations, writer: Writer, last_step: str
+    plays: dict[Case, Future[None]], case: Case
 ) -> None:
-    assert run_operator(bootstrap, writer.parent, "split", "none") == 0
-    assert run_operator(bootstrap, writer.parent, "merge", last_step) == -signal.SIGKILL
-
-    assert_writable_again(writer)
-    operations.abort(writer.parent, "test", ignore_steps)
-
-    state = state_of(operations, writer.parent)
-    assert (state.phase, state.epoch) == (Phase.STEADY, 1)
-    assert run_operator(bootstrap, writer.parent, "merge", "none") == 0
-    assert_nothing_lost(bootstrap, operations, writer)
+    plays[case].result(CASE_SECONDS)
 
 
-@pytest.mark.parametrize(("verb", "last_step"), COMMITTED)
+@pytest.mark.parametrize("case", COMMITTED, ids=str)
 def test_an_operation_whose_operator_is_killed_behind_the_commit_goes_forward(
-    bootstrap: str, operations: Operations, writer: Writer, verb: str, last_step: str
+    plays: dict[Case, Future[None]], case: Case
 ) -> None:
-    if verb == "merge":
-        assert run_operator(bootstrap, writer.parent, "split", "none") == 0
-    assert run_operator(bootstrap, writer.parent, verb, last_step) == -signal.SIGKILL
-
-    assert_writable_again(writer)
-    operations.resume(writer.parent, max_pause_ms=5000, observer=ignore_steps)
-
-    state = state_of(operations, writer.parent)
-    assert (state.phase, state.epoch) == (Phase.STEADY, 1 if verb == "split" else 2)
-    assert_nothing_lost(bootstrap, operations, writer)
+    plays[case].result(CASE_SECONDS)

@@ -1,0 +1,88 @@
+"""``kpsplit acls``."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import click
+
+from kpsplit.admin_cli.call import Call, pass_call
+from kpsplit.admin_cli.given import VerbCommand, global_options
+from kpsplit.admin_cli.param_types import TOPIC
+from kpsplit.splitter.rights import Resource, Right, Role, rights_for
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@click.command("acls", cls=VerbCommand)
+@click.argument("topic", type=TOPIC)
+@click.option(
+    "--for",
+    "role",
+    type=click.Choice([role.value for role in Role]),
+    required=True,
+    help="Who is to get the rights.",
+)
+@click.option("--principal", metavar="USER", required=True, help="Kafka's principal, e.g. User:app.")
+@click.option("--group", metavar="GROUP", help="The consumer's group.")
+@click.option(
+    "--transactional-id",
+    metavar="PREFIX",
+    help="With what the producer's transactional ids begin, if it uses transactions.",
+)
+@global_options
+@pass_call
+def command(
+    call: Call, topic: str, role: str, principal: str, group: str | None, transactional_id: str | None
+) -> None:
+    """Print the least rights that a client of a topic needs.
+
+    As commands of Kafka's own tool, ready to run where it can connect with rights to alter the cluster.
+    Asks no broker, changes nothing.
+    """
+    wanted = Role(role)
+    if ":" not in principal:
+        raise click.UsageError("--principal takes a kind and a name, e.g. User:app")
+    if wanted is Role.CONSUMER and group is None:
+        raise click.UsageError("--for consumer needs --group")
+    rights = rights_for(wanted, topic, group=group, transactional_id=transactional_id)
+    servers = call.given.bootstrap_server or "HOST:PORT"
+    data = {"principal": principal, "role": role, "topic": topic, "rights": [_json(r) for r in rights]}
+
+    def render(console: Console) -> None:
+        for line in tool_lines(rights, principal, servers):
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+    call.show(data, render)
+
+
+def tool_lines(rights: Iterable[Right], principal: str, servers: str) -> Iterator[str]:
+    """Yield one command of ``kafka-acls.sh`` per resource."""
+    for (resource, name, prefixed), found in groupby(
+        sorted(rights), key=lambda r: (r.resource, r.name, r.prefixed)
+    ):
+        words = ["kafka-acls.sh", "--bootstrap-server", servers, "--add", "--allow-principal", principal]
+        words += [part for right in found for part in ("--operation", right.operation)]
+        words += _on(resource, name, prefixed)
+        yield shlex.join(words)
+
+
+def _on(resource: Resource, name: str, prefixed: bool) -> list[str]:
+    if resource is Resource.CLUSTER:
+        return ["--cluster"]
+    if prefixed and not name:
+        return [f"--{resource}", "*"]
+    return [f"--{resource}", name, *(["--resource-pattern-type", "prefixed"] if prefixed else [])]
+
+
+def _json(right: Right) -> dict[str, str]:
+    return {
+        "resource": right.resource.value,
+        "name": right.name or "*",
+        "pattern": "prefixed" if right.prefixed and right.name else "literal",
+        "operation": right.operation.value,
+    }

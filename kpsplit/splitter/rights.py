@@ -1,0 +1,161 @@
+"""What each kind of client may do, and no more, as Kafka's access lists say it (docs/security.md). Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kpsplit.splitter.records.keys import CONTROL_TOPIC, OFFSETS_TOPIC, PRODUCERS_TOPIC, slots_topic
+
+
+class Role(StrEnum):
+    """Who asks for rights."""
+
+    OPERATOR = "operator"
+    PRODUCER = "producer"
+    CONSUMER = "consumer"
+    VERIFIER = "verifier"
+
+
+class Resource(StrEnum):
+    """What a right is about, in Kafka's words."""
+
+    TOPIC = "topic"
+    GROUP = "group"
+    TRANSACTIONAL_ID = "transactional-id"
+    CLUSTER = "cluster"
+
+
+class Operation(StrEnum):
+    """What is allowed, in Kafka's words. Read, Write, Delete and Alter bring Describe with them."""
+
+    READ = "Read"
+    WRITE = "Write"
+    CREATE = "Create"
+    DELETE = "Delete"
+    ALTER = "Alter"
+    DESCRIBE = "Describe"
+    ALTER_CONFIGS = "AlterConfigs"
+    DESCRIBE_CONFIGS = "DescribeConfigs"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Right:
+    """One entry: an operation on a resource, or on all whose names begin so (``prefixed``)."""
+
+    resource: Resource
+    name: str
+    prefixed: bool
+    operation: Operation
+
+    def __str__(self) -> str:
+        """Return it as people say it."""
+        return f"{self.operation} on {self.resource} {self.name}{'*' if self.prefixed else ''}"
+
+
+def rights_for(
+    role: Role, topic: str, *, group: str | None = None, transactional_id: str | None = None
+) -> tuple[Right, ...]:
+    """Return the least rights with which a role can work on a topic.
+
+    Args:
+        role: who.
+        topic: the logical topic.
+        group: the consumer's group; required for consumers, and only used for them and for operators.
+        transactional_id: with what the producer's transactional ids begin, if it uses transactions.
+
+    Raises:
+        ValueError: a consumer without a group.
+    """
+    match role:
+        case Role.OPERATOR:
+            return _operator(topic)
+        case Role.PRODUCER:
+            return _producer(topic, transactional_id)
+        case Role.CONSUMER:
+            if group is None:
+                raise ValueError("a consumer has a group")
+            return _consumer(topic, group)
+        case Role.VERIFIER:
+            return _verifier(topic)
+
+
+def subtopics_prefix(topic: str) -> str:
+    """Return with what the names of a topic's sub-topics begin."""
+    return f"{topic}.split-"
+
+
+def _operator(topic: str) -> tuple[Right, ...]:
+    data = (
+        Operation.READ,
+        Operation.WRITE,
+        Operation.CREATE,
+        Operation.DELETE,
+        Operation.ALTER,
+        Operation.ALTER_CONFIGS,
+        Operation.DESCRIBE_CONFIGS,
+    )
+    own = (Operation.READ, Operation.WRITE, Operation.CREATE, Operation.DESCRIBE_CONFIGS)
+    return (
+        *_on(Resource.TOPIC, topic, *data),
+        *_on(Resource.TOPIC, subtopics_prefix(topic), *data, prefixed=True),
+        *_on(Resource.TOPIC, CONTROL_TOPIC, *own),
+        *_on(Resource.TOPIC, PRODUCERS_TOPIC, *own),
+        *_on(Resource.TOPIC, OFFSETS_TOPIC, *own),
+        *_on(
+            Resource.TOPIC,
+            slots_topic(topic),
+            Operation.CREATE,
+            Operation.DESCRIBE,
+            Operation.DESCRIBE_CONFIGS,
+        ),
+        *_on(Resource.TRANSACTIONAL_ID, f"kpsplit.op.{topic}.", Operation.WRITE, prefixed=True),
+        *_on(Resource.GROUP, "", Operation.DESCRIBE, prefixed=True),
+        *_on(Resource.CLUSTER, "kafka-cluster", Operation.ALTER, Operation.DESCRIBE),
+    )
+
+
+def _producer(topic: str, transactional_id: str | None) -> tuple[Right, ...]:
+    own = (
+        ()
+        if transactional_id is None
+        else _on(Resource.TRANSACTIONAL_ID, transactional_id, Operation.WRITE, prefixed=True)
+    )
+    return (
+        *_on(Resource.TOPIC, topic, Operation.WRITE),
+        *_on(Resource.TOPIC, subtopics_prefix(topic), Operation.WRITE, prefixed=True),
+        *_on(Resource.TOPIC, CONTROL_TOPIC, Operation.READ),
+        *_on(Resource.TOPIC, PRODUCERS_TOPIC, Operation.WRITE),
+        *own,
+    )
+
+
+def _consumer(topic: str, group: str) -> tuple[Right, ...]:
+    return (
+        *_reading(topic),
+        *_on(Resource.GROUP, group, Operation.READ),
+        *_on(Resource.TOPIC, slots_topic(topic), Operation.READ),
+        *_on(Resource.TOPIC, OFFSETS_TOPIC, Operation.READ, Operation.WRITE, Operation.DESCRIBE_CONFIGS),
+        *_on(Resource.TRANSACTIONAL_ID, f"kpsplit.commit.{group}.", Operation.WRITE, prefixed=True),
+        *_on(Resource.TRANSACTIONAL_ID, f"kpsplit.run.{group}.", Operation.WRITE, prefixed=True),
+    )
+
+
+def _verifier(topic: str) -> tuple[Right, ...]:
+    return (
+        *_reading(topic),
+        *_on(Resource.TOPIC, PRODUCERS_TOPIC, Operation.READ),
+        *_on(Resource.TOPIC, OFFSETS_TOPIC, Operation.READ),
+    )
+
+
+def _reading(topic: str) -> tuple[Right, ...]:
+    return (
+        *_on(Resource.TOPIC, topic, Operation.READ),
+        *_on(Resource.TOPIC, subtopics_prefix(topic), Operation.READ, prefixed=True),
+        *_on(Resource.TOPIC, CONTROL_TOPIC, Operation.READ),
+    )
+
+
+def _on(resource: Resource, name: str, *operations: Operation, prefixed: bool = False) -> tuple[Right, ...]:
+    return tuple(Right(resource, name, prefixed, operation) for operation in operations)
