@@ -127,12 +127,15 @@ class CommitWriter:
             if also is not None:
                 also(producer)
             self._flush(producer, failures, deadline)
-            if offsets:
+            purged = any(error.code() == KafkaError._PURGE_QUEUE for error in failures)
+            if offsets:  # purged records do not say why: the transaction refuses the offsets with the reason
                 producer.send_offsets_to_transaction(
                     [TopicPartition(p.topic, p.partition, offset) for p, offset in sorted(offsets.items())],
                     metadata,
                     max(deadline.left(), MIN_TIMEOUT),
                 )
+            if purged:
+                raise KafkaException(failures[0])
         except BaseException as exception:
             self._abort(producer)
             if isinstance(exception, KafkaException):
@@ -185,8 +188,9 @@ class CommitWriter:
     def _flush(self, producer: Producer, failures: list[KafkaError], deadline: Deadline) -> None:
         """Wait until every record is acknowledged: only then may the generation be looked at."""
         left = producer.flush(max(deadline.left(), MIN_TIMEOUT))
-        if failures:
-            raise KafkaException(failures[0])
+        telling = [error for error in failures if error.code() != KafkaError._PURGE_QUEUE]
+        if telling:
+            raise KafkaException(telling[0])
         if left:
             raise DeadlineExceededError(f"{left} records of a commit were not acknowledged in time")
 

@@ -85,7 +85,8 @@ def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> 
     text = f"could not {what}: {error.str() or error.name()}"
     if code in _RIGHTS:
         return AuthorizationError(
-            f"could not {what}: missing {_RIGHTS[code]}", hint="ask for the right, then retry"
+            f"could not {what}: missing {_RIGHTS[code]}",
+            hint="ask for the right, then retry; all that are needed: kpsplit acls",
         )
     if code in _FENCED:
         return FencedError(f"could not {what}: another operator took over", hint="look at: kpsplit status")

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Consumer, Producer
 from kpsplit.consumer.lineage_reader import LineageReader
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.jvm import KafkaRuntime
+from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
-from kpsplit.splitter.rights import Role, rights_for
-from tests.broker.consuming import drain
+from kpsplit.splitter.records.keys import CONTROL_TOPIC
+from kpsplit.splitter.rights import Operation, Resource, Right, Role, rights_for
+from tests.broker.consuming import drain, wait_for
 from tests.broker.guarded import ADMIN, AccessLists, client, guarded_cluster
 from tests.broker.operating import PAUSE_MS, SHORT_LEASE_MS
 
@@ -28,7 +32,7 @@ PARENT = PhysicalPartition(TOPIC, 0)
 
 @pytest.fixture(scope="module")
 def guarded(kafka_runtime: KafkaRuntime) -> Iterator[DevCluster]:
-    """A cluster with a topic, initialised by its admin; every role has its rights."""
+    """A cluster that its admin has initialised, with a topic that its operator has split."""
     with guarded_cluster() as cluster:
         admin = AdminClient(client(cluster.bootstrap, ADMIN))
         admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(20)
@@ -37,6 +41,9 @@ def guarded(kafka_runtime: KafkaRuntime) -> Iterator[DevCluster]:
             lists.give(role.value, rights_for(role, TOPIC, group=GROUP))
         with Operations(Connection(client(cluster.bootstrap, ADMIN))) as operations:
             operations.initialise(lease_ms=SHORT_LEASE_MS)
+        with Operations(Connection(client(cluster.bootstrap, "operator"))) as operations:
+            operations.enrol(TOPIC, Partitioner.CONSISTENT_RANDOM, slots=2)
+            operations.run(operations.plan_split(PARENT, 2, even=True), max_pause_ms=PAUSE_MS, force=True)
         yield cluster
 
 
@@ -53,24 +60,108 @@ def send(producer: Producer, name: str) -> None:
     assert producer.flush(30) == 0
 
 
+def all_of(names: Iterable[str]) -> set[bytes | None]:
+    return {f"{name}-{n}".encode() for name in names for n in range(KEYS)}
+
+
+def consumer(guarded: DevCluster) -> Consumer:
+    """A member of the group that is allowed."""
+    return Consumer(
+        {
+            **client(guarded.bootstrap, "consumer"),
+            "group.id": GROUP,
+            "auto.offset.reset": "earliest",
+            "session.timeout.ms": 6000,
+        }
+    )
+
+
+def read_all(member: Consumer, names: Iterable[str]) -> None:
+    """Read until the records of these names have come."""
+    wanted = all_of(names)
+    while wanted:
+        wanted -= {m.value() for m in drain(member, 1)}
+
+
+@contextmanager
+def without(cluster: DevCluster, role: Role, right: Right) -> Iterator[None]:
+    """Take a right from a role for a while."""
+    lists = AccessLists(cluster.bootstrap)
+    lists.take(role.value, right)
+    try:
+        yield
+    finally:
+        lists.give(role.value, [right])
+
+
 def test_everybody_works_with_the_least_rights(guarded: DevCluster, operations: Operations) -> None:
-    operations.enrol(TOPIC, Partitioner.CONSISTENT_RANDOM, slots=2)
-    consumer = Consumer(
-        {**client(guarded.bootstrap, "consumer"), "group.id": GROUP, "auto.offset.reset": "earliest"}
-    )
-    with Producer(client(guarded.bootstrap, "producer")) as producer, consumer as member:
+    names = ("before", "between", "after")
+    with Producer(client(guarded.bootstrap, "producer")) as producer, consumer(guarded) as member:
         member.subscribe([TOPIC])
-        send(producer, "before")
-        operations.run(operations.plan_split(PARENT, 2, even=True), max_pause_ms=PAUSE_MS, force=True)
-        send(producer, "between")
+        send(producer, names[0])
         operations.run(operations.plan_merge(PARENT), max_pause_ms=PAUSE_MS, force=True)
-        send(producer, "after")
-        values = [m.value() for m in drain(member, 3 * KEYS)]
+        send(producer, names[1])
+        operations.run(operations.plan_split(PARENT, 2, even=True), max_pause_ms=PAUSE_MS, force=True)
+        send(producer, names[2])
+        read_all(member, names)
         member.commit(asynchronous=False)
-    assert sorted(values) == sorted(
-        f"{w}-{n}".encode() for w in ("before", "between", "after") for n in range(KEYS)
-    )
     state = operations.view().state(PARENT)
-    assert state is not None and state.epoch == 2
+    assert state is not None and state.epoch == 3
     reader = LineageReader(Connection(client(guarded.bootstrap, "verifier")), state)
-    assert len(list(reader.records())) == 3 * KEYS
+    assert {r.value for r in reader.records()} >= all_of(names)
+
+
+@pytest.mark.parametrize("right", rights_for(Role.PRODUCER, TOPIC), ids=str)
+def test_a_right_that_a_producer_lacks_fails_its_records(guarded: DevCluster, right: Right) -> None:
+    told: list[KafkaError | None] = []
+    with without(guarded, Role.PRODUCER, right):
+        with Producer(client(guarded.bootstrap, "producer")) as producer:
+            producer.produce(TOPIC, b"v", b"k", on_delivery=lambda error, _: told.append(error))
+            assert producer.flush(30) == 0
+    assert [error and error.code() for error in told] == [KafkaError.TOPIC_AUTHORIZATION_FAILED]
+    with Producer(client(guarded.bootstrap, "producer")) as producer:
+        send(producer, "with the right again")
+
+
+NEEDED = [
+    right
+    for right in rights_for(Role.CONSUMER, TOPIC, group=GROUP)
+    if right.name not in (CONTROL_TOPIC, f"kpsplit.run.{GROUP}.")
+]
+
+
+@pytest.mark.parametrize("right", NEEDED, ids=str)
+def test_a_right_that_a_consumer_lacks_is_told_and_nothing_is_lost(guarded: DevCluster, right: Right) -> None:
+    with Producer(client(guarded.bootstrap, "producer")) as producer:
+        send(producer, str(right))
+    with without(guarded, Role.CONSUMER, right), consumer(guarded) as member:
+        member.subscribe([TOPIC])
+        error = first_error(member)
+    assert error.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED)
+    with consumer(guarded) as member:
+        member.subscribe([TOPIC])
+        read_all(member, [str(right)])
+
+
+def first_error(member: Consumer) -> KafkaError:
+    """Poll, and commit what came, until something is refused."""
+    deadline = Deadline(30)
+    while True:
+        deadline.check("an error that tells of the missing right")
+        message = member.poll(0.2)
+        try:
+            if message is not None and message.error() is None:
+                member.commit(asynchronous=False)
+        except KafkaException as refused:
+            return refused.args[0]
+        if message is not None and message.error() is not None:
+            return message.error()
+
+
+def test_a_consumer_that_may_not_see_the_control_topic_says_so(
+    guarded: DevCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = Right(Resource.TOPIC, CONTROL_TOPIC, False, Operation.READ)
+    with without(guarded, Role.CONSUMER, right), consumer(guarded) as member:
+        member.subscribe([TOPIC])
+        wait_for(lambda: member.poll(0.1) or "not enrolled" in caplog.text, "a warning", 30)

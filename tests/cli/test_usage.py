@@ -26,6 +26,7 @@ from kpsplit.errors import (
 from kpsplit.splitter.events import Abort
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import EndedBy
+from tests.cli.conftest import Kpsplit
 from tests.unit.samples import UNSPLIT, committed, fenced, life, split_attempt
 
 PRESENT = [verb for verb in VERBS if verb.name != "demo"]
@@ -63,6 +64,8 @@ def error_line(result: Result) -> str:
         (["read", "orders/3", "--limit", "0"], "'--limit'"),
         (["enroll", "orders", "--slots", "65"], "65 is not in the range"),
         (["offsets", "orders/3"], "Missing option '--group'"),
+        (["acls", "orders", "--for", "consumer", "--principal", "User:a"], "--for consumer needs --group"),
+        (["acls", "orders", "--for", "producer", "--principal", "app"], "takes a kind and a name"),
         (["offsets", "--group", "g"], "Missing argument"),
         (["offsets", "--group", "g", "orders/x"], "write TOPIC/P, e.g. orders/3"),
         (["seek", "--group", "g", "orders/3"], "Missing option '--to'"),
@@ -267,8 +270,19 @@ def test_every_verb_that_changes_something_is_known_as_such() -> None:
         "offsets",
         "verify",
         "route",
+        "acls",
         "read",
         "cluster",
         "demo",
     }
     assert {name for name, verb in BY_NAME.items() if not verb.changes} == looking
+
+
+def test_rights_are_printed_as_commands_without_asking_a_broker(offline: Kpsplit) -> None:
+    ran = offline("acls", "orders", "--for", "producer", "--principal", "User:my app", "-b", "b1:9092")
+    lines = ran.out.splitlines()
+    assert (ran.code, len(lines)) == (0, 4)
+    assert lines[-1] == (
+        "kafka-acls.sh --bootstrap-server b1:9092 --add --allow-principal 'User:my app' "
+        "--operation Write --topic orders.split- --resource-pattern-type prefixed"
+    )
