@@ -43,7 +43,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("lineage", f"{_COMMANDS}.lineage", "Show all segments of a partition.", LOOK),
     Verb("offsets", f"{_COMMANDS}.offsets", "Show how far a consumer group has come.", LOOK),
     Verb("route", f"{_COMMANDS}.route", "Show where a key goes.", LOOK),
-    Verb("acls", f"{_COMMANDS}.acls", "Print the least rights that a client needs.", LOOK),
+    Verb("acls", f"{_COMMANDS}.acls", "Print the least rights that a client of a topic needs.", LOOK),
     Verb("read", f"{_COMMANDS}.read", "Print a partition's records in lineage order.", LOOK),
     Verb(
         "verify", f"{_COMMANDS}.verify", "Prove that no record was lost, repeated or put out of order.", LOOK
