@@ -1,7 +1,8 @@
-"""librdkafka's connection properties as options of Spark's Kafka connector: Java's names behind ``kafka.``.
+"""librdkafka's connection properties for executors on other machines.
 
-Certificates and keys are handed over by content, not by path, so that executors on other machines need no
-files. Everything travels as options of the reader inside Spark's own channels, never on a command line.
+As options of Spark's Kafka connector (Java's names behind ``kafka.``), or as they are (``portable``).
+Certificates and keys are handed over by content, not by path, so that executors need no files. Everything
+travels as options of the reader inside Spark's own channels, never on a command line.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ _FILES = {
     "ssl.ca.location": ("ssl.truststore.certificates", ("ssl.truststore.type", "PEM")),
     "ssl.certificate.location": ("ssl.keystore.certificate.chain", ("ssl.keystore.type", "PEM")),
     "ssl.key.location": ("ssl.keystore.key", ("ssl.keystore.type", "PEM")),
+}
+_CONTENTS = {
+    "ssl.ca.location": "ssl.ca.pem",
+    "ssl.certificate.location": "ssl.certificate.pem",
+    "ssl.key.location": "ssl.key.pem",
 }
 _RENAMED: dict[str, tuple[str, Callable[[str], str]]] = {
     "security.protocol": ("security.protocol", str.upper),
@@ -53,6 +59,26 @@ def kafka_options(connection: Connection, own: Mapping[str, str] | None = None) 
     options |= given
     options["kafka.isolation.level"] = "read_committed"
     return options
+
+
+def portable(properties: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
+    """Return librdkafka's properties in a form that means the same on any machine.
+
+    Raises:
+        ConfigurationError: a value is no text or number, or a file cannot be read; no value is shown.
+    """
+    found: dict[str, str | int | float | bool] = {}
+    for name, value in properties.items():
+        if name in _CONTENTS and value is not None:
+            found[_CONTENTS[name]] = _content(name, str(value))
+        elif isinstance(value, str | int | float | bool):
+            found[name] = value
+        elif value is not None:
+            raise ConfigurationError(
+                f"the property {name} cannot travel to Spark's executors",
+                hint="give properties as text; certificates and keys as files",
+            )
+    return found
 
 
 def _security(properties: Mapping[str, Any]) -> dict[str, str]:

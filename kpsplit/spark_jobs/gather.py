@@ -161,11 +161,11 @@ class Gatherer:
         ids = {topic: self._topic_id(topic) for topic in {source.topic for source in owners}}
         reasons = {source: why_gone(state, source, ids[source.topic]) for source, state in owners.items()}
         there = [source for source, reason in reasons.items() if reason is None]
+        high = self._admin.end_offsets(there)  # first: only an open transaction keeps stable below it
         stable = self._admin.end_offsets(there, IsolationLevel.READ_COMMITTED)
-        high = self._admin.end_offsets(there)
         low = self._admin.start_offsets(there)
         bounds = {
-            s: LogBounds(low[s], stable[s].offset, high[s].offset)
+            s: LogBounds(low[s], stable[s].offset, max(high[s].offset, stable[s].offset))
             for s in there
             if s in low and s in stable and s in high
         }

@@ -7,10 +7,10 @@ at among those (design, section 10). What a cursor says of a segment:
 * absent, but something listed comes after it along the lineage: *drained*, all of it was processed;
 * absent otherwise: not started. A missing position never means "drained".
 
-A segment is *complete* when it is drained, or listed at its end, or holds nothing and all before it is
-complete. It is *ready* when all its relevant predecessors are complete, and *readable* when it is ready and
-not complete. A reader that reads only readable segments, and moves the cursor as it processes, delivers every
-record of its range once, and never before its predecessors (invariants 6 and 7).
+A segment is *complete* when it is drained, or holds something and is listed at its end, or holds nothing and
+all before it is complete. It is *ready* when all its relevant predecessors are complete, and *readable* when
+it is ready and not complete. A reader that reads only readable segments, and moves the cursor as it
+processes, delivers every record of its range once, and never before its predecessors (invariants 6 and 7).
 
 The empty cursor has started nothing. A cursor says the same in every later view of the lineage. A view that
 is older than the cursor does not know segments that are listed, and cannot tell what is drained: nothing is
@@ -206,8 +206,11 @@ class _Walk:
     def _is_complete(self, segment: Segment) -> bool:
         if self.drained(segment):
             return True
-        at_end = segment.end is not None and self.position(segment) >= segment.end
-        return at_end and (segment.id in self.listed or self.ready(segment))
+        if segment.end is None or self.position(segment) < segment.end:
+            return False
+        # Where nothing is stored the start is the end: to be listed there does not say what came before.
+        processed = segment.id in self.listed and segment.end > segment.start
+        return processed or self.ready(segment)
 
 
 def _settled(walk: _Walk) -> dict[int, int]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from kpsplit.errors import (
     ConflictError,
+    DeadlineExceededError,
     FencedError,
     KpsplitError,
     UnknownOutcomeError,
@@ -294,12 +295,15 @@ class Driver:
         try:
             deadline = self._ports.clock.deadline(CLEANUP_SECONDS)
             self._ports.topics.delete_abandoned(name, deadline)
-            return self._record(state, Retire(name), deadline)
         except (FencedError, UnknownOutcomeError):
             raise
         except KpsplitError:
             self._observe(StepDone("LeftOver", 0.0, f"{name} is left over; kpsplit doctor lists it"))
             return state
+        try:
+            return self._record(state, Retire(name), deadline)
+        except DeadlineExceededError:  # it may be written: only the log says which state is the last one
+            return self._claim(self._ports.clock.deadline(CLEANUP_SECONDS))
 
 
 def _frozen(state: PartitionState) -> ConflictError:

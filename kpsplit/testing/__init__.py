@@ -1,15 +1,15 @@
 """For tests of applications that use kpsplit, and of kpsplit itself."""
 
+from kpsplit.testing.findings import Anomaly, Finding
 from kpsplit.testing.history import (
-    Anomaly,
     Delivery,
-    Finding,
     HistoryChecker,
     HistoryReport,
     Send,
     SendOutcome,
     check_history,
 )
+from kpsplit.testing.readings import RawRecord, ReadingChecker, ReadingReport
 
 __all__ = [
     "Anomaly",
@@ -17,6 +17,9 @@ __all__ = [
     "Finding",
     "HistoryChecker",
     "HistoryReport",
+    "RawRecord",
+    "ReadingChecker",
+    "ReadingReport",
     "Send",
     "SendOutcome",
     "check_history",

@@ -1,8 +1,9 @@
 """The history checker: from what was sent and what was read back, everything that went wrong in between.
 
-Pure: it sees values only. Producers record every send with its outcome: ok, failed, or *unknown* (a time-out,
-a crash). A fresh reader records every delivery, along the lineage: predecessors before their successors, each
-segment in the order of its offsets. Each record has an id of its own. Then:
+Pure: it sees values only. Producers record every send with its outcome: ok, failed, *unknown* (a time-out, a
+crash), or aborted with its transaction. A fresh reader records every delivery, along the lineage:
+predecessors before their successors, each segment in the order of its offsets. Each record has an id of its
+own. Then:
 
     checker = HistoryChecker([lineage])
     for send in sends: checker.sent(send)
@@ -10,26 +11,33 @@ segment in the order of its offsets. Each record has an id of its own. Then:
     report = checker.report()
     assert report.clean, report
 
-``Anomaly`` lists what must not be. Counted, but no anomaly: a record whose delivery failed and that was
-written after all (after every Kafka error it may have been), wherever it stands among the others of its key.
+``Anomaly`` lists what must not be. Counted, but no anomaly, because the client library does it and kpsplit
+cannot help it:
+
+* a record whose delivery failed and that was written after all (after every Kafka error it may have been),
+  wherever it stands among the others of its key;
+* a second copy in the same segment with the same stamp: the library wrote a batch twice (its duplicates after
+  a leader change). What kpsplit sends again goes to a later segment, with a newer epoch in its stamp;
+* a record that failed and is not there while later ones of its key are (the library's gaps): it was told.
+
+What the members of a group were given is checked by ``kpsplit.testing.readings``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from kpsplit.errors import UsageError
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, SegmentKind
+from kpsplit.testing.findings import DEFAULT_EXAMPLES, Anomaly, Finding, Findings, told
 from kpsplit.testing.segments_read import SegmentRead
 
 Key = bytes | int | None
 """A key, or its key hash where the key itself is not recorded; None: no key, and so no order to keep."""
-
-DEFAULT_EXAMPLES = 10
 
 
 class SendOutcome(StrEnum):
@@ -38,6 +46,8 @@ class SendOutcome(StrEnum):
     OK = "ok"
     FAILED = "failed"
     UNKNOWN = "unknown"
+    ABORTED = "aborted"
+    """Its transaction is known to be aborted."""
 
 
 class Send(NamedTuple):
@@ -58,7 +68,10 @@ class Send(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """One record as it was read back: its logical place, and the physical one, ``source`` and ``offset``."""
+    """One record as it was read back: its logical place, and the physical one, ``source`` and ``offset``.
+
+    ``epoch``: that of its stamp, None if it has none or if it is not recorded.
+    """
 
     partition: PhysicalPartition
     logical_offset: int
@@ -67,50 +80,18 @@ class Delivery(NamedTuple):
     id: Hashable
     source: PhysicalPartition
     offset: int
-
-
-class Anomaly(StrEnum):
-    """What must not be."""
-
-    LOST = "lost"
-    """Reported as delivered, and not there."""
-    UNSEEN = "unseen"
-    """Reported as delivered behind the place where the reading of an open segment ended."""
-    DUPLICATE = "duplicate"
-    """Delivered more than once."""
-    OUT_OF_ORDER = "out of order"
-    """Delivered after a later record of the same producer and key."""
-    NEVER_SENT = "never sent"
-    """Delivered, and nobody sent it."""
-    WRONG_PLACE = "wrong place"
-    """Not where its report says, or not where its logical offset says, or in another logical partition."""
-    WRONG_SEGMENT = "wrong segment"
-    """In a segment that does not take its key, or that its producer must not write to."""
-    WRONG_KEY = "wrong key"
-    """Read back with another key than it was sent with."""
-    OFFSET_REUSED = "logical offset used twice"
-    """Two records of a logical partition have one logical offset."""
-    OFFSET_NOT_RISING = "logical offset not rising"
-    """Not above every logical offset before it in its segment and in the segments that this one follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """How often an anomaly was found, and the first examples in words."""
-
-    anomaly: Anomaly
-    count: int
-    examples: tuple[str, ...]
+    epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryReport:
     """What a history amounts to.
 
-    ``sent`` = ``ok`` + ``failed`` + ``unknown``. ``delivered``: how many of the records sent were read back,
-    each counted once; ``read``: how many deliveries there were. ``failed_but_written``,
+    ``sent`` = ``ok`` + ``failed`` + ``unknown`` + ``aborted``. ``delivered``: how many of the records sent
+    were read back, each counted once; ``read``: how many deliveries there were. ``failed_but_written``,
     ``unknown_but_written``: read back although their outcome was not ok; ``failed_out_of_order``: of the
-    former, those behind later ones of their key.
+    former, those behind later ones of their key. ``library_duplicates`` and ``library_gaps``: what the client
+    library did, see the module.
     """
 
     sent: int
@@ -123,6 +104,9 @@ class HistoryReport:
     unknown_but_written: int
     failed_out_of_order: int
     findings: tuple[Finding, ...]
+    aborted: int = 0
+    library_duplicates: int = 0
+    library_gaps: int = 0
 
     @property
     def clean(self) -> bool:
@@ -152,7 +136,7 @@ class HistoryReport:
         """Return the findings for people, one line each with its first examples."""
         if self.clean:
             return f"clean: {self.delivered} of {self.sent} records delivered, each once and in order"
-        return "\n".join(f"{f.anomaly}: {f.count}, e.g. {'; '.join(f.examples)}" for f in self.findings)
+        return told(self.findings)
 
 
 class HistoryChecker:
@@ -174,8 +158,9 @@ class HistoryChecker:
         self._foreign = frozenset(foreign)
         self._partitions = {lineage.parent: _PartitionRead(lineage) for lineage in lineages}
         self._sends: dict[Hashable, Send] = {}
-        self._delivered_at: dict[Hashable, int] = {}
-        self._found = _Findings(examples)
+        self._delivered_at: dict[Hashable, Delivery] = {}
+        self._library_duplicates = 0
+        self._found = Findings(examples)
         self._counts = dict.fromkeys(SendOutcome, 0)
         self._written = dict.fromkeys(SendOutcome, 0)
         self._failed_out_of_order = 0
@@ -204,18 +189,19 @@ class HistoryChecker:
         if send is None:
             self._note(Anomaly.NEVER_SENT, delivery, "nobody sent it")
         elif delivery.id in self._delivered_at:
-            first = self._delivered_at[delivery.id]
-            self._note(Anomaly.DUPLICATE, delivery, f"delivered at logical offset {first} before")
+            self._again(send, self._delivered_at[delivery.id], delivery)
         else:
-            self._delivered_at[delivery.id] = delivery.logical_offset
+            self._delivered_at[delivery.id] = delivery
             self._written[send.outcome] += 1
+            if send.outcome is SendOutcome.ABORTED:
+                self._note(Anomaly.ABORTED_READ, delivery, "its transaction was aborted")
             self._check_against(send, segment, delivery)
             if send.key is not None:
                 self._check_order(partition, send, delivery)
 
     def report(self) -> HistoryReport:
         """Look for what was not delivered, and return everything that was found."""
-        missing = _Findings(self._found.examples)
+        missing = Findings(self._found.examples)
         for send in self._sends.values():
             if send.outcome is SendOutcome.OK and send.id not in self._delivered_at:
                 anomaly = Anomaly.UNSEEN if self._beyond_reading(send) else Anomaly.LOST
@@ -231,6 +217,32 @@ class HistoryChecker:
             unknown_but_written=self._written[SendOutcome.UNKNOWN],
             failed_out_of_order=self._failed_out_of_order,
             findings=(*missing.all(), *self._found.all()),
+            aborted=self._counts[SendOutcome.ABORTED],
+            library_duplicates=self._library_duplicates,
+            library_gaps=self._library_gaps(),
+        )
+
+    def _again(self, send: Send, first: Delivery, delivery: Delivery) -> None:
+        """Tell the library's second copies from ours."""
+        same_stamp = first.epoch == delivery.epoch and (
+            first.epoch is not None or send.producer in self._foreign
+        )
+        twice_written = (first.source, first.segment) == (delivery.source, delivery.segment)
+        if same_stamp and twice_written and first.offset != delivery.offset:
+            self._library_duplicates += 1
+        else:
+            self._note(
+                Anomaly.DUPLICATE, delivery, f"delivered at logical offset {first.logical_offset} before"
+            )
+
+    def _library_gaps(self) -> int:
+        return sum(
+            send.outcome is SendOutcome.FAILED
+            and send.key is not None
+            and send.id not in self._delivered_at
+            and partition.last_sequence.get((send.producer, send.key), send.sequence) > send.sequence
+            for send in self._sends.values()
+            if (partition := self._partitions.get(send.partition)) is not None
         )
 
     def _check_place(self, partition: _PartitionRead, segment: SegmentRead, delivery: Delivery) -> None:
@@ -324,24 +336,6 @@ class _PartitionRead:
         self.segments = SegmentRead.all_of(lineage)
         self.used_offsets: set[int] = set()
         self.last_sequence: dict[tuple[str, Key], int] = {}
-
-
-@dataclass(slots=True)
-class _Findings:
-    """Counts per anomaly, with the first examples."""
-
-    examples: int
-    _counts: dict[Anomaly, int] = field(default_factory=dict)
-    _texts: dict[Anomaly, list[str]] = field(default_factory=dict)
-
-    def note(self, anomaly: Anomaly, text: str) -> None:
-        self._counts[anomaly] = self._counts.get(anomaly, 0) + 1
-        texts = self._texts.setdefault(anomaly, [])
-        if len(texts) < self.examples:
-            texts.append(text)
-
-    def all(self) -> list[Finding]:
-        return [Finding(a, self._counts[a], tuple(self._texts[a])) for a in Anomaly if a in self._counts]
 
 
 def _hash(key: bytes | int) -> int:

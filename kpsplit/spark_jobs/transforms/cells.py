@@ -192,7 +192,8 @@ def out_of_order(records: DataFrame, wanted: DataFrame, excused: DataFrame) -> D
 
     Args:
         records: judged records.
-        wanted: the producers and segments to look at (logical_partition, instance, segment).
+        wanted: the producers and segments to look at (logical_partition, instance, segment), and from which
+            offset on records are judged (since); those before it only stand before others.
         excused: numbers that may stand anywhere (logical_partition, instance, sequence): reported as failed.
     """
     path = Window.partitionBy("logical_partition", "instance", "key_hash", "key_print").orderBy(
@@ -200,8 +201,28 @@ def out_of_order(records: DataFrame, wanted: DataFrame, excused: DataFrame) -> D
     )
     return (
         records.where((F.col("fate") == int(Fate.DATA)) & F.col("keyed"))
-        .join(F.broadcast(wanted), ["logical_partition", "instance", "segment"], "left_semi")
+        .join(F.broadcast(wanted), ["logical_partition", "instance", "segment"])
         .join(F.broadcast(excused), ["logical_partition", "instance", "sequence"], "left_anti")
         .withColumn("before", F.lag("sequence").over(path))
-        .where("before > sequence")
+        .where("before > sequence AND offset >= since")
+    )
+
+
+def early(buckets_: DataFrame, known: DataFrame) -> DataFrame:
+    """Return buckets with data of numbers below a known one (logical_partition, instance, below)."""
+    first = F.col("bucket") * (1 << BUCKET_BITS)
+    return (
+        buckets_.where("data != 0")
+        .join(F.broadcast(known), ["logical_partition", "instance"])
+        .where(first < F.col("below"))
+        .drop("below")
+    )
+
+
+def places(records: DataFrame, wanted: DataFrame) -> DataFrame:
+    """Return where some numbers (logical_partition, instance, sequence) are data."""
+    return (
+        records.where(F.col("fate") == int(Fate.DATA))
+        .join(F.broadcast(wanted), ["logical_partition", "instance", "sequence"], "left_semi")
+        .select("logical_partition", "instance", "sequence", "segment", "logical_offset", "key_hash")
     )

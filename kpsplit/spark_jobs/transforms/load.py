@@ -25,6 +25,6 @@ def heaviest(hashes: DataFrame, weight: str, most: int) -> DataFrame:
 
 
 def by_cell(hashes: DataFrame, weight: str) -> DataFrame:
-    """Return the weight of every cell that has any: at most 65,536 rows."""
+    """Return weight and records of every cell that has any: at most 65,536 rows."""
     cell = F.shiftright("key_hash", CELL_BITS).alias("cell")
-    return hashes.groupBy(cell).agg(F.sum(weight).alias("weight"))
+    return hashes.groupBy(cell).agg(F.sum(weight).alias("weight"), F.sum("records").alias("records"))

@@ -24,16 +24,16 @@ T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
 
-def encode(value: dict[str, Any]) -> bytes:
+def encode(value: dict[str, Any], most: int = MAX_BYTES) -> bytes:
     """Return the canonical bytes of a JSON object: sorted keys, no spaces, ASCII.
 
     Raises:
-        RecordError: the result would be larger than MAX_BYTES.
+        RecordError: the result would be larger than ``most`` bytes.
     """
     data = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
-    if len(data) > MAX_BYTES:
+    if len(data) > most:
         raise RecordError(
-            f"a record of {len(data)} bytes is over the limit of {MAX_BYTES}",
+            f"a record of {len(data)} bytes is over the limit of {most}",
             hint="what it describes has too long a history to go on",
         )
     return data
@@ -52,14 +52,14 @@ def encode_readable(value: dict[str, Any], read: Callable[[bytes], object]) -> b
     return data
 
 
-def decode(data: bytes | None, what: str, version: int) -> Fields:
-    """Return the fields of a JSON object of the given format version.
+def decode(data: bytes | None, what: str, version: int, most: int = MAX_BYTES) -> Fields:
+    """Return the fields of a JSON object of the given format version and of at most so many bytes.
 
     Raises:
         RecordError: the bytes are no such object; the message says why and never shows a value.
         FutureVersionError: the object names a newer version.
     """
-    value = _object(data, what)
+    value = _object(data, what, most)
     found = value.pop("v", None)
     if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= _MAX_VERSION:
         raise RecordError(f"{what}: no format version")
@@ -80,11 +80,11 @@ def decode_unversioned(data: bytes | None, what: str) -> Fields:
     return Fields(_object(data, what), what)
 
 
-def _object(data: bytes | None, what: str) -> dict[str, Any]:
+def _object(data: bytes | None, what: str, most: int = MAX_BYTES) -> dict[str, Any]:
     if data is None:
         raise RecordError(f"{what}: no value")
-    if len(data) > MAX_BYTES:
-        raise RecordError(f"{what}: {len(data)} bytes are over the limit of {MAX_BYTES}")
+    if len(data) > most:
+        raise RecordError(f"{what}: {len(data)} bytes are over the limit of {most}")
     try:
         value = json.loads(
             data.decode("utf-8"), object_pairs_hook=_unique, parse_float=_reject, parse_constant=_reject

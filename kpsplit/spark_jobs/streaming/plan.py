@@ -1,0 +1,199 @@
+"""How far a micro-batch goes, and who reads what of it. Pure.
+
+Two rules, and everything else follows:
+
+1. A batch ends at a place that a reader along the lineage passes (``advance``): a segment is entered only
+   when everything before it, for its keys, is read to the end. So no row comes in an earlier batch than a
+   row of its key's predecessors; what an undecided fence may have ended is not passed, because its segments
+   have no end to go to (``readable_ends``).
+2. Within a batch, segments of which one comes after the other along the lineage are read by one task, in the
+   lineage's order (``tasks``). So the rows of one key come out of one task, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from kpsplit.spark_jobs.snapshot import LostReason
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
+from kpsplit.splitter.partition_state import PartitionState, SubTopicState
+from kpsplit.splitter.states import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """How far a logical partition can be read now: per segment id the offset before which all is decided.
+
+    A segment without one cannot be read on now.
+    """
+
+    lineage: Lineage
+    ends: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The offsets [first, behind) of a segment."""
+
+    segment: Segment
+    first: int
+    behind: int
+
+
+def readable_ends(state: PartitionState, stable: Mapping[PhysicalPartition, int]) -> dict[int, int]:
+    """Return the ends of a frontier.
+
+    A segment that the attempt under way may have ended has none until its outcome is known: a marker may
+    stand before the log's end. A retired sub-topic counts as read: whether anything was lost by it is
+    decided by whoever stands before its end (``without_lost``).
+
+    Args:
+        state: read from the control topic *behind* the log ends.
+        stable: the last stable offsets of logs.
+    """
+    undecided = state.closing_segments() if state.phase is Phase.FENCED else ()
+    found: dict[int, int] = {}
+    for s in state.lineage:
+        if s.end is not None and retired(state, s.source):
+            found[s.id] = s.end
+        elif s.source in stable and s.id not in undecided:
+            found[s.id] = stable[s.source] if s.end is None else min(s.end, stable[s.source])
+    return found
+
+
+def retired(state: PartitionState, source: PhysicalPartition) -> bool:
+    """Tell whether a physical partition was deleted with its sub-topic, as planned."""
+    subtopic = state.subtopic(source.topic)
+    return subtopic is not None and subtopic.state is SubTopicState.RETIRED
+
+
+def advance(
+    cursors: Mapping[int, Cursor], frontiers: Mapping[int, Frontier], most: int | None = None
+) -> dict[int, Cursor]:
+    """Return where the next batch ends, per logical partition; a partition without a frontier stays.
+
+    Args:
+        cursors: where the batch begins.
+        frontiers: how far can be read.
+        most: how many offsets it may hold (holes count as well); no limit when not given. What is readable
+            at once shares it in proportion to what each has to read, as in Kafka's own source.
+    """
+    moved = dict(cursors)
+    left = most
+    while backlog := list(_backlog(moved, frontiers)):
+        total = sum(stretch.behind - stretch.first for _, stretch in backlog)
+        steps = _shares([s.behind - s.first for _, s in backlog], total if left is None else min(left, total))
+        for (partition, stretch), step in zip(backlog, steps, strict=True):
+            moved[partition] = moved[partition].moved(stretch.segment.id, stretch.first + step)
+        if left is not None:
+            left -= sum(steps)
+            if left <= 0:
+                break
+    return {p: c.settled(frontiers[p].lineage) if p in frontiers else c for p, c in moved.items()}
+
+
+def _backlog(
+    cursors: Mapping[int, Cursor], frontiers: Mapping[int, Frontier]
+) -> Iterator[tuple[int, Stretch]]:
+    """Yield what can be read without reading anything else before it."""
+    for partition, frontier in sorted(frontiers.items()):
+        for segment, first in cursors[partition].readable(frontier.lineage).items():
+            behind = frontier.ends.get(segment, first)
+            if first < behind:
+                yield partition, Stretch(frontier.lineage.get(segment), first, behind)
+
+
+def _shares(wanted: list[int], most: int) -> list[int]:
+    """Return parts of ``wanted`` in proportion whose sum is ``most``, which is not more than theirs."""
+    total = sum(wanted)
+    parts = [want * most // total for want in wanted]
+    missing = most - sum(parts)
+    for i in sorted(range(len(wanted)), key=lambda i: parts[i] - wanted[i]):
+        more = min(missing, wanted[i] - parts[i])
+        parts[i] += more
+        missing -= more
+    return parts
+
+
+def reached(cursor: Cursor, lineage: Lineage) -> dict[int, int]:
+    """Return the next offset of every segment; that of a complete one is its end."""
+    pending = cursor.pending(lineage)
+    return {s.id: pending.get(s.id, s.start if s.end is None else s.end) for s in lineage}
+
+
+def between(lineage: Lineage, start: Cursor, end: Cursor) -> list[Stretch] | None:
+    """Return what lies between two cursors, predecessors first; None if the end is behind the start.
+
+    The lineage may be newer than the cursors: they say the same in it.
+    """
+    first, behind = reached(start, lineage), reached(end, lineage)
+    if any(behind[s.id] < first[s.id] for s in lineage):
+        return None
+    return [Stretch(s, first[s.id], behind[s.id]) for s in lineage if first[s.id] < behind[s.id]]
+
+
+def tasks(lineage: Lineage, stretches: Iterable[Stretch]) -> list[tuple[Stretch, ...]]:
+    """Return what each task reads, in this order: stretches that come after one another stay together."""
+    groups: list[list[Stretch]] = []
+    for stretch in sorted(stretches, key=lambda s: s.segment.id):
+        before = _before(lineage, stretch.segment.id)
+        joined = [g for g in groups if any(s.segment.id in before for s in g)]
+        groups = [g for g in groups if g not in joined]
+        groups.append([*(s for g in joined for s in g), stretch])
+    return [tuple(sorted(g, key=lambda s: s.segment.id)) for g in groups]
+
+
+def _before(lineage: Lineage, segment: int) -> set[int]:
+    """Return the ids of everything that comes before a segment."""
+    parents = {s.id: s.predecessors for s in lineage}
+    found: set[int] = set()
+    waiting = list(parents[segment])
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found.add(one)
+            waiting += parents[one]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A stretch that was still to be read and is gone."""
+
+    stretch: Stretch
+    reason: LostReason
+
+    def __str__(self) -> str:
+        """Return it as people read it."""
+        s = self.stretch
+        extent = f"offsets {s.first} to {s.behind - 1} of {s.segment.source}"
+        return f"segment {s.segment.id}: {extent} are gone ({self.reason})"
+
+
+def without_lost(
+    stretches: Iterable[Stretch],
+    lows: Mapping[PhysicalPartition, int],
+    gone: Mapping[PhysicalPartition, LostReason],
+) -> tuple[list[Stretch], list[Lost]]:
+    """Return what can still be read, and what cannot.
+
+    Args:
+        stretches: what is to be read.
+        lows: the first offset that each log has.
+        gone: physical partitions that hold nothing of ours any more.
+    """
+    kept: list[Stretch] = []
+    lost: list[Lost] = []
+    for stretch in stretches:
+        source = stretch.segment.source
+        if source in gone:
+            lost.append(Lost(stretch, gone[source]))
+            continue
+        first = min(max(stretch.first, lows.get(source, 0)), stretch.behind)
+        if first > stretch.first:
+            lost.append(Lost(replace(stretch, behind=first), LostReason.EXPIRED))
+        if first < stretch.behind:
+            kept.append(replace(stretch, first=first))
+    return kept, lost

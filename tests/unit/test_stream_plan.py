@@ -1,0 +1,130 @@
+"""The planning of micro-batches at the places where it could go wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kpsplit.errors import FutureVersionError, RecordError
+from kpsplit.spark_jobs.snapshot import LostReason
+from kpsplit.spark_jobs.streaming.offset import Standing, StreamOffset
+from kpsplit.spark_jobs.streaming.plan import (
+    Frontier,
+    Stretch,
+    advance,
+    between,
+    readable_ends,
+    tasks,
+    without_lost,
+)
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import WHOLE
+from tests.unit.samples import PARENT, life, phantom
+
+LIFE = life()
+SPLIT, MERGED = LIFE.split.lineage, LIFE.merged.lineage
+AT_START = Cursor.at_start(WHOLE)
+
+
+def ends(lineage, **open_ones: int) -> dict[int, int]:
+    return {s.id: s.end if s.end is not None else open_ones.get(f"s{s.id}", s.start) for s in lineage}
+
+
+def extents(stretches) -> list[tuple[int, int, int]]:
+    return [(s.segment.id, s.first, s.behind) for s in stretches]
+
+
+def test_a_limit_is_shared_in_proportion_by_what_is_readable_at_once() -> None:
+    start = Cursor(WHOLE, {0: 1000})
+    frontier = Frontier(SPLIT, ends(SPLIT, s2=100, s3=300, s4=0, s5=0))
+    moved = advance({3: start}, {3: frontier}, 40)[3]
+    assert extents(between(SPLIT, start, moved)) == [(2, 0, 10), (3, 0, 30)]
+
+
+def test_a_limit_below_the_number_of_segments_is_kept_and_used() -> None:
+    start = Cursor(WHOLE, {0: 1000})
+    frontier = Frontier(SPLIT, ends(SPLIT, s2=1, s3=1, s4=1, s5=9))
+    moved = advance({3: start}, {3: frontier}, 2)[3]
+    assert sum(behind - first for _, first, behind in extents(between(SPLIT, start, moved))) == 2
+
+
+def test_what_is_left_of_a_limit_goes_to_the_successors() -> None:
+    start = Cursor(WHOLE, {0: 990})
+    moved = advance({3: start}, {3: Frontier(SPLIT, ends(SPLIT, s2=100))}, 15)[3]
+    assert extents(between(SPLIT, start, moved)) == [(0, 990, 1000), (2, 0, 5)]
+
+
+def test_a_segment_is_not_entered_while_one_of_those_before_it_waits() -> None:
+    """A phantom whose log is decided only in part holds up the reopened parent, not its siblings."""
+    known = ends(MERGED, s6=5000)
+    held_up = next(s for s in MERGED if s.source == phantom(1))
+    known[held_up.id] = held_up.start + 1
+    moved = advance({3: AT_START}, {3: Frontier(MERGED, known)})[3]
+    read = {s.segment.id for s in between(MERGED, AT_START, moved)}
+    assert read == {s.id for s in MERGED if s.end is not None and s.end > s.start}
+
+
+def test_phantoms_are_read_by_tasks_of_their_own_and_with_their_parent_by_one() -> None:
+    moved = advance({3: AT_START}, {3: Frontier(SPLIT, ends(SPLIT, s2=7, s3=7, s4=7, s5=7))})[3]
+    whole = between(SPLIT, AT_START, moved)
+    assert [[s.segment.id for s in t] for t in tasks(SPLIT, whole)] == [[0, 2, 3, 4, 5]]
+    behind = between(SPLIT, Cursor(WHOLE, {0: 1000}), moved)
+    assert [[s.segment.id for s in t] for t in tasks(SPLIT, behind)] == [[2], [3], [4], [5]]
+
+
+def test_an_end_that_does_not_come_from_the_start_is_noticed() -> None:
+    assert between(SPLIT, Cursor(WHOLE, {0: 500}), Cursor(WHOLE, {0: 400})) is None
+
+
+def test_a_segment_with_no_known_end_is_not_read_on() -> None:
+    assert advance({3: AT_START}, {3: Frontier(SPLIT, {})})[3].positions == {0: 0}
+    assert advance({3: AT_START}, {}) == {3: AT_START}
+
+
+def test_no_more_than_the_stable_part_of_a_closed_segment_is_read() -> None:
+    """An open transaction before the marker."""
+    assert readable_ends(LIFE.split, {PARENT: 300})[0] == 300
+    assert readable_ends(LIFE.split, {PARENT: 1500})[0] == 1000
+
+
+def test_what_retention_took_is_told_and_the_rest_is_kept() -> None:
+    stretch = Stretch(SPLIT.get(0), 100, 900)
+    kept, lost = without_lost([stretch], {PARENT: 400}, {})
+    assert extents(kept) == [(0, 400, 900)]
+    assert [str(x) for x in lost] == [
+        "segment 0: offsets 100 to 399 of orders/3 are gone (retention removed them)"
+    ]
+    assert without_lost([stretch], {PARENT: 100}, {}) == ([stretch], [])
+    kept, lost = without_lost([stretch], {PARENT: 4000}, {})
+    assert not kept and extents(x.stretch for x in lost) == [(0, 100, 900)]
+
+
+def test_a_sub_topic_that_is_gone_is_lost_as_a_whole() -> None:
+    stretch = Stretch(SPLIT.get(2), 3, 9)
+    kept, lost = without_lost([stretch], {}, {stretch.segment.source: LostReason.RETIRED})
+    assert not kept and [x.reason for x in lost] == [LostReason.RETIRED]
+
+
+def test_the_offset_in_the_checkpoint_has_this_form() -> None:
+    """Whoever changes it raises the version: queries go on from offsets that older versions wrote."""
+    offset = StreamOffset("orders", {3: Standing(2, Cursor(WHOLE, {4: 1200, 5: 7}))}, {})
+    text = json.dumps(offset.as_json(), separators=(",", ":"))
+    assert text == '{"at":[{"e":2,"p":3,"s":{"4":1200,"5":7}}],"from":[],"topic":"orders","v":1}'
+    assert StreamOffset.parse(json.loads(text)) == offset
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [
+        ({"v": 2}, FutureVersionError),
+        ({"v": None}, RecordError),
+        ({"at": [{"p": 3, "e": 2, "s": {"x": 1}}]}, RecordError),
+        ({"at": [{"p": 3, "e": 2, "s": {"4": -1}}]}, RecordError),
+        ({"more": 1}, RecordError),
+    ],
+)
+def test_an_offset_that_is_newer_or_damaged_is_refused(damage, error) -> None:
+    good = StreamOffset("orders", {3: Standing(2, Cursor(WHOLE, {4: 1200}))}).as_json()
+    with pytest.raises(error):
+        StreamOffset.parse(good | damage)
