@@ -7,32 +7,38 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from kpsplit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from kpsplit.consumer import Consumer, DeserializingConsumer
+    from kpsplit.consumer.run import DeadLetter, Output, Retry, Skip, Stop
     from kpsplit.producer import Producer, SerializingProducer
 
 __version__ = "0.1.0"
 
-__all__ = ["Producer", "SerializingProducer", "Consumer", "DeserializingConsumer", "__version__"]
+__all__ = [
+    "Producer",
+    "SerializingProducer",
+    "Consumer",
+    "DeserializingConsumer",
+    "Output",
+    "Retry",
+    "Stop",
+    "Skip",
+    "DeadLetter",
+    "__version__",
+]
 
-_LAZY = {
-    "Producer": "kpsplit.producer",
-    "SerializingProducer": "kpsplit.producer",
-    "Consumer": "kpsplit.consumer",
-    "DeserializingConsumer": "kpsplit.consumer",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import the module that holds `name` on first use (PEP 562)."""
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(
+    __name__,
+    {
+        **dict.fromkeys(("Producer", "SerializingProducer"), "kpsplit.producer"),
+        **dict.fromkeys(("Consumer", "DeserializingConsumer"), "kpsplit.consumer"),
+        **dict.fromkeys(("Output", "Retry", "Stop", "Skip", "DeadLetter"), "kpsplit.consumer.run"),
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -40,7 +40,7 @@ NOTHING: frozenset[OwnedSlot] = frozenset()
 class FetchBuffer:
     """Implements ``Sink`` for ``poll()`` and ``consume()``.
 
-    Threads: ``take``, ``consume``, ``wait``, ``mark`` and ``attended`` are for the application's;
+    Threads: ``take``, ``consume``, ``wait`` and ``attended`` are for the application's, ``mark`` for both;
     everything else for the engine's. The lock is never held while anybody else's code runs.
     """
 
@@ -144,6 +144,12 @@ class FetchBuffer:
                 self._keep(lambda batch: without(batch, new))
             self._advance(len(self._ready))
             return not any(self._progress.in_work(slot) for slot in known)
+
+    def passed(self, mark: int) -> bool:
+        """Tell whether everything before a mark is processed."""
+        with self._lock:
+            self._advance(len(self._ready))
+            return self._progress.processed >= mark
 
     def dropped(self, slots: Iterable[OwnedSlot]) -> None:
         """Forget slots and what waits of them."""

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kpsplit.consumer.ahead import Ahead
 from kpsplit.consumer.buffer import FetchBuffer
-from kpsplit.consumer.committer import Cursors, Parts
+from kpsplit.consumer.committer import Parts
 from kpsplit.consumer.committing import logical_position
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.engine import Engine
@@ -19,6 +19,7 @@ from kpsplit.consumer.ledger import Start, Wanted
 from kpsplit.consumer.marks import behind_record
 from kpsplit.consumer.membership import by_hand, slot_by_hand
 from kpsplit.consumer.reading import OwnedSlot
+from kpsplit.consumer.sending import Cursors
 from kpsplit.consumer.starter import start_at
 from kpsplit.kafka.logical_message import Place, place_of
 from kpsplit.splitter.cursor import Cursor
@@ -60,7 +61,7 @@ class Calls:
         found: dict[OwnedSlot, tuple[Cursor, ...]] = {}
         for holding in self._context.holdings.on(IN_SINK):
             cursors = self._at(holding, mark)
-            if cursors != holding.committed:
+            if self._context.unsaved(holding, cursors):
                 found[holding.slot] = cursors
         return found
 

@@ -1,4 +1,4 @@
-"""What a commit may carry besides positions: outputs of the records that it calls processed."""
+"""What a commit may carry besides positions: outputs of the records that it calls processed, and state."""
 
 from __future__ import annotations
 
@@ -6,20 +6,46 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from kpsplit.consumer.committing import Processed
+from kpsplit.splitter.ports import Deadline
 
 
 class Load(Protocol):
     """What goes with one commit."""
 
-    def write(self, producer: Any) -> None:
-        """Write it inside the commit's transaction, acknowledged; errands' thread.
+    def write(self, producer: Any, deadline: Deadline) -> None:
+        """Write it inside the commit's transaction; errands' thread. It may be written again by a later one.
 
         Raises:
-            KafkaException: it could not be; the transaction is aborted.
+            KafkaException, KpsplitError: it could not be; the transaction is aborted.
         """
 
     def committed(self) -> None:
         """The transaction was committed; engine's thread."""
+
+    def aborted(self) -> None:
+        """The transaction was aborted; engine's thread."""
+
+
+class Loads:
+    """Several loads as one."""
+
+    def __init__(self, *loads: Load) -> None:
+        self._loads = loads
+
+    def write(self, producer: Any, deadline: Deadline) -> None:
+        """See ``Load``."""
+        for load in self._loads:
+            load.write(producer, deadline)
+
+    def committed(self) -> None:
+        """See ``Load``."""
+        for load in self._loads:
+            load.committed()
+
+    def aborted(self) -> None:
+        """See ``Load``."""
+        for load in self._loads:
+            load.aborted()
 
 
 class Carrier(Protocol):

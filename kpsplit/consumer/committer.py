@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from kpsplit.consumer.carrier import Load
-from kpsplit.consumer.committing import Member, Processed, logical_position, plain_offsets
+from kpsplit.consumer.committing import logical_position
 from kpsplit.consumer.context import Context, kafka_error
-from kpsplit.consumer.holdings import IN_SINK, Holding, Stage
+from kpsplit.consumer.holdings import IN_SINK, Holding
 from kpsplit.consumer.reading import OwnedSlot
-from kpsplit.consumer.subscriptions import Mode
+from kpsplit.consumer.sending import Cursors, Piece, send
+from kpsplit.consumer.starter import start_anew
 from kpsplit.errors import FencedError, KpsplitError, UnknownOutcomeError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.cursor import Cursor
-from kpsplit.splitter.lineage import PhysicalPartition
 
 log = logging.getLogger(__name__)
 
-COMMIT_SECONDS = 20.0
-"""How long one commit may take; the transaction itself is aborted by the broker after 10 s."""
+REST_SECONDS = 0.1
+"""Between commits that state asks for before their time: some records may not be processed for long."""
 RETRIES = 5
 """How often a commit is repeated with newer metadata of a member that still belongs to the group."""
 
-Cursors = Mapping[OwnedSlot, tuple[Cursor, ...]]
 Parts = list[TopicPartition]
 
 
@@ -37,10 +35,13 @@ class _Job:
 
     cursors: Cursors
     parts: Parts
-    futures: tuple[Future[None], ...]
-    load: Load | None
+    pieces: list[Piece]
     waiting: list[Future[Parts]]
-    tries: int = 0
+    tries: int
+
+    def done(self) -> bool:
+        """Tell whether every piece is over, going on with each."""
+        return not [piece for piece in self.pieces if not piece.done()]
 
 
 class Committer:
@@ -49,20 +50,26 @@ class Committer:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._next = monotonic() + context.settings.auto_commit_interval
+        self._soonest = 0.0
         self._job: _Job | None = None
         self._asked: list[tuple[Cursors, Future[Parts] | None]] = []
 
     def turn(self) -> None:
         """Take the answer of the commit under way; begin the next that is asked for, or due."""
-        if self._job is not None and all(f.done() for f in self._job.futures):
+        if self._job is not None and self._job.done():
             self._answered(self._job)
         if self._job is not None:
             return
         if self._asked:
             self._begin_asked()
-        elif self._context.settings.auto_commit and monotonic() >= self._next:
+        elif self._context.settings.auto_commit and self._due():
+            self._soonest = monotonic() + REST_SECONDS
             self._next = monotonic() + self._context.settings.auto_commit_interval
             self._begin(self.changed(self._context.holdings.on(IN_SINK)), [])
+
+    def _due(self) -> bool:
+        now = monotonic()
+        return now >= self._next or (now >= self._soonest and self._context.keeping.wants_commit())
 
     def ask(self, cursors: Cursors, future: Future[Parts] | None = None) -> None:
         """Commit these cursors as soon as the commit under way is over.
@@ -74,7 +81,7 @@ class Committer:
     def changed(self, holdings: list[Holding]) -> Cursors:
         """Return how far slots are processed, where that is not committed."""
         now = {h.slot: self._context.processed(h) for h in holdings}
-        return {h.slot: now[h.slot] for h in holdings if now[h.slot] and now[h.slot] != h.committed}
+        return {h.slot: now[h.slot] for h in holdings if self._context.unsaved(h, now[h.slot])}
 
     def idle(self) -> bool:
         """Tell whether nothing is under way or asked for."""
@@ -88,61 +95,20 @@ class Committer:
             together.update(cursors)
         self._begin(together, [future for _, future in asked if future is not None])
 
-    def _begin(self, cursors: Cursors, waiting: list[Future[Parts]]) -> None:
-        held = {slot: c for slot, c in cursors.items() if slot in self._context.holdings}
+    def _begin(self, cursors: Cursors, waiting: list[Future[Parts]], tries: int = 0) -> None:
+        held = {h.slot: cursors[h.slot] for h in self._held(cursors)}
         if not held:
             error = KafkaException(KafkaError(KafkaError._NO_OFFSET))
             for future in waiting:
                 future.set_exception(error)
             return
-        self._job = _Job(held, self._parts(held), *self._send(held), waiting)
-
-    def _send(self, cursors: Cursors) -> tuple[tuple[Future[None], ...], Load | None]:
-        context = self._context
-        processed = self._processed(cursors)
-        member, metadata = context.member(), context.group.metadata()
-        carrier = context.carrier
-        if carrier is None:
-            return self._send_apart(processed, member, metadata), None
-        load = carrier.load(processed)
-        return (
-            context.errands.run(
-                lambda: context.ledger.commit_loaded(
-                    processed, member, metadata, COMMIT_SECONDS, carrier, load
-                )
-            ),
-        ), load
-
-    def _send_apart(
-        self, processed: list[Processed], member: Member, metadata: object
-    ) -> tuple[Future[None], ...]:
-        """Commit enrolled partitions in a transaction, the others in the ordinary way."""
-        context = self._context
-        futures: list[Future[None]] = []
-        offsets = plain_offsets(processed)
-        if any(p.mode is not Mode.PLAIN for p in processed):
-            futures.append(
-                context.errands.run(
-                    lambda: context.ledger.commit(processed, member, metadata, COMMIT_SECONDS)
-                )
-            )
-        if offsets:
-            futures.append(context.group.commit(offsets))
-        return tuple(futures)
-
-    def _processed(self, cursors: Cursors) -> list[Processed]:
-        parents = sorted({slot.parent for slot in cursors})
-        return [self._of(parent, cursors) for parent in parents]
-
-    def _of(self, parent: PhysicalPartition, cursors: Cursors) -> Processed:
-        context = self._context
-        mine = context.holdings.of(parent)
-        written = [c for h in mine for c in cursors.get(h.slot, ())]
-        unchanged = [c for h in mine if h.slot not in cursors for c in h.committed]
-        first = next(h for h in mine if h.slot in cursors)
-        return Processed(
-            context.views.state(parent), first.mode, tuple(written), tuple(unchanged), first.place
-        )
+        job = _Job(held, self._parts(held), [], waiting, tries)
+        try:
+            job.pieces = send(self._context, held)
+        except KpsplitError as error:
+            self._failed(job, error)
+        else:
+            self._job = job
 
     def _parts(self, cursors: Cursors) -> Parts:
         """Return what a commit says in the terms of applications: one logical offset per partition."""
@@ -154,48 +120,50 @@ class Committer:
         return parts
 
     def _answered(self, job: _Job) -> None:
+        """Every piece is decided: note it, and tell of the first that failed."""
         self._job = None
-        try:
-            for future in job.futures:
-                future.result()
-        except FencedError as error:
-            if error.retriable and job.tries < RETRIES:
-                futures, load = self._send(job.cursors)
-                self._job = _Job(job.cursors, job.parts, futures, load, job.waiting, job.tries + 1)
-                return
-            self._context.counts["commits_rejected"] += 1
-            self._failed(job, error)
-        except (KpsplitError, KafkaException) as error:
-            self._context.counts["commits_failed"] += 1
-            if job.load is not None and isinstance(error, UnknownOutcomeError):
-                self._start_anew(job)
-            self._failed(job, error)
+        errors = [error for piece in job.pieces if (error := self._settled(piece, job)) is not None]
+        if not errors:
+            self._context.counts["commits"] += 1
+            self._tell_committed(job)
+        elif self._worth_repeating(job, errors):
+            self._begin(job.cursors, job.waiting, job.tries + 1)
         else:
-            self._done(job)
+            fenced = isinstance(errors[0], FencedError)
+            self._context.counts["commits_rejected" if fenced else "commits_failed"] += 1
+            self._failed(job, errors[0])
 
-    def _done(self, job: _Job) -> None:
-        self._context.counts["commits"] += 1
-        if job.load is not None:
-            job.load.committed()
-        for holding in self._context.holdings:
-            if holding.slot in job.cursors:
+    def _worth_repeating(self, job: _Job, errors: list[BaseException]) -> bool:
+        """Tell whether newer metadata of a member that still owns the slots may help."""
+        fenced = any(isinstance(e, FencedError) and e.retriable for e in errors)
+        return fenced and job.tries < RETRIES and bool(self._held(job.cursors))
+
+    def _settled(self, piece: Piece, job: _Job) -> BaseException | None:
+        """Tell a piece's slots and its load how it came out."""
+        context, error, load = self._context, piece.future.exception(), piece.load
+        if error is None:
+            if load is not None:
+                load.committed()
+            for holding in self._held(piece.slots):
                 holding.committed = job.cursors[holding.slot]
+            start_anew(context, self._held(context.keeping.broken(piece.slots)))
+        elif load is not None and isinstance(error, UnknownOutcomeError):
+            # Whether outputs or state were committed is not known: the slots start from what the log says.
+            start_anew(context, self._held(piece.slots))
+        elif load is not None:
+            load.aborted()
+        return error
+
+    def _held(self, slots: Iterable[OwnedSlot]) -> list[Holding]:
+        wanted = frozenset(slots)
+        return [h for h in self._context.holdings.on(IN_SINK) if h.slot in wanted]
+
+    def _tell_committed(self, job: _Job) -> None:
         for future in job.waiting:
             future.set_result(job.parts)
         self._tell(None, job)
 
-    def _start_anew(self, job: _Job) -> None:
-        """Whether outputs were committed is not known: the slots start from what the log says."""
-        context = self._context
-        unknown = [h for h in context.holdings if h.slot in job.cursors and h.stage is Stage.READING]
-        slots = [h.slot for h in unknown]
-        context.reader.disown(slots)
-        context.sink.dropped(slots)
-        for holding in unknown:
-            context.ahead.pop(holding.slot, None)
-            holding.stage, holding.start, holding.committed = Stage.WANTED, None, ()
-
-    def _failed(self, job: _Job, error: Exception) -> None:
+    def _failed(self, job: _Job, error: BaseException) -> None:
         log.warning("kpsplit: a commit failed: %s", error)
         told = kafka_error(error)
         for future in job.waiting:

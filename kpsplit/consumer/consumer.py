@@ -20,13 +20,14 @@ from confluent_kafka import (
 
 from kpsplit.consumer.asking import Asker
 from kpsplit.consumer.buffer import FetchBuffer
-from kpsplit.consumer.committer import Cursors, Parts
+from kpsplit.consumer.committer import Parts
 from kpsplit.consumer.config import split_config
 from kpsplit.consumer.engine import statistics
 from kpsplit.consumer.events import Events
 from kpsplit.consumer.group import GroupConsumer
 from kpsplit.consumer.membership import Membership
 from kpsplit.consumer.questions import seconds_of
+from kpsplit.consumer.sending import Cursors
 from kpsplit.consumer.session import Session, answer, with_deadline
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
@@ -37,6 +38,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 
 if TYPE_CHECKING:
     from kpsplit.consumer.run import RunStats
+    from kpsplit.consumer.state.hooks import StateHooks
 
 COMMIT_SECONDS = 60.0
 CLOSE_SECONDS = 60.0
@@ -62,12 +64,25 @@ class Consumer(confluent_kafka.Consumer):
 
     Like the original it may be used from several threads, one of them polling.
 
+    Args:
+        config: the application's configuration; further positional arguments and keywords as in the original.
+        state: a ``kpsplit.consumer.state.StateStore``. It follows the slots: none of their records is handed
+            out before their state is there, and what handlers write is committed with their positions. The
+            application closes it, behind the Consumer.
+
     Raises:
-        ConfigurationError: a ``kpsplit.`` setting is unknown or malformed. KafkaException: librdkafka
-        refused one.
+        ConfigurationError: a ``kpsplit.`` setting is unknown or malformed, or the state is another group's.
+        UsageError: another Consumer uses the state. KafkaException: librdkafka refused a setting.
     """
 
-    def __init__(self, config: Mapping[str, Any] | None = None, /, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        /,
+        *args: Any,
+        state: StateHooks | None = None,
+        **kwargs: Any,
+    ) -> None:
         # The base class is here for isinstance(); its own client is never made.
         merged = {**(config or {}), **{k: v for k, v in kwargs.items() if k != "logger"}}
         rdkafka, settings = split_config(merged)
@@ -84,6 +99,8 @@ class Consumer(confluent_kafka.Consumer):
         self._config = merged
         self._session: Session | None = None
         self._closed = False
+        self._state: StateHooks | None = None
+        self._keep(state)
         self._pulse = [0]
         self._stops: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._poll = self._make_poll()
@@ -155,8 +172,8 @@ class Consumer(confluent_kafka.Consumer):
     def assign_slots(self, slots: Sequence[tuple[str, int, int]]) -> None:
         """Read single slots (topic, partition, index of the key range) without a group: your own assignment.
 
-        Their commits have no generation: the coordinator takes them only while the group has no members, and
-        nothing fences two owners of one slot from each other.
+        Their commits have no generation: nothing fences two owners of one slot from each other, nor from a
+        member of the group (brokers take the offsets of a transaction that names no member).
 
         Raises:
             UsageError: a topic has no such slot.
@@ -456,6 +473,7 @@ class Consumer(confluent_kafka.Consumer):
             self._closed = True
             self._group.close()
             self._asker.close()
+            self._let_go_of_state()
             return
         raised: Exception | None = None
         self._all_processed()
@@ -467,6 +485,7 @@ class Consumer(confluent_kafka.Consumer):
             except Exception as error:  # noqa: BLE001 - a callback's; it goes back to the application below
                 raised = raised or error
         self._closed = True
+        self._let_go_of_state()
         if raised is not None:
             raise raised
 
@@ -481,6 +500,16 @@ class Consumer(confluent_kafka.Consumer):
         self.close()
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _keep(self, state: StateHooks | None) -> None:
+        """Keep state in a store from now on; before the first session."""
+        if state is not None:
+            state.bind(self._settings.group)
+            self._state = state
+
+    def _let_go_of_state(self) -> None:
+        if self._state is not None:
+            self._state.unbind()
 
     def _of_group(self, question: Callable[[], Any]) -> Any:
         """Ask the group consumer, in the thread that owns it."""
@@ -499,6 +528,7 @@ class Consumer(confluent_kafka.Consumer):
                 buffer,
                 self._events,
                 lambda: None if buffer.waited_for else pulse[0] + buffer.handed_out,
+                self._state,
             )
             weakref.finalize(self, self._session.engine.close)
         return self._session

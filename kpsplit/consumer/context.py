@@ -19,6 +19,7 @@ from kpsplit.consumer.errands import Errands
 from kpsplit.consumer.events import Events
 from kpsplit.consumer.group import GroupConsumer
 from kpsplit.consumer.holdings import Holding, Holdings
+from kpsplit.consumer.keeping import Keeping
 from kpsplit.consumer.ledger import Ledger
 from kpsplit.consumer.reading import OwnedSlot, SlotReader
 from kpsplit.consumer.sink import Sink
@@ -47,6 +48,7 @@ class Context:
     errands: Errands
     asker: Asker
     ledger: Ledger
+    keeping: Keeping = field(default_factory=Keeping)
     life: Life = field(default_factory=Life)
     holdings: Holdings = field(default_factory=Holdings)
     ahead: dict[OwnedSlot, Ahead] = field(default_factory=dict)
@@ -87,14 +89,26 @@ class Context:
         return tuple(ahead.furthest(cursors, lineage))
 
     def forget(self, holdings: list[Holding]) -> None:
-        """Hold slots no more: reader, sink and tables forget them."""
+        """Hold slots no more: everybody forgets them."""
+        self.take_back(holdings)
+        self.holdings.remove(holdings)
+
+    def take_back(self, holdings: list[Holding]) -> None:
+        """Forget what was read and done of slots since their last commit.
+
+        The sink before the state, so that no record counts as processed whose state is gone.
+        """
         slots = [h.slot for h in holdings]
         self.reader.disown(slots)
         self.sink.dropped(slots)
-        self.holdings.remove(holdings)
+        self.keeping.left(slots)
         for slot in slots:
             self.ahead.pop(slot, None)
             self.stored.pop(slot, None)
+
+    def unsaved(self, holding: Holding, cursors: tuple[Cursor, ...]) -> bool:
+        """Tell whether there is anything to commit of a slot that is processed up to there."""
+        return bool(cursors) and (cursors != holding.committed or self.keeping.waits(holding.slot))
 
 
 def parts(parents: Any) -> list[TopicPartition]:

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
 
 from kpsplit.consumer.consumer import Consumer
 
+if TYPE_CHECKING:
+    from kpsplit.consumer.state.hooks import StateHooks
+
 
 class DeserializingConsumer(confluent_kafka.DeserializingConsumer, Consumer):  # type: ignore[misc]
-    """Drop-in for ``confluent_kafka.DeserializingConsumer``, with the same deserialiser settings."""
+    """Drop-in for ``confluent_kafka.DeserializingConsumer``, with the same deserialiser settings.
+
+    Args:
+        conf: the application's configuration.
+        state: as for ``Consumer``. A key that was deserialised does not tell the record's slot: handlers of
+            ``run()`` find their state, whoever polls uses ``Consumer``.
+    """
+
+    def __init__(self, conf: dict[str, Any], /, *, state: StateHooks | None = None) -> None:
+        super().__init__(conf)
+        self._keep(state)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -22,6 +22,7 @@ from kpsplit.consumer.context import Context, kafka_error, named
 from kpsplit.consumer.engine_states import Event, State
 from kpsplit.consumer.holdings import IN_SINK, STARTING
 from kpsplit.consumer.membership import Membership
+from kpsplit.consumer.peers import Peers
 from kpsplit.consumer.starter import Starter
 from kpsplit.consumer.subscribing import Subscribing
 from kpsplit.consumer.withholding import Withholding
@@ -55,6 +56,7 @@ class Engine(threading.Thread):
         self.starter = Starter(context, self.membership.announce)
         self.subscribing = Subscribing(context, self.membership)
         self.withholding = Withholding(context, self.committer)
+        self.peers = Peers(context, self.membership)
         self.fatal: KpsplitError | None = None
         self.closing = False
         self._pulse = pulse
@@ -130,6 +132,7 @@ class Engine(threading.Thread):
             self._duty(lambda: self.subscribing.turn(nested=nested))
             self._duty(self.starter.turn)
             self._duty(self._note_start)
+            self._duty(self.peers.turn)
         self._duty(self.committer.turn)
 
     def _duty(self, duty: Callable[[], None]) -> None:

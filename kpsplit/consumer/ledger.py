@@ -9,8 +9,9 @@ ordinary committed offsets (the group read the plain topic before), and without 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from confluent_kafka import KafkaError
 
@@ -24,6 +25,7 @@ from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.kafka.error_map import translated
+from kpsplit.kafka.group_members import Members, describe_members
 from kpsplit.kafka.offset_log import OffsetTail, offset_log_partitions
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE, KeyRange
@@ -159,17 +161,23 @@ class Ledger:
     # -- commits -----------------------------------------------------------------------------------
 
     def commit(
-        self, processed: Sequence[Processed], member: Member, metadata: object, seconds: float
+        self,
+        processed: Sequence[Processed],
+        member: Member,
+        metadata: object,
+        seconds: float,
+        load: Load | None = None,
     ) -> None:
-        """Commit what was processed of enrolled partitions, all in one transaction.
+        """Commit what was processed of enrolled partitions, all in one transaction, with a load.
 
         Raises:
             FencedError: the slots are another member's. KpsplitError: not committed, or not known.
         """
-        wanted = self._writes(processed, member)
+        wanted, deadline = self._writes(processed, member), Deadline(seconds)
         if wanted is not None:
+            also = None if load is None else _also(load, deadline)
             self._commit_writer().commit(
-                wanted.records, wanted.tombstones, wanted.offsets, metadata, Deadline(seconds)
+                wanted.records, wanted.tombstones, wanted.offsets, metadata, deadline, also
             )
 
     def commit_loaded(
@@ -199,7 +207,15 @@ class Ledger:
         if self._carrying is None:
             name = f"kpsplit.run.{self._group_id}.{secrets.token_hex(8)}"
             self._carrying = CommitWriter(self._connection, name, self._partitions, carrier.make_producer)
-        self._carrying.commit(records, tombstones, offsets, metadata, deadline, load.write)
+        self._carrying.commit(records, tombstones, offsets, metadata, deadline, _also(load, deadline))
+
+    def members(self) -> Members:
+        """Return who is in the group, and what each member owns.
+
+        Raises:
+            KpsplitError: the coordinator could not be asked.
+        """
+        return describe_members(self.admin, self._group_id)
 
     def _writes(self, processed: Sequence[Processed], member: Member) -> Writes | None:
         """Return what commits enrolled partitions, by what the log has of other members now."""
@@ -232,6 +248,10 @@ class Ledger:
         for writer in (self._writer, self._carrying):
             if writer is not None:
                 writer.close()
+
+
+def _also(load: Load, deadline: Deadline) -> Callable[[Any], None]:
+    return lambda producer: load.write(producer, deadline)
 
 
 def _start(wanted: Wanted, pieces: Sequence[tuple[KeyRange, Cursor | None]], fresh: Cursor | None) -> Start:

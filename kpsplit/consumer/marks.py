@@ -6,12 +6,8 @@ member holds some slots of it, and a number stands for a place on each key's pat
 
 from __future__ import annotations
 
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, OFFSET_STORED
-
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import Lineage
-
-SPECIAL = frozenset({OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, OFFSET_STORED})
 
 
 def behind_record(lineage: Lineage, before: Cursor, read: Cursor, segment_id: int, next_: int) -> Cursor:

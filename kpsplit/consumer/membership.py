@@ -19,7 +19,7 @@ from kpsplit.consumer.context import Context, parts
 from kpsplit.consumer.engine_states import Event, State
 from kpsplit.consumer.events import Callback
 from kpsplit.consumer.group import Places
-from kpsplit.consumer.holdings import STARTING, Holding, Stage
+from kpsplit.consumer.holdings import IN_SINK, STARTING, Holding, Stage
 from kpsplit.consumer.reading import OwnedSlot
 from kpsplit.consumer.subscriptions import Mode, Subscribed
 from kpsplit.kafka.clock import monotonic
@@ -77,6 +77,15 @@ class Membership:
         if context.life.state is State.UNSUBSCRIBED:
             context.life.on(Event.JOIN)
         context.group.subscribe([s.group_topic for s in topics], self)
+
+    @property
+    def subscribed(self) -> bool:
+        """Tell whether there is a group."""
+        return bool(self._context.group.topics)
+
+    def slot_at(self, place: PhysicalPartition) -> OwnedSlot | None:
+        """Return the slot that stands at a partition of the group's topics, None for other topics."""
+        return self._holding(place).slot if place.topic in self._subscribed else None
 
     def left(self) -> None:
         """Go to UNSUBSCRIBED once everything is handed over."""
@@ -211,7 +220,7 @@ class Membership:
         """Commit what slots have processed; tell whether there was an answer, whatever it is."""
         if not self._context.settings.auto_commit:
             return self._wait(self._committer.idle, patience)
-        self._committer.ask(self._committer.changed([h for h in leaving if h.stage is not Stage.STOPPED]))
+        self._committer.ask(self._committer.changed([h for h in leaving if h.stage in IN_SINK]))
         return self._wait(self._committer.idle, patience)
 
     def _wait(self, condition: Callable[[], bool], patience: Patience) -> bool:

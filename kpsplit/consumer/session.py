@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -18,6 +18,7 @@ from kpsplit.consumer.engine import Engine, timed_out
 from kpsplit.consumer.errands import Errands
 from kpsplit.consumer.events import Events
 from kpsplit.consumer.group import GroupConsumer
+from kpsplit.consumer.keeping import Keeping
 from kpsplit.consumer.ledger import Ledger
 from kpsplit.consumer.questions import Questions
 from kpsplit.consumer.reading import SlotReader
@@ -27,6 +28,9 @@ from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.ports import Deadline as DeadlinePort
+
+if TYPE_CHECKING:
+    from kpsplit.consumer.state.hooks import StateHooks
 
 T = TypeVar("T")
 
@@ -47,6 +51,7 @@ class Session:
         buffer: FetchBuffer,
         events: Events,
         pulse: Callable[[], int | None],
+        state: StateHooks | None,
     ) -> None:
         self.connection = Connection.of_application(config)
         self.events = events
@@ -70,6 +75,7 @@ class Session:
             errands=self.errands,
             asker=asker,
             ledger=ledger,
+            keeping=Keeping(state),
         )
         self.context = context
         self.engine = Engine(context, pulse)

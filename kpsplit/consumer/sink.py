@@ -38,5 +38,11 @@ class Sink(Protocol):
         Asked again until it says True or the deadline of the revocation has passed.
         """
 
+    def mark(self) -> int:
+        """Return a mark behind everything that was handed out."""
+
+    def passed(self, mark: int) -> bool:
+        """Tell whether nothing that was handed out before a mark is being worked on, or can still count."""
+
     def dropped(self, slots: Iterable[OwnedSlot]) -> None:
         """Slots are owned no more: forget them and what waits of them. Later calls do not name them."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.ahead import Ahead
 from kpsplit.consumer.context import Context, kafka_error, named
@@ -118,7 +118,7 @@ class Starter:
     def _tell(self) -> None:
         if self._told is not None or self._answer is not None:
             return
-        found = self._context.holdings.on((Stage.FOUND,))
+        found = [h for h in self._context.holdings.on((Stage.FOUND,)) if self._restored(h)]
         if not found:
             return
         callback = self._announce(found)
@@ -126,6 +126,17 @@ class Starter:
             self._begin(found)
         else:
             self._told = (callback, found)
+
+    def _restored(self, holding: Holding) -> bool:
+        """Tell whether a slot has its state; one that waits for it holds up no other."""
+        context = self._context
+        try:
+            return context.keeping.restored(holding.slot, context.sink)
+        except KpsplitError as error:
+            log.warning("kpsplit: the state of %s cannot be restored: %s", holding.slot, error)
+            reason = KafkaError(KafkaError._STATE, f"the state of {holding.slot} cannot be restored: {error}")
+            context.events.tell(reason, **named(holding.parent))
+            return False
 
     def _begin_told(self) -> None:
         if self._told is None or not self._told[0].done:
@@ -151,6 +162,15 @@ def begin(context: Context, holding: Holding) -> None:
     context.reader.own(holding.slot, cursor)
     context.sink.taken(holding.slot, cursor)
     holding.stage = Stage.READING
+
+
+def start_anew(context: Context, holdings: list[Holding]) -> None:
+    """Have slots start again from what the log says; of those that leave nothing more is committed."""
+    if holdings:
+        context.take_back(holdings)
+    for holding in holdings:
+        holding.stage = Stage.STOPPED if holding.stage is Stage.LEAVING else Stage.WANTED
+        holding.start, holding.committed = None, ()
 
 
 def start_at(context: Context, holding: Holding, start: Start) -> None:

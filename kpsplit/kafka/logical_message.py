@@ -153,6 +153,11 @@ def physical_offset(message: Message) -> int:
     return raw.offset() or 0
 
 
+def segment_of(message: Message) -> Segment | None:
+    """Return the segment of a wrapped message, None for one that was handed on untouched."""
+    return message._segment if isinstance(message, LogicalMessage) else None
+
+
 def place_of(message: Message, lineage: Lineage) -> Place | None:
     """Return where a record that was read is stored, None if the lineage has no such place.
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Message, Producer
 
+from kpsplit.consumer.committing import Processed
+from kpsplit.consumer.covering import Cover
 from kpsplit.consumer.state import TEXT, UNSIGNED, SlotId, StateStore
+from kpsplit.consumer.subscriptions import Mode
 from kpsplit.errors import ConflictError
 from kpsplit.kafka.clock import Deadline
-from kpsplit.splitter.key_range import key_hash
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import WHOLE, key_hash
+from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.slots import slot_index
 from tests.broker.state_member import (
     SECONDS,
@@ -155,7 +160,7 @@ def test_a_slot_is_not_ready_while_a_transaction_of_its_last_owner_is_undecided(
         assert contents(b, slot) == {b"k": b"undecided" if commits else b"before"}
 
 
-def test_after_an_abort_writes_wait_and_after_a_rewind_they_are_gone(
+def test_after_an_abort_writes_wait_and_behind_a_release_they_are_gone(
     bootstrap: str, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
     slot = SlotId(make_topic(), 0, 0, 1)
@@ -173,12 +178,12 @@ def test_after_an_abort_writes_wait_and_after_a_rewind_they_are_gone(
         assert contents(store, slot) == {b"k": b"2"}
         with pytest.raises(ConflictError, match="not this process's"), store.work(slot):
             store.slot(slot).put(b"k", b"derived from what is gone")
-            store.rewind([slot])
-        until(lambda: store.ready(slot), "the slot")
+            store.released([slot])
+        take(store, [slot])
         assert contents(store, slot) == {b"k": b"1"}
 
 
-def test_after_an_unknown_outcome_a_rewind_finds_out_what_was_committed(
+def test_after_an_unknown_outcome_the_changelog_tells_what_was_committed(
     bootstrap: str, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
     slot = SlotId(make_topic(), 0, 0, 1)
@@ -191,8 +196,8 @@ def test_after_an_unknown_outcome_a_rewind_finds_out_what_was_committed(
         commit.write(producer, Deadline(SECONDS))
         producer.commit_transaction(SECONDS)  # the caller never hears of it
         store.slot(slot).put(b"k", b"later")
-        store.rewind([slot])
-        until(lambda: store.ready(slot), "the slot")
+        store.released([slot])
+        take(store, [slot])
         assert contents(store, slot) == {b"k": b"1"}
         assert restored(store) == 1
 
@@ -228,25 +233,27 @@ def test_handlers_find_the_state_of_their_record_whatever_its_slot(
             store.for_record(message)
 
 
-def test_a_commit_takes_the_units_of_work_that_its_positions_cover(
+def test_a_commit_takes_what_belongs_to_the_records_that_its_positions_cover(
     bootstrap: str, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
     slot = SlotId(make_topic(), 0, 0, 1)
+    first, second = (Message(topic=slot.topic, partition=0, offset=n, key=b"k") for n in range(2))
+    state = PartitionState.unsplit(slot.parent, "id")
+    covers = Cover(Processed(state, Mode.SLOTS, (Cursor(WHOLE, {0: 1}),), (), slot.parent))
     producer = transactional_producer(bootstrap, f"units-{slot.topic}")
     with open_store(bootstrap, tmp_path / "a") as store:
         take(store, [slot])
-        with store.work(slot) as covered:
+        with store.work(first):
             store.slot(slot).put(b"a", b"1")
-        with store.work(slot):
-            store.slot(slot).put(b"b", b"1")
-        commit = store.before_commit([slot], [covered])
+        store.for_record(second).put(b"b", b"1")
+        commit = store.before_commit([slot], {slot.parent: covers})
         producer.begin_transaction()
         commit.write(producer, Deadline(SECONDS))
         producer.commit_transaction(SECONDS)
         commit.committed()
         assert contents(store, slot) == {b"a": b"1", b"b": b"1"}
-        store.rewind([slot])
-        until(lambda: store.ready(slot), "the slot")
+        store.released([slot])
+        take(store, [slot])
         assert contents(store, slot) == {b"a": b"1"}
 
 

@@ -207,9 +207,13 @@ class Ledger:
         self.starts_gate.wait(30)
         return [Start((Cursor(w.range, {0: 0}),), committed=True) for w in wanted]
 
-    def commit(self, processed: list[Any], member: Any, metadata: object, seconds: float) -> None:
+    def commit(
+        self, processed: list[Any], member: Any, metadata: object, seconds: float, load: Any = None
+    ) -> None:
         self.commit_gate.wait(30)
         self.generations.append(metadata)
+        if load is not None:
+            load.write(None, None)
         if self.failures:
             raise self.failures.popleft()
         self.commits.append({c.range: c.positions[0] for p in processed for c in p.cursors})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kpsplit.devcluster import jars
+from kpsplit.devcluster import ivy, jars
 from kpsplit.devcluster.java import Java
 from kpsplit.errors import KpsplitError
 
@@ -33,12 +33,12 @@ def downloads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def replace_ivy(monkeypatch: pytest.MonkeyPatch, download: Callable[[Path], None]) -> list[Path]:
     asked: list[Path] = []
 
-    def resolve(java: Java, ivy: Path, work: Path) -> None:
+    def resolve(wanted: ivy.Wanted, java: Java, work: Path) -> None:
         asked.append(work)
         download(work)
 
     monkeypatch.setattr(jars, "expected_jars", lambda: EXPECTED)
-    monkeypatch.setattr(jars, "_resolve", resolve)
+    monkeypatch.setattr(jars, "fetch", resolve)
     return asked
 
 
@@ -51,7 +51,7 @@ def test_the_list_names_kafka_and_what_it_needs() -> None:
 
 def test_missing_and_altered_jars_are_named(tmp_path: Path) -> None:
     fill(tmp_path, {"a-1.jar": b"altered"})
-    wrong = jars.faults(tmp_path, EXPECTED)
+    wrong = ivy.faults(tmp_path, EXPECTED)
     assert len(wrong) == 2
     assert wrong[0].startswith("a-1.jar has SHA-256")
     assert wrong[1] == "b-2.jar is missing"
@@ -101,7 +101,7 @@ def test_a_download_that_breaks_off_leaves_the_old_jars(
 def test_without_pyspark_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jars, "find_spec", lambda name: None)
+    monkeypatch.setattr(ivy, "find_spec", lambda name: None)
     with pytest.raises(KpsplitError, match="needs PySpark") as caught:
         jars.ensure_jars(JAVA, tmp_path)
     assert caught.value.hint is not None and "kpsplit[demo]" in caught.value.hint

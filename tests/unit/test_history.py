@@ -41,8 +41,9 @@ class Story:
         for _ in range(count):
             producer = self.random.choice(PRODUCERS)
             key = self.random.choice([None, *(b"key-%d" % i for i in range(12))])
-            outcome = self.random.choices(list(SendOutcome), [20, 1, 1])[0]
-            self.send(producer, key, outcome, written=outcome is SendOutcome.OK or self.random.random() < 0.5)
+            outcome = self.random.choices(list(SendOutcome), [20, 1, 1, 1])[0]
+            maybe = outcome is not SendOutcome.ABORTED and self.random.random() < 0.5
+            self.send(producer, key, outcome, written=outcome is SendOutcome.OK or maybe)
 
     def send(self, producer: str, key: bytes | None, outcome: SendOutcome, written: bool) -> None:
         number = len(self.sends)
@@ -139,7 +140,8 @@ def test_a_thousand_random_clean_histories_give_no_alarm(start: int) -> None:
         report = story.check()
         assert report.clean, f"seed {seed}: {report}"
         assert report.delivered == report.read == len(story.deliveries)
-        assert report.sent == report.ok + report.failed + report.unknown == len(story.sends)
+        told = report.ok + report.failed + report.unknown + report.aborted
+        assert report.sent == told == len(story.sends)
 
 
 def ok_index(story: Story, wanted: Callable[[Send, Delivery], bool]) -> tuple[int, Delivery]:
@@ -332,6 +334,52 @@ def test_records_without_a_key_have_no_order() -> None:
     story.send("p0", None, SendOutcome.UNKNOWN, written=True)
     first, second = story.deliveries
     assert check(story, [first._replace(id=second.id), second._replace(id=first.id)]).clean
+
+
+def test_a_record_of_an_aborted_transaction_that_is_read_is_found() -> None:
+    story = Story(1)
+    story.send("p0", b"k", SendOutcome.ABORTED, written=True)
+    story.send("p0", b"k", SendOutcome.ABORTED, written=False)
+    report = story.check()
+    only(report, Anomaly.ABORTED_READ)
+    assert report.aborted == 2
+
+
+def twice_in_one_segment(first_epoch: int | None, second_epoch: int | None, producer: str) -> HistoryReport:
+    story = Story(1)
+    story.send(producer, b"k", SendOutcome.OK, written=True)
+    (first,) = story.deliveries
+    copies = [
+        first._replace(epoch=first_epoch),
+        first._replace(epoch=second_epoch, offset=1, logical_offset=1),
+    ]
+    return check(story, copies)
+
+
+@pytest.mark.parametrize(("epoch", "producer"), [(0, "p0"), (None, FOREIGN)])
+def test_a_copy_with_the_same_stamp_in_the_same_segment_is_the_librarys(
+    epoch: int | None, producer: str
+) -> None:
+    report = twice_in_one_segment(epoch, epoch, producer)
+    assert report.clean, str(report)
+    assert report.library_duplicates == 1
+
+
+@pytest.mark.parametrize("epochs", [(0, 1), (None, None), (0, None)])
+def test_a_copy_with_another_stamp_or_an_unknown_one_is_ours(epochs: tuple[int | None, int | None]) -> None:
+    report = twice_in_one_segment(*epochs, "p0")
+    only(report, Anomaly.DUPLICATE)
+    assert report.library_duplicates == 0
+
+
+def test_a_failed_record_that_is_missing_before_later_ones_of_its_key_is_the_librarys_gap() -> None:
+    story = Story(1)
+    story.send("p0", b"k", SendOutcome.FAILED, written=False)
+    story.send("p0", b"other", SendOutcome.FAILED, written=False)
+    story.send("p0", b"k", SendOutcome.OK, written=True)
+    report = story.check()
+    assert report.clean
+    assert report.library_gaps == 1
 
 
 def test_key_hashes_may_stand_for_keys() -> None:

@@ -37,7 +37,7 @@ class Log:
         self, processed: Any, member: Any, metadata: Any, seconds: float, carrier: Any, load: Any
     ) -> None:
         sent: list[bytes] = []
-        load.write(Producer(sent))
+        load.write(Producer(sent), None)
         self._ledger.commit(processed, member, metadata, seconds)
         self.written += sent
 

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.consumer.state.pending import Pending
+from kpsplit.consumer.covering import Place
+from kpsplit.consumer.state.pending import Covers, Pending
 from kpsplit.errors import ConflictError
+
+
+def at(offset: int) -> Place:
+    """The place of a record."""
+    return Place(0, 0, offset)
+
+
+def below(offset: int) -> Covers:
+    """What a commit of a position covers."""
+    return lambda place: place.offset < offset
 
 
 def test_the_latest_write_of_a_key_is_found_and_a_deletion_is_a_write() -> None:
@@ -19,23 +30,23 @@ def test_the_latest_write_of_a_key_is_found_and_a_deletion_is_a_write() -> None:
 
 def test_a_commit_takes_the_latest_of_each_key_and_leaves_nothing_behind() -> None:
     pending = Pending()
-    pending.add({b"a": b"1"}, "work 1")
-    pending.add({b"a": b"2", b"b": b"x"}, "work 2")
+    pending.add({b"a": b"1"}, at(1))
+    pending.add({b"a": b"2", b"b": b"x"}, at(2))
     assert pending.cut() == {b"a": b"2", b"b": b"x"}
     pending.committed()
     assert len(pending) == 0
     assert pending.bytes == 0
 
 
-def test_a_commit_takes_only_the_units_that_its_positions_cover_and_loose_writes() -> None:
+def test_a_commit_takes_what_belongs_to_records_that_it_covers_and_to_none() -> None:
     pending = Pending()
-    pending.add({b"a": b"covered"}, "work 1")
-    pending.add({b"a": b"not yet", b"b": b"not yet"}, "work 2")
+    pending.add({b"a": b"covered"}, at(1))
+    pending.add({b"a": b"not yet", b"b": b"not yet"}, at(2))
     pending.add({b"c": b"loose"})
-    assert pending.cut({"work 1"}) == {b"a": b"covered", b"c": b"loose"}
+    assert pending.cut(below(2)) == {b"a": b"covered", b"c": b"loose"}
     assert pending.find(b"a") == (True, b"not yet")
     pending.committed()
-    assert pending.cut({"work 2"}) == {b"a": b"not yet", b"b": b"not yet"}
+    assert pending.cut(below(3)) == {b"a": b"not yet", b"b": b"not yet"}
 
 
 def test_writes_during_a_commit_wait_for_the_next_one() -> None:
@@ -59,9 +70,10 @@ def test_an_aborted_commit_puts_its_writes_back_below_newer_ones() -> None:
 
 def test_of_a_key_that_two_units_wrote_the_older_write_never_comes_back() -> None:
     pending = Pending()
-    pending.add({b"a": b"older"}, "slow lane")
-    pending.add({b"a": b"newer"}, "fast lane")
-    pending.cut({"fast lane"})
+    slow, fast = at(1), at(2)
+    pending.add({b"a": b"older"}, slow)
+    pending.add({b"a": b"newer"}, fast)
+    pending.cut(lambda place: place == fast)
     pending.committed()
     assert pending.cut() == {}
 
@@ -92,3 +104,11 @@ def test_a_range_of_keys_excludes_its_end() -> None:
     pending.add({b"a": b"1", b"b": b"2", b"c": None})
     assert pending.within(b"a", b"c") == {b"a": b"1", b"b": b"2"}
     assert pending.within(b"b", None) == {b"b": b"2", b"c": None}
+
+
+def test_a_record_that_writes_a_key_again_leaves_one_write() -> None:
+    pending = Pending()
+    pending.add({b"key": b"1"}, at(1))
+    pending.add({b"key": b"2"}, at(1))
+    assert pending.bytes == 4
+    assert pending.cut(below(2)) == {b"key": b"2"}

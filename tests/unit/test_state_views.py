@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from kpsplit.consumer.covering import Place
 from kpsplit.consumer.state.marker import Marker
 from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.consumer.state.storage import Storage
 from kpsplit.consumer.state.views import BYTES, JSON, TEXT, UNSIGNED, SlotView
-from kpsplit.consumer.state.work import Work
+from kpsplit.consumer.state.work import Attempt, Work
 from kpsplit.errors import ConflictError, UsageError
 
 SLOT, OTHER = SlotId("orders", 0, 0, 2), SlotId("orders", 0, 1, 2)
@@ -166,3 +167,55 @@ def test_workers_on_different_keys_of_one_slot_lose_nothing(
         for worker in running:
             worker.result()
     assert list(counters.items()) == [(f"key-{i}", 300) for i in range(8)]
+
+
+def test_a_try_is_seen_by_others_when_its_record_counts_and_then_cannot_be_changed(
+    view: View, states: dict[SlotId, OwnedState]
+) -> None:
+    state, attempt = view(SLOT), Attempt(states[SLOT], Place(0, 0, 7))
+    with attempt:
+        state.put(b"k", b"v")
+    assert state.get(b"k") is None
+    attempt.publish()
+    assert state.get(b"k") == b"v"
+    assert states[SLOT].cut(lambda place: place.offset < 7) == {}
+
+
+def test_a_task_that_outlives_its_handler_cannot_write(view: View, states: dict[SlotId, OwnedState]) -> None:
+    state = view(SLOT)
+
+    async def late() -> None:
+        await asyncio.sleep(0)
+        state.put(b"k", b"late")
+
+    async def handle() -> asyncio.Task[None]:
+        with Work(states[SLOT]):
+            return asyncio.ensure_future(late())
+
+    async def both() -> None:
+        with pytest.raises(UsageError, match="returned already"):
+            await (await handle())
+
+    asyncio.run(both())
+    assert states[SLOT].pending_bytes == 0
+
+
+def test_a_unit_inside_a_try_counts_with_the_try(view: View, states: dict[SlotId, OwnedState]) -> None:
+    state, attempt = view(SLOT), Attempt(states[SLOT], Place(0, 0, 7))
+    with attempt:
+        with Work(states[SLOT]):
+            state.put(b"k", b"v")
+        assert state.get(b"k") == b"v"
+    assert state.get(b"k") is None
+
+
+def test_a_unit_of_a_slot_that_was_lost_and_came_back_cannot_write(
+    view: View, states: dict[SlotId, OwnedState], tmp_path: Path
+) -> None:
+    lost, state = states[SLOT], view(SLOT)
+    with Work(lost):
+        lost.leave()
+        states[SLOT] = OwnedState(SLOT, lost._storage)
+        states[SLOT].marker = lost.marker
+        with pytest.raises(SlotGoneError):
+            state.put(b"k", b"v")

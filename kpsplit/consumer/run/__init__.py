@@ -15,8 +15,9 @@ The names are resolved on first use: processes of handlers load little of this.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from kpsplit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from kpsplit.consumer.run.desk import RunStats
@@ -39,24 +40,16 @@ __all__ = [
     "WorkerDiedError",
 ]
 
-_LAZY = {
-    "run": "runner",
-    "Retry": "policies",
-    "Stop": "policies",
-    "Skip": "policies",
-    "DeadLetter": "policies",
-    "HandlerError": "policies",
-    "Output": "output",
-    "Record": "record",
-    "RunStats": "desk",
-    "WorkerDiedError": "remote",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import the module that holds `name` on first use (PEP 562)."""
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "run": "kpsplit.consumer.run.runner",
+        **dict.fromkeys(
+            ("Retry", "Stop", "Skip", "DeadLetter", "HandlerError"), "kpsplit.consumer.run.policies"
+        ),
+        "Output": "kpsplit.consumer.run.output",
+        "Record": "kpsplit.consumer.run.record",
+        "RunStats": "kpsplit.consumer.run.desk",
+        "WorkerDiedError": "kpsplit.consumer.run.remote",
+    },
+)

@@ -18,7 +18,7 @@ from kpsplit.consumer.context import Context
 from kpsplit.consumer.holdings import IN_SINK, Holding, Stage
 from kpsplit.consumer.ledger import Start, merged
 from kpsplit.consumer.sink import Sink
-from kpsplit.consumer.starter import begin
+from kpsplit.consumer.starter import begin, start_anew
 from kpsplit.splitter.cursor import Cursor
 
 
@@ -35,6 +35,7 @@ class Attached:
 def attach(context: Context, new: Attached) -> Attached:
     """Have records go to another sink from now on; return where they went before."""
     before = Attached(context.sink, context.settings, context.run_stats, context.carrier)
+    start_anew(context, _unsure(context))
     holdings = context.holdings.on(IN_SINK)
     processed = [_processed(context, holding) for holding in holdings]
     slots = [holding.slot for holding in holdings]
@@ -45,6 +46,13 @@ def attach(context: Context, new: Attached) -> Attached:
     for holding, pieces in zip(holdings, processed, strict=True):
         _restart(context, holding, pieces)
     return before
+
+
+def _unsure(context: Context) -> list[Holding]:
+    """Return the slots with state of which a record is being worked on: whether it will count is open."""
+    if context.keeping.store is None:
+        return []
+    return [h for h in context.holdings.on(IN_SINK) if not context.sink.release([h.slot])]
 
 
 def commit_now(context: Context, committer: Committer) -> Future[Parts]:

@@ -66,7 +66,8 @@ class CoroutineWorkers:
         desk = self._desk
         while (lane := await self._next()) is not None:
             try:
-                outputs = await self._call(lane.record)
+                with lane.attempt:
+                    outputs = await self._call(lane.record)
             except asyncio.CancelledError:
                 desk.give_back(lane)
                 raise

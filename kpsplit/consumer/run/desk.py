@@ -7,9 +7,11 @@ have something to do. Nothing here polls.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kpsplit.consumer.batch import Batch, OwnedSlot
 from kpsplit.consumer.committing import Processed
@@ -17,7 +19,13 @@ from kpsplit.consumer.run.lanes import Home, Lane, LaneScheduler, LaneState
 from kpsplit.consumer.run.outbox import Outbox, Transfer
 from kpsplit.consumer.run.output import Output
 from kpsplit.consumer.run.policies import DeadLetter, Final, Judge, Rest, Skip, Stop, stopped
+from kpsplit.errors import ConflictError, KpsplitError
 from kpsplit.splitter.cursor import Cursor
+
+if TYPE_CHECKING:
+    from kpsplit.consumer.state.hooks import StateHooks
+
+log = logging.getLogger(__name__)
 
 LANES_PER_WORKER = 8
 """So many that a worker finds a lane although keys are distributed at random over them."""
@@ -55,9 +63,17 @@ class Desk:
         buffer_bytes: the bound of ``waiting_bytes``, at which the engine stops reading.
         judge: decides about failures.
         outbox: keeps outputs until they are committed; None where handlers have none.
+        state: whose units of work are around the calls of handlers; None where they keep no state.
     """
 
-    def __init__(self, workers: int, buffer_bytes: int, judge: Judge, outbox: Outbox | None = None) -> None:
+    def __init__(
+        self,
+        workers: int,
+        buffer_bytes: int,
+        judge: Judge,
+        outbox: Outbox | None = None,
+        state: StateHooks | None = None,
+    ) -> None:
         self.lock = threading.Lock()
         self.scheduler = LaneScheduler(workers * LANES_PER_WORKER, buffer_bytes // LANE_SHARE)
         self.wake: Callable[[int], None] = lambda _lanes: None
@@ -74,6 +90,7 @@ class Desk:
         self._buffer_bytes = buffer_bytes
         self._judge = judge
         self._outbox = outbox
+        self._state = state
         self._stats = RunStats()
 
     # -- the engine's side ---------------------------------------------------------------------------
@@ -110,6 +127,14 @@ class Desk:
         with self.lock:
             return self.scheduler.release(slots)
 
+    def mark(self) -> int:
+        """See ``Sink``."""
+        return 0
+
+    def passed(self, mark: int) -> bool:
+        """See ``Sink``: a record whose slot has left never counts, however long its handler takes."""
+        return True
+
     def dropped(self, slots: Iterable[OwnedSlot]) -> None:
         """See ``Sink``."""
         with self.lock:
@@ -121,7 +146,12 @@ class Desk:
     def take(self) -> Lane | None:
         """Return a lane to work on, None if there is none now. The lock is held by the caller."""
         full = self._outbox is not None and self._outbox.full
-        return None if self.closed or full else self.scheduler.next()
+        if self.closed or full:
+            return None
+        lane = self.scheduler.next()
+        while lane is not None and self._state is not None and not self._attempted(lane, self._state):
+            lane = self.scheduler.next()
+        return lane
 
     def done(self, lane: Lane, outputs: tuple[Output, ...] = ()) -> None:
         """The lane's record was processed, and that is what it gave."""
@@ -130,8 +160,9 @@ class Desk:
 
     def processed(self, lane: Lane, outputs: tuple[Output, ...]) -> None:
         """Do what ``done`` does. The lock is held by the caller."""
-        self._stats.processed += 1
-        self._done(lane, outputs)
+        if self._state is None or self._published(lane):
+            self._stats.processed += 1
+            self._done(lane, outputs)
 
     def failed(self, lane: Lane, error: BaseException) -> Rest | Final:
         """The handler raised: return what comes next.
@@ -225,6 +256,33 @@ class Desk:
             )
 
     # -- inside, with the lock held ------------------------------------------------------------------
+
+    def _attempted(self, lane: Lane, state: StateHooks) -> bool:
+        """Give a lane's next try its unit of work, that of the state that the slot has now."""
+        try:
+            lane.attempt = state.attempt(lane.home.slot, lane.queue[0].place)
+        except KpsplitError as error:
+            self._wait_for_state(lane, error)
+            return False
+        return True
+
+    def _published(self, lane: Lane) -> bool:
+        """Publish what a try wrote, now that its record counts; nothing does where the slot has left."""
+        if lane.home.gone:
+            return True
+        try:
+            lane.attempt.publish()
+        except KpsplitError as error:
+            self._wait_for_state(lane, error)
+            return False
+        return True
+
+    def _wait_for_state(self, lane: Lane, error: KpsplitError) -> None:
+        """The engine is about to have the slot start anew: then this lane is no more."""
+        log.info("kpsplit: %s: %s", lane.home.slot, error)
+        self._woken(self.scheduler.park(lane))
+        if not isinstance(error, ConflictError):  # the store was closed, or its disk failed
+            self._end(error)
 
     def _forget(self, home: Home) -> None:
         if self._outbox is not None:

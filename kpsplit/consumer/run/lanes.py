@@ -28,12 +28,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
 
 from kpsplit.consumer.batch import MESSAGE_BYTES, Batch, OwnedSlot, message_hash
+from kpsplit.consumer.covering import Place
 from kpsplit.errors import InvariantError
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.cursor import Cursor
@@ -68,11 +70,20 @@ class Entry(NamedTuple):
     message: Any
     size: int
 
+    @property
+    def place(self) -> Place:
+        """Where the record stands in its logical partition."""
+        return Place(self.hash, self.segment, physical_offset(self.message))
+
+
+NO_ATTEMPT: AbstractContextManager[None] = nullcontext()
+"""Around the call of a handler that keeps no state."""
+
 
 class Lane:
     """One key range of a slot, and the records of it that wait."""
 
-    __slots__ = ("bytes", "home", "memory", "pending", "queue", "range", "serial", "state")
+    __slots__ = ("attempt", "bytes", "home", "memory", "pending", "queue", "range", "serial", "state")
 
     def __init__(self, serial: int, home: Home, range_: KeyRange) -> None:
         self.serial = serial
@@ -85,6 +96,8 @@ class Lane:
         self.state = IDLE
         self.memory: Any = None
         """What the policy remembers of the next record's failures."""
+        self.attempt: Any = NO_ATTEMPT
+        """What is around the call of the handler that works on the record."""
 
     @property
     def record(self) -> Any:

@@ -31,7 +31,7 @@ from kpsplit.consumer.run.remote import packed
 from kpsplit.consumer.run.threads import ThreadWorkers
 from kpsplit.consumer.run.transactional import OutputCarrier, routing_producer
 from kpsplit.consumer.session import Session
-from kpsplit.errors import ConfigurationError, KpsplitError
+from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of
@@ -50,6 +50,7 @@ _ENDS_THE_RUN = {
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     KafkaError.INCONSISTENT_GROUP_PROTOCOL,
+    KafkaError._STATE,
 }
 """Events after which a slot, or everything, waits for somebody."""
 _NOT_AGAIN = {KafkaError.ILLEGAL_GENERATION, KafkaError._TIMED_OUT}
@@ -112,12 +113,17 @@ def run(
 
     Raises:
         HandlerError: a handler failed and the policy is to stop; the cause is what it raised.
-        ConfigurationError: handler, executor or policy do not fit.
+        ConfigurationError, UsageError: handler, executor, policy or state do not fit.
         KafkaException, KpsplitError: records cannot be read, or the last commit was refused.
     """
     if workers < 1:
         raise ConfigurationError(f"workers={workers}: at least one is needed")
     check_handler(handler, executor=executor)
+    if executor == "process" and consumer._state is not None:
+        raise UsageError(
+            'executor="process": handlers in processes have no access to the state store',
+            hint="leave executor out, or make the Consumer without state",
+        )
     policy = check_policy(on_error or Stop())
     settings = replace(
         consumer._settings,
@@ -126,7 +132,7 @@ def run(
         auto_commit_interval=commit_seconds or consumer._settings.auto_commit_interval,
     )
     outbox = Outbox(settings.buffer_bytes) if transactional else None
-    desk = Desk(workers, settings.buffer_bytes, Judge(policy), outbox)
+    desk = Desk(workers, settings.buffer_bytes, Judge(policy), outbox, consumer._state)
     config = Connection.of_application(consumer._config).properties
     letters: Letters = (
         LettersInTransactions() if transactional else DeadLetters(partial(routing_producer, config))

@@ -63,7 +63,8 @@ class ThreadWorkers:
         lane = self._next()
         while lane is not None:
             try:
-                outputs = call(lane.record)
+                with lane.attempt:
+                    outputs = call(lane.record)
             except GivenUpError:
                 self._desk.give_back(lane)
                 lane = self._next()

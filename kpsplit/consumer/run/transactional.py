@@ -17,6 +17,7 @@ from kpsplit.consumer.committing import Processed
 from kpsplit.consumer.run.desk import Desk
 from kpsplit.consumer.run.outbox import Transfer
 from kpsplit.consumer.run.producing import produce_with_room
+from kpsplit.splitter.ports import Deadline
 
 
 class OutputCarrier:
@@ -41,7 +42,7 @@ class OutputLoad:
         self._desk = desk
         self._transfer = transfer
 
-    def write(self, producer: Any) -> None:
+    def write(self, producer: Any, deadline: Deadline) -> None:
         """Write the outputs with the producer of the transaction.
 
         Raises:
@@ -62,6 +63,9 @@ class OutputLoad:
     def committed(self) -> None:
         """The transaction was committed."""
         self._desk.committed(self._transfer)
+
+    def aborted(self) -> None:
+        """The transaction was aborted: the outputs wait for the next, which is put together anew."""
 
 
 def routing_producer(config: Mapping[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from kpsplit.errors import KpsplitError, UnknownOutcomeError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.splitter.ports import Deadline
+
+log = logging.getLogger(__name__)
 
 _FULL_QUEUE_SECONDS = 0.05
 
@@ -119,22 +122,13 @@ class ChangelogCommit:
         for part in self._parts:
             if not part.writes:
                 part.owned.settled()
-            elif not part.complete:
+            elif not part.complete or not _applied(part, now):
                 self._rewind(part.owned)
-            else:
-                self._apply(part, now)
 
     def aborted(self) -> None:
         """The writes wait for the next commit."""
         for part in self._parts:
             part.owned.aborted()
-
-    def _apply(self, part: Part, now: int) -> None:
-        try:
-            part.owned.committed(part.writes, part.last + 1, now)
-        except KpsplitError:
-            self._rewind(part.owned)
-            raise
 
     def _flush(self, producer: Producer, deadline: Deadline) -> None:
         self.write(producer, deadline)
@@ -170,3 +164,12 @@ class ChangelogCommit:
                 producer.poll(_FULL_QUEUE_SECONDS)
             except KafkaException as exception:
                 raise translate(error_of(exception), "write the changelog", writing=True) from exception
+
+
+def _applied(part: Part, now: int) -> bool:
+    try:
+        part.owned.committed(part.writes, part.last + 1, now)
+    except KpsplitError as error:
+        log.warning("kpsplit: the state of %s is restored anew: %s", part.owned.slot, error)
+        return False
+    return True

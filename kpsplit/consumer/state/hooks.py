@@ -1,19 +1,24 @@
 """What the consumer's engine calls so that a state store follows its slots and commits.
 
-In the order of a slot's life: ``taken`` when it is assigned; ``ready`` is asked until it says True, before
-any record of the slot is handed out; ``before_commit`` at every commit, behind the moment when the positions
-to be committed are fixed; ``released`` behind the last commit, or at once when the slot was lost. After each
-rebalance ``assigned`` tells who owns what. All of it comes from one thread, and nothing waits for long.
+In the order of a slot's life: ``taken`` when it was assigned; ``ready`` is asked until it says True, before
+any record of the slot is handed out; ``attempt`` around each try of a handler; ``before_commit`` at every
+commit, behind the moment when the positions to be committed are fixed; ``released`` behind the last commit,
+or at once when the slot was lost, or when its records will be handed out again (then ``taken`` as above).
+After each rebalance ``assigned`` tells who owns what. Nothing waits for long; ``StateCommit.write`` and
+``flush`` may, and come from a thread that may wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from types import TracebackType
 from typing import Protocol
 
 from confluent_kafka import Producer
 
+from kpsplit.consumer.covering import Cover, Place
 from kpsplit.consumer.state.slots import Slot
+from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
 
 
@@ -21,7 +26,7 @@ class StateCommit(Protocol):
     """The part that state has in one commit: there are two ways through it.
 
     * in a transaction: ``write`` (it may be repeated by a new transaction of the same commit), then
-      ``committed``, ``aborted``, or, where the outcome is unknown, ``StateHooks.rewind``;
+      ``committed``, ``aborted``, or, where the outcome is unknown, ``StateHooks.released``;
     * without one: ``flush`` *before* the positions are committed.
     """
 
@@ -36,14 +41,53 @@ class StateCommit(Protocol):
         """
 
     def committed(self) -> None:
-        """The transaction is committed."""
+        """The transaction is committed.
+
+        A slot whose local store cannot follow is not ``ready`` afterwards: what else waited of it is gone.
+        """
 
     def aborted(self) -> None:
         """The transaction is aborted, and what was processed stays processed: the writes wait."""
 
 
+class StateAttempt(Protocol):
+    """One try of a handler: what it writes is nobody's until ``publish``."""
+
+    def __enter__(self) -> object:
+        """Begin, in the thread or task that calls the handler."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End; an error is raised on."""
+
+    def publish(self) -> None:
+        """The record counts as processed.
+
+        Raises:
+            KpsplitError: the slot was released meanwhile; the record does not count.
+        """
+
+
 class StateHooks(Protocol):
     """A state store, as the engine sees it."""
+
+    @property
+    def standbys(self) -> int:
+        """How many other members keep a warm copy; without one ``assigned`` is not needed."""
+
+    def bind(self, group: str) -> None:
+        """A Consumer of a group begins to use the store.
+
+        Raises:
+            UsageError: it is another group's, or another Consumer uses it.
+        """
+
+    def unbind(self) -> None:
+        """The Consumer is closed."""
 
     def taken(self, slots: Iterable[Slot]) -> None:
         """Slots were assigned: begin to restore what is missing of their state."""
@@ -55,18 +99,24 @@ class StateHooks(Protocol):
             KpsplitError: it cannot be; ``released`` and ``taken`` try again.
         """
 
-    def before_commit(self, slots: Iterable[Slot], works: Collection[object] | None = None) -> StateCommit:
+    def attempt(self, slot: Slot, place: Place) -> StateAttempt:
+        """Return the unit of one try of a handler on the record at a place.
+
+        Raises:
+            KpsplitError: the slot's state is not there.
+        """
+
+    def waits(self, slot: Slot) -> bool:
+        """Tell whether something of a slot waits for a commit."""
+
+    def before_commit(
+        self, slots: Iterable[Slot], covers: Mapping[PhysicalPartition, Cover] | None = None
+    ) -> StateCommit:
         """Take what waits of these slots into a commit.
 
         Args:
             slots: the slots whose positions are committed.
-            works: the finished units of work that the positions cover; None: all that are finished.
-        """
-
-    def rewind(self, slots: Iterable[Slot]) -> None:
-        """Go back to what the changelog says, because the same records will be handed out again.
-
-        ``ready`` is to be asked again.
+            covers: by logical partition, which records the positions cover; None: all.
         """
 
     def released(self, slots: Iterable[Slot]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from threading import Lock
 
+from kpsplit.consumer.covering import Place
 from kpsplit.consumer.state.marker import Marker
-from kpsplit.consumer.state.pending import Pending, Writes
+from kpsplit.consumer.state.pending import Covers, Pending, Writes
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.consumer.state.storage import Storage
 from kpsplit.errors import ConflictError, KpsplitError
@@ -82,21 +83,21 @@ class OwnedState:
         above.update({k: v for k, v in own.items() if lo <= k and (hi is None or k < hi)})
         return _merged(sorted(above.items()), below)
 
-    def add(self, writes: Writes, work: object = None) -> None:
-        """Take writes that the next commit may take.
+    def add(self, writes: Writes, place: Place | None = None) -> None:
+        """Take writes for the commit that covers the record at a place; None: for the next commit.
 
         Raises:
             SlotGoneError: the slot is not owned any more; they are dropped.
         """
         with self._lock:
             self.usable()
-            self._pending.add(writes, work)
+            self._pending.add(writes, place)
 
-    def cut(self, works: frozenset[object] | None) -> dict[bytes, bytes | None]:
+    def cut(self, covers: Covers | None) -> dict[bytes, bytes | None]:
         """Return what a commit takes, see ``Pending.cut``."""
         with self._lock:
             self.usable()
-            return self._pending.cut(works)
+            return self._pending.cut(covers)
 
     def committed(self, writes: Writes, position: int, now_ms: int) -> None:
         """The changelog has the writes that were cut, before ``position``: now the local store has them too.

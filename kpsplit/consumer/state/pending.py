@@ -1,26 +1,29 @@
 """A slot's writes that are not in the changelog yet (pure): read first, cut for a commit, put back after it.
 
-Writes become visible to other workers when the unit of work that made them is finished. A commit takes the
-writes of some finished units; of one key it takes the latest, and what is older than that is dropped when
-the commit succeeds: the last writer wins.
+Writes become visible to other workers when the unit of work that made them is finished. Each belongs to the
+record at a place, or to none; a commit takes those of the records that it calls processed. Of one key it
+takes the latest, and what is older than that is dropped when the commit succeeds: the last writer wins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from kpsplit.consumer.covering import Place
 from kpsplit.errors import ConflictError
 
 Writes = Mapping[bytes, bytes | None]
 """Values by key; None: the key is deleted."""
 
+Covers = Callable[[Place], bool]
+"""Tells whether a commit calls the record at a place processed."""
+
 
 @dataclass(slots=True)
 class _Version:
     sequence: int
-    work: Any
+    place: Place | None
     value: bytes | None
 
 
@@ -54,21 +57,21 @@ class Pending:
             if lo <= key and (hi is None or key < hi)
         }
 
-    def add(self, writes: Writes, work: object = None) -> None:
-        """Take the writes of a unit of work that is finished; None: writes that belong to no unit."""
+    def add(self, writes: Writes, place: Place | None = None) -> None:
+        """Take writes that belong to the record at a place; None: that belong to no record."""
         self._sequence += 1
         for key, value in writes.items():
             versions = self._versions.setdefault(key, [])
             last = versions[-1] if versions else None
-            if last and work is None and last.work is None:
+            if last and last.place == place:
                 self.bytes -= _size(key, last)
                 versions.pop()
-            version = _Version(self._sequence, work, value)
+            version = _Version(self._sequence, place, value)
             versions.append(version)
             self.bytes += _size(key, version)
 
-    def cut(self, works: Collection[object] | None = None) -> dict[bytes, bytes | None]:
-        """Return the writes that a commit takes: all, or those of some units and of none.
+    def cut(self, covers: Covers | None = None) -> dict[bytes, bytes | None]:
+        """Return the writes that a commit takes: all, or those of covered records and of none.
 
         Raises:
             ConflictError: a commit is under way already.
@@ -77,7 +80,7 @@ class Pending:
             raise ConflictError("a commit of this slot's state is under way", hint="end that one first")
         self._cut = {}
         for key, versions in self._versions.items():
-            taken = _latest(versions, works)
+            taken = _latest(versions, covers)
             if taken is not None:
                 self._cut[key] = taken
         return {key: version.value for key, version in self._cut.items()}
@@ -109,9 +112,9 @@ class Pending:
         return [v for v in versions if v.sequence <= sequence]
 
 
-def _latest(versions: list[_Version], works: Collection[object] | None) -> _Version | None:
+def _latest(versions: list[_Version], covers: Covers | None) -> _Version | None:
     for version in reversed(versions):
-        if works is None or version.work is None or version.work in works:
+        if covers is None or version.place is None or covers(version.place):
             return version
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -13,6 +13,7 @@ from typing import Any
 
 from confluent_kafka import Message
 
+from kpsplit.consumer.covering import Cover, Place, place_of
 from kpsplit.consumer.state.assignment import standbys
 from kpsplit.consumer.state.committing import ChangelogCommit, Part, PlainWriter
 from kpsplit.consumer.state.follower import Follower
@@ -20,10 +21,10 @@ from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
 from kpsplit.consumer.state.slots import Slot, SlotId, changelog_topic
 from kpsplit.consumer.state.storage import Storage
 from kpsplit.consumer.state.views import BYTES, SlotView
-from kpsplit.consumer.state.work import Work, current_work
+from kpsplit.consumer.state.work import Attempt, Work, current_work
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.connection import Connection
-from kpsplit.splitter.key_range import key_hash
+from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.slots import slot_index
 
@@ -78,6 +79,7 @@ class StateStore:
         self._owned: dict[SlotId, OwnedState] = {}
         self._divisions: dict[tuple[str | None, int | None], int] = {}
         self._warm: frozenset[SlotId] = frozenset()
+        self._in_use = False
         self._unusable: KpsplitError | None = None
         self._storage = Storage(Path(directory), self._group)
         self._storage.forget_older(int((time.time() - keep_seconds) * 1000))
@@ -107,30 +109,73 @@ class StateStore:
     def for_record(self, message: Message) -> SlotView[bytes, bytes]:
         """Return the state of the slot of a record that was handed out by this process's consumer.
 
+        What is written through it goes along with the commit that covers the record.
+
         Raises:
-            SlotGoneError: the record's slot is not owned by this process.
-            UsageError: it has no key, its partition has several slots, and no unit of work says which.
+            SlotGoneError: the record's slot is not owned by this process, or not any more: whoever owns it
+                will be handed out the record again.
+            UsageError: the key was deserialised, and no unit of work says which slot it is.
         """
         work = current_work()
         if work is not None:
             return self.slot(work.slot)
-        slot = self._slot_of(message)
+        slot, place = self._slot_of(message)
         self._belonging(slot)
-        return self.slot(slot)
+        return SlotView(slot, self._find, BYTES, BYTES, place)
 
-    def work(self, slot: Slot | SlotId) -> Work:
-        """Return a unit of work for one call of a handler on records of a slot; see Work."""
-        return Work(self._find(_id(slot)))
+    def work(self, what: Message | Slot | SlotId) -> Work:
+        """Return a unit of work on a record, or on a slot; see Work. ``run()`` makes one for each call.
+
+        Raises:
+            SlotGoneError, UsageError: as ``for_record``.
+        """
+        if isinstance(what, Message):
+            slot, place = self._slot_of(what)
+            return Work(self._find(slot), place)
+        return Work(self._find(_id(what)))
 
     def flush(self, deadline: Deadline) -> None:
         """Write all that waits to the changelogs, outside of any commit of positions.
 
+        For a store without a Consumer: a Consumer's commits write its state.
+
         Raises:
-            ConflictError: a commit is under way. KpsplitError: it is not acknowledged; it waits on.
+            UsageError: a Consumer uses the store. ConflictError: a commit is under way. KpsplitError: it is
+                not acknowledged; it waits on.
         """
+        if self._in_use:
+            raise UsageError("the state is written by the commits of the Consumer", hint="call its commit()")
         self.before_commit(list(self._owned)).flush(deadline)
 
     # -- for the engine: hooks.StateHooks ------------------------------------------------------------
+
+    @property
+    def standbys(self) -> int:
+        """How many other members keep a warm copy of each slot."""
+        return self._standbys
+
+    def bind(self, group: str) -> None:
+        """Serve a Consumer of a group from now on.
+
+        Raises:
+            ConfigurationError: the store is another group's. UsageError: another Consumer uses it.
+        """
+        if group != self._group:
+            raise ConfigurationError(
+                f"the state store is of group {self._group!r}, the Consumer of {group!r}",
+                hint="give both the same group.id",
+            )
+        with self._lock:
+            if self._in_use:
+                raise UsageError(
+                    "another Consumer uses the state store",
+                    hint="share the Consumer, run() has workers; or give each its own directory",
+                )
+            self._in_use = True
+
+    def unbind(self) -> None:
+        """The Consumer is closed; another may use the store."""
+        self._in_use = False
 
     def taken(self, slots: Iterable[Slot | SlotId]) -> None:
         """Begin to restore slots that were assigned; those that are owned already stay as they are."""
@@ -151,23 +196,31 @@ class StateStore:
             raise owned.error
         return owned is not None and owned.marker is not None
 
+    def attempt(self, slot: Slot | SlotId, place: Place) -> Attempt:
+        """Return the unit of one try of a handler on the record at a place.
+
+        Raises:
+            KpsplitError: the slot is not owned, or not restored.
+        """
+        return Attempt(self._find(_id(slot)), place)
+
+    def waits(self, slot: Slot | SlotId) -> bool:
+        """Tell whether something of a slot waits for a commit."""
+        owned = self._owned.get(_id(slot))
+        return owned is not None and owned.pending_bytes > 0
+
     def before_commit(
-        self, slots: Iterable[Slot | SlotId], works: Collection[object] | None = None
+        self,
+        slots: Iterable[Slot | SlotId],
+        covers: Mapping[PhysicalPartition, Cover] | None = None,
     ) -> ChangelogCommit:
-        """Take what waits of slots into a commit.
+        """Take what waits of slots into a commit: what belongs to records that it covers, or to none.
 
         Raises:
             ConflictError: a commit of one of them is under way. SlotGoneError: one is not owned.
         """
         owned = [self._belonging(_id(slot)) for slot in slots]
-        return self._commit([one.usable() for one in owned if not one.restoring], works)
-
-    def rewind(self, slots: Iterable[Slot | SlotId]) -> None:
-        """Drop what waits of slots, and restore them to what the changelog says."""
-        for slot in map(_id, slots):
-            owned = self._owned.get(slot)
-            if owned is not None:
-                self._rewind(owned)
+        return self._commit([one.usable() for one in owned if not one.restoring], covers)
 
     def released(self, slots: Iterable[Slot | SlotId]) -> None:
         """Own slots no more: what waits is dropped; what is stored stays, for when they come back."""
@@ -236,18 +289,18 @@ class StateStore:
             raise SlotGoneError(f"{slot} is not owned by this process", hint="use the slot of the record")
         return owned
 
-    def _slot_of(self, message: Message) -> SlotId:
+    def _slot_of(self, message: Message) -> tuple[SlotId, Place]:
         topic, partition, key = message.topic(), message.partition(), message.key()
         slots = self._divisions.get((topic, partition))
         if topic is None or partition is None or slots is None:
             raise SlotGoneError(f"no slot of {topic}/{partition} is owned by this process")
-        if slots == 1:
-            return SlotId(topic, partition, 0, 1)
-        if key is None:
+        if key is not None and not isinstance(key, bytes):
             raise UsageError(
-                "a record without a key does not tell its slot", hint="use store.slot(), or a unit of work"
+                "a key that was deserialised does not tell the record's slot",
+                hint="read with Consumer and deserialise in the application, or use run()",
             )
-        return SlotId(topic, partition, slot_index(key_hash(key), slots), slots)
+        place = place_of(message)
+        return SlotId(topic, partition, slot_index(place.hash, slots), slots), place
 
     def _restore(self, slot: SlotId) -> None:
         if self._unusable is not None:
@@ -261,12 +314,14 @@ class StateStore:
             if self._owned.get(owned.slot) is owned:
                 self._restore(owned.slot)
 
-    def _commit(self, owned: list[OwnedState], works: Collection[object] | None) -> ChangelogCommit:
-        wanted = None if works is None else frozenset(works)
+    def _commit(
+        self, owned: list[OwnedState], covers: Mapping[PhysicalPartition, Cover] | None
+    ) -> ChangelogCommit:
         commit = ChangelogCommit(self._writer, self._rewind)
         try:
             for one in owned:
-                commit.add(Part(one, changelog_topic(self._group, one.slot.topic), one.cut(wanted)))
+                writes = one.cut(None if covers is None else covers[one.slot.parent].holds)
+                commit.add(Part(one, changelog_topic(self._group, one.slot.topic), writes))
         except KpsplitError:
             commit.aborted()
             raise

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from kpsplit.consumer.covering import Place
 from kpsplit.consumer.state.changelog_record import MAX_RECORD_BYTES
 from kpsplit.consumer.state.owned import OwnedState
 from kpsplit.consumer.state.slots import SlotId, successor
@@ -46,26 +47,29 @@ class SlotView(Generic[K, V]):
     """
 
     def __init__(
-        self, slot: SlotId, find: Callable[[SlotId], OwnedState], keys: Serde[K], values: Serde[V]
+        self,
+        slot: SlotId,
+        find: Callable[[SlotId], OwnedState],
+        keys: Serde[K],
+        values: Serde[V],
+        place: Place | None = None,
     ) -> None:
         self.slot = slot
         self._find = find
         self._keys = keys
         self._values = values
+        self._place = place
 
     def typed(self, keys: Serde[K2], values: Serde[V2]) -> SlotView[K2, V2]:
         """Return the same state with other types of keys and values."""
-        return SlotView(self.slot, self._find, keys, values)
+        return SlotView(self.slot, self._find, keys, values, self._place)
 
     def get(self, key: K, default: V | None = None) -> V | None:
         """Return the latest value of a key: this unit of work's own, else the last that was finished."""
         owned = self._find(self.slot)
         data = self._keys.encode(key)
-        work = current_work()
-        if work is not None and work.owned is owned and data in work.writes:
-            found = work.writes[data]
-        else:
-            found = owned.get(data)
+        own = _own_writes(owned)
+        found = own[data] if data in own else owned.get(data)
         return default if found is None else self._values.decode(found)
 
     def put(self, key: K, value: V) -> None:
@@ -96,20 +100,26 @@ class SlotView(Generic[K, V]):
 
     def _walk(self, lo: bytes, hi: bytes | None) -> Iterator[tuple[K, V]]:
         owned = self._find(self.slot)
-        work = current_work()
-        own = work.writes if work is not None and work.owned is owned else {}
-        found = owned.items(lo, hi, own)
+        found = owned.items(lo, hi, _own_writes(owned))
         return ((self._keys.decode(key), self._values.decode(value)) for key, value in found)
 
     def _write(self, key: bytes, value: bytes | None) -> None:
         owned = self._find(self.slot)
         work = current_work()
         if work is None:
-            owned.add({key: value})
+            owned.add({key: value}, self._place)
         elif work.owned is owned:
-            work.writes[key] = value
+            work.write(key, value)
+        elif work.slot == self.slot:
+            work.owned.usable()  # it was lost, and came back: that is refused
         else:
             raise UsageError(
                 f"the handler works on a record of {work.slot} and may not write the state of {self.slot}",
                 hint="a record of that slot is handled by its owner: send one there",
             )
+
+
+def _own_writes(owned: OwnedState) -> Mapping[bytes, bytes | None]:
+    """Return what the unit of work of this thread or task has written to a slot."""
+    work = current_work()
+    return work.written() if work is not None and work.owned is owned else {}

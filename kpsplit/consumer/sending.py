@@ -1,0 +1,140 @@
+"""One commit on its way: what goes to the brokers, in which pieces, and what state goes along.
+
+Enrolled partitions are committed in a transaction, and the changelog of their state in the same one. Topics
+that are not enrolled are committed in the ordinary way, and the changelog is acknowledged before that. While
+a commit carries outputs everything is one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from kpsplit.consumer.carrier import Carrier, Load, Loads
+from kpsplit.consumer.committing import Processed, plain_offsets
+from kpsplit.consumer.context import Context
+from kpsplit.consumer.holdings import Holding
+from kpsplit.consumer.reading import OwnedSlot
+from kpsplit.consumer.subscriptions import Mode
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import Deadline
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.lineage import PhysicalPartition
+
+COMMIT_SECONDS = 20.0
+"""How long one commit may take; the transaction itself is aborted by the broker after 10 s."""
+
+Cursors = Mapping[OwnedSlot, tuple[Cursor, ...]]
+
+
+@dataclass(slots=True)
+class Piece:
+    """What is committed all or nothing.
+
+    ``load``: what goes along in its transaction, None if there is none. ``behind``: what follows when
+    ``future`` has come out well.
+    """
+
+    slots: tuple[OwnedSlot, ...]
+    future: Future[None]
+    load: Load | None = None
+    behind: Callable[[], Future[None]] | None = None
+
+    def done(self) -> bool:
+        """Tell whether it is over, going on with what comes behind."""
+        if self.future.done() and self.behind is not None:
+            behind, self.behind = self.behind, None
+            if self.future.exception() is None:
+                self.future = behind()
+        return self.future.done()
+
+
+def send(context: Context, cursors: Cursors) -> list[Piece]:
+    """Begin to commit slots.
+
+    Raises:
+        KpsplitError: the state that belongs to them is not there; nothing was sent.
+    """
+    processed = [_of(context, parent, cursors) for parent in sorted({slot.parent for slot in cursors})]
+    if context.carrier is not None:
+        return [_with_outputs(context, context.carrier, processed, tuple(cursors))]
+    plain = [p for p in processed if p.mode is Mode.PLAIN]
+    enrolled = [p for p in processed if p.mode is not Mode.PLAIN]
+    pieces = []
+    if enrolled:
+        pieces.append(_in_transaction(context, enrolled, _slots_of(enrolled, cursors)))
+    if plain:
+        try:
+            pieces += _in_the_ordinary_way(context, plain, _slots_of(plain, cursors))
+        except KpsplitError as error:
+            pieces.append(_failed(_slots_of(plain, cursors), error))
+    return pieces
+
+
+def _of(context: Context, parent: PhysicalPartition, cursors: Cursors) -> Processed:
+    mine = context.holdings.of(parent)
+    written = [c for h in mine for c in cursors.get(h.slot, ())]
+    unchanged = [c for h in mine if h.slot not in cursors for c in h.committed]
+    first = next(h for h in mine if h.slot in cursors)
+    return Processed(context.views.state(parent), first.mode, tuple(written), tuple(unchanged), first.place)
+
+
+def _slots_of(processed: Iterable[Processed], cursors: Cursors) -> tuple[OwnedSlot, ...]:
+    parents = {p.parent for p in processed}
+    return tuple(slot for slot in cursors if slot.parent in parents)
+
+
+def _with_outputs(
+    context: Context, carrier: Carrier, processed: list[Processed], slots: tuple[OwnedSlot, ...]
+) -> Piece:
+    state = context.keeping.commit(processed, slots)
+    load = Loads(carrier.load(processed), *(() if state is None else (state,)))
+    member, metadata = context.member(), context.group.metadata()
+    future = context.errands.run(
+        lambda: context.ledger.commit_loaded(processed, member, metadata, COMMIT_SECONDS, carrier, load)
+    )
+    return Piece(slots, future, load)
+
+
+def _in_transaction(context: Context, processed: list[Processed], slots: tuple[OwnedSlot, ...]) -> Piece:
+    load = context.keeping.commit(processed, slots)
+    member, metadata = context.member(), context.group.metadata()
+    future = context.errands.run(
+        lambda: context.ledger.commit(processed, member, metadata, COMMIT_SECONDS, load)
+    )
+    return Piece(slots, future, load)
+
+
+def _in_the_ordinary_way(
+    context: Context, processed: list[Processed], slots: tuple[OwnedSlot, ...]
+) -> list[Piece]:
+    offsets = plain_offsets(processed)
+    if not offsets:
+        return []
+    state = context.keeping.commit(processed, slots)
+    if state is None:
+        return [Piece(slots, context.group.commit(offsets))]
+    holdings = [h for h in context.holdings if h.slot in slots]
+    flushed = context.errands.run(lambda: state.flush(Deadline(COMMIT_SECONDS)))
+    return [Piece(slots, flushed, behind=lambda: _commit_behind(context, offsets, holdings))]
+
+
+def _commit_behind(
+    context: Context, offsets: Mapping[PhysicalPartition, int], holdings: list[Holding]
+) -> Future[None]:
+    """Commit ordinary offsets of what is still held as it was when their state was flushed."""
+    held = {id(h): h.parent for h in context.holdings}
+    ours = {held[id(h)] for h in holdings if id(h) in held}
+    left = {parent: offset for parent, offset in offsets.items() if parent in ours}
+    if left:
+        return context.group.commit(left)
+    done: Future[None] = Future()
+    done.set_result(None)
+    return done
+
+
+def _failed(slots: tuple[OwnedSlot, ...], error: KpsplitError) -> Piece:
+    future: Future[None] = Future()
+    future.set_exception(error)
+    return Piece(slots, future)

@@ -1,0 +1,409 @@
+"""A state store beside a real engine: restored before records come, committed with what is covered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException, Message
+
+from kpsplit.consumer import keeping
+from kpsplit.consumer.covering import place_of
+from kpsplit.consumer.engine_states import State
+from kpsplit.consumer.run.attaching import Attached, attach, commit_now
+from kpsplit.consumer.run.desk import Desk
+from kpsplit.consumer.run.lanes import Lane
+from kpsplit.consumer.run.policies import Judge, Retry
+from kpsplit.consumer.state.slots import SlotId
+from kpsplit.errors import FencedError, KpsplitError, UnknownOutcomeError, UsageError
+from kpsplit.kafka.group_members import Members, Owner
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.keys import slots_topic
+from tests.unit.engine_world import TOPIC, World, slot
+from tests.unit.lane_samples import keys_in
+from tests.unit.state_fakes import Store, count
+
+KEYS = [keys_in(slot(index).range, 1)[0] for index in range(2)]
+BUFFER = 1 << 20
+
+
+def message(offset: int, key: bytes) -> Message:
+    return Message(topic=TOPIC, partition=0, offset=offset, key=key, value=b"%d" % offset)
+
+
+def named(index: int) -> SlotId:
+    return SlotId.of(slot(index))
+
+
+class Scene:
+    """A world with a state store, polled or with lanes."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.store = world, Store()
+        world.context.keeping.store = self.store
+        self.desk = Desk(2, BUFFER, Judge(Retry()), None, self.store)
+        settings = replace(world.context.settings, auto_commit=True)
+        self.attached = Attached(self.desk, settings, lambda: asdict(self.desk.stats()))
+        world.subscribe()
+
+    def owns(self, *indexes: int) -> None:
+        self.world.coordinator.give(*indexes)
+        wanted = set(map(slot, indexes))
+        self.world.polls(lambda: wanted <= set(self.world.reader.owned), "the slots")
+
+    def attach(self, to: Attached) -> Attached:
+        context = self.world.context
+        return self.world.engine.ask(lambda: attach(context, to)).result(10)
+
+    def write(self, *keys: bytes) -> None:
+        first = self.world.reader.written
+        self.world.reader.write(*[message(first + n, key) for n, key in enumerate(keys)])
+
+    def take(self) -> Lane:
+        found: list[Lane] = []
+
+        def one() -> bool:
+            with self.desk.lock:
+                lane = self.desk.take()
+            found.extend([lane] if lane else [])
+            return bool(found)
+
+        self.world.until(one, "a record")
+        return found[0]
+
+    def try_(self, lane: Lane) -> None:
+        """Call a handler that counts."""
+        with lane.attempt:
+            count(self.store.owned[SlotId.of(lane.home.slot)], lane.record.key())
+
+    def work(self, times: int) -> None:
+        for _ in range(times):
+            lane = self.take()
+            self.try_(lane)
+            self.desk.done(lane)
+
+    def poll(self) -> Message:
+        """Poll a record and count it."""
+        [found] = self.world.take(1)
+        owned = next(o for o in self.store.owned.values() if found.key() in _keys(o.slot))
+        count(owned, found.key() or b"", place_of(found))
+        return found
+
+    def commit(self) -> None:
+        world = self.world
+        committed = world.engine.ask(lambda: commit_now(world.context, world.engine.committer)).result(10)
+        committed.result(10)
+
+
+def _keys(one: SlotId) -> list[bytes]:
+    return [key for index, key in enumerate(KEYS) if index == one.index]
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    with World() as world:
+        yield Scene(world)
+
+
+def test_a_slot_is_read_when_its_state_is_there_and_holds_up_no_other(scene: Scene) -> None:
+    world, store = scene.world, scene.store
+    store.withheld = {named(1)}
+    world.coordinator.give(0, 1)
+    world.polls(lambda: set(world.reader.owned) == {slot(0)}, "the one that is there")
+    world.polls(lambda: ("taken", 1) in store.told, "the other to be restored")
+    assert world.state is State.ASSIGNING_PARTITIONS
+    store.withheld = set()
+    world.polls(lambda: set(world.reader.owned) == {slot(0), slot(1)}, "both")
+
+
+def test_state_that_cannot_be_restored_is_told_once_and_tried_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "AGAIN_SECONDS", 0.0)
+    world, store = scene.world, scene.store
+    store.errors[named(1)] = KpsplitError("the changelog is not as it has to be")
+    world.coordinator.give(0, 1)
+    told = world.polls(lambda: store.told.count(("taken", 1)) > 2, "another try")
+    assert len(told) == 1
+    assert "the changelog is not as it has to be" in told[0].error().str()
+    assert set(world.reader.owned) == {slot(0)}
+    store.errors.clear()
+    world.polls(lambda: set(world.reader.owned) == {slot(0), slot(1)}, "both")
+
+
+def test_a_commit_takes_the_state_of_the_records_that_it_covers_and_no_other(scene: Scene) -> None:
+    scene.owns(0, 1)
+    scene.attach(scene.attached)
+    scene.write(KEYS[0], KEYS[1], KEYS[0])
+    busy, other = sorted([scene.take(), scene.take()], key=lambda lane: lane.home.slot)
+    scene.try_(busy)
+    scene.try_(other)
+    scene.desk.done(other)
+    scene.commit()
+    assert scene.store.saved() == {KEYS[1]: 1}
+    scene.desk.done(busy)
+    scene.work(1)
+    scene.commit()
+    assert scene.store.saved() == {KEYS[0]: 2, KEYS[1]: 1}
+
+
+def test_state_of_what_was_processed_after_a_commit_was_put_together_waits_for_the_next(scene: Scene) -> None:
+    scene.owns(0, 1)
+    scene.attach(scene.attached)
+    scene.write(KEYS[0], KEYS[0], KEYS[0])
+    scene.work(1)
+    world, gate = scene.world, scene.world.ledger.commit_gate
+    gate.clear()
+    asked = []
+    for _ in range(2):
+        asked.append(world.engine.ask(lambda: commit_now(world.context, world.engine.committer)).result(10))
+        scene.work(1)
+    gate.set()
+    for committed in asked:
+        committed.result(10)
+    assert scene.store.saved() == {KEYS[0]: 2}
+
+
+def test_polled_records_have_their_state_committed_when_more_is_asked_for(scene: Scene) -> None:
+    scene.owns(0, 1)
+    scene.write(KEYS[0], KEYS[1], KEYS[0])
+    scene.poll()
+    scene.poll()
+    scene.commit()
+    assert scene.store.saved() == {KEYS[0]: 1}
+    scene.poll()
+    scene.world.buffer.wait(0)
+    scene.commit()
+    assert scene.store.saved() == {KEYS[0]: 2, KEYS[1]: 1}
+
+
+def test_a_try_that_fails_leaves_nothing_and_the_next_counts_once(scene: Scene) -> None:
+    scene.owns(0, 1)
+    scene.attach(scene.attached)
+    scene.write(KEYS[0])
+    lane = scene.take()
+    scene.try_(lane)
+    scene.desk.failed(lane, ValueError())
+    with scene.desk.lock:
+        scene.desk.try_again(lane)
+    scene.work(1)
+    scene.commit()
+    assert scene.store.saved() == {KEYS[0]: 1}
+
+
+def test_after_a_refused_commit_state_waits_for_the_next(scene: Scene) -> None:
+    scene.owns(0, 1)
+    scene.attach(scene.attached)
+    scene.write(KEYS[0])
+    scene.work(1)
+    scene.world.ledger.failures.append(KpsplitError("not now"))
+    with pytest.raises(KafkaException):
+        scene.commit()
+    assert scene.store.saved() == {}
+    scene.commit()
+    assert scene.store.saved() == {KEYS[0]: 1}
+    assert scene.store.told[-4:] == ["write", "aborted", "write", "committed"]
+
+
+def test_a_commit_of_an_older_generation_is_repeated_with_the_same_state(scene: Scene) -> None:
+    scene.owns(0, 1)
+    scene.attach(scene.attached)
+    scene.write(KEYS[0])
+    scene.work(1)
+    scene.world.ledger.failures.append(FencedError("moved on", retriable=True))
+    scene.commit()
+    assert scene.store.saved() == {KEYS[0]: 1}
+
+
+@pytest.mark.parametrize("polled", [True, False])
+def test_after_an_unknown_outcome_records_come_again_to_the_state_that_the_log_has(
+    scene: Scene, polled: bool
+) -> None:
+    world = scene.world
+    scene.owns(0, 1)
+    if not polled:
+        scene.attach(scene.attached)
+    scene.write(KEYS[0], KEYS[0])
+    if polled:
+        scene.poll()
+        scene.poll()
+        world.buffer.wait(0)
+    else:
+        scene.work(2)
+    world.ledger.failures.append(UnknownOutcomeError("no answer"))
+    with pytest.raises(KafkaException):
+        scene.commit()
+    world.polls(lambda: set(world.reader.owned) == {slot(0), slot(1)}, "the slots to start anew")
+    assert ("released", 0) in scene.store.told
+    world.reader.written = 0
+    scene.write(KEYS[0], KEYS[0])
+    if polled:
+        scene.poll()
+        scene.poll()
+        world.buffer.wait(0)
+    else:
+        scene.work(2)
+    scene.commit()
+    assert scene.store.saved() == {KEYS[0]: 2}
+
+
+def test_a_slot_that_leaves_is_committed_with_its_state_and_then_released(scene: Scene) -> None:
+    scene.owns(0, 1)
+    scene.attach(scene.attached)
+    scene.write(KEYS[0])
+    lane = scene.take()
+    scene.try_(lane)
+    scene.world.coordinator.take(0)
+    scene.world.until(lambda: lane.home.released, "the slot to be withheld")
+    scene.desk.done(lane)
+    scene.world.polls(lambda: scene.world.coordinator.held() == {1}, "the hand-over")
+    assert scene.store.saved() == {KEYS[0]: 1}
+    assert scene.store.told[-1] == ("released", 0)
+
+
+def test_a_handler_that_returns_when_its_slot_is_lost_changes_no_state(scene: Scene) -> None:
+    world = scene.world
+    scene.owns(0, 1)
+    scene.attach(scene.attached)
+    scene.write(KEYS[0])
+    lane = scene.take()
+    scene.try_(lane)
+    world.coordinator.lose(0)
+    world.polls(lambda: ("released", 0) in scene.store.told, "the loss")
+    scene.owns(0)
+    scene.desk.done(lane)
+    assert scene.desk.stats().late == 1
+    world.reader.written = 0
+    scene.write(KEYS[0])
+    scene.work(1)
+    scene.commit()
+    assert scene.store.saved() == {KEYS[0]: 1}
+    assert scene.desk.error is None
+
+
+def test_a_slot_that_was_lost_has_no_state_while_the_application_holds_a_record_of_before(
+    scene: Scene,
+) -> None:
+    world = scene.world
+    scene.owns(0, 1)
+    scene.write(KEYS[0])
+    scene.poll()
+    world.coordinator.lose(0)
+    world.coordinator.give(0)
+    world.until(lambda: ("released", 0) in scene.store.told, "the loss")
+    asked = world.ledger.asked
+    world.until(lambda: world.ledger.asked > asked or named(0) in scene.store.owned, "the slot to come back")
+    world.until(lambda: world.stats()["slots"][str(slot(0))] == "found", "its start")
+    assert named(0) not in scene.store.owned
+    world.polls(lambda: slot(0) in world.reader.owned, "the slot")
+    assert named(0) in scene.store.owned
+
+
+def test_a_run_that_ends_with_a_record_unfinished_starts_its_slot_anew(scene: Scene) -> None:
+    world = scene.world
+    scene.owns(0, 1)
+    before = scene.attach(scene.attached)
+    scene.write(KEYS[0], KEYS[1])
+    slow, quick = sorted([scene.take(), scene.take()], key=lambda lane: lane.home.slot)
+    for lane in (slow, quick):
+        scene.try_(lane)
+    scene.desk.done(quick)
+    scene.attach(before)
+    scene.desk.done(slow)
+    world.polls(lambda: set(world.reader.owned) == {slot(0), slot(1)}, "the slots")
+    assert ("released", 0) in scene.store.told
+    assert ("released", 1) not in scene.store.told
+    world.reader.written = 0
+    scene.write(KEYS[0])
+    scene.poll()
+    world.buffer.wait(0)
+    scene.commit()
+    assert scene.store.saved() == {KEYS[0]: 1, KEYS[1]: 1}
+
+
+def test_a_slot_whose_disk_cannot_follow_a_commit_starts_anew(scene: Scene) -> None:
+    world = scene.world
+    scene.owns(0, 1)
+    scene.attach(scene.attached)
+    scene.write(KEYS[0], KEYS[1])
+    scene.work(2)
+    scene.store.disk.broken = True
+    scene.commit()
+    world.until(lambda: ("released", 0) in scene.store.told, "the slots to be given up")
+    scene.store.disk.broken, scene.store.withheld = False, set()
+    world.polls(lambda: set(world.reader.owned) == {slot(0), slot(1)}, "the slots to start anew")
+
+
+def test_a_record_does_not_count_whose_state_is_gone(scene: Scene) -> None:
+    scene.owns(0, 1)
+    scene.attach(scene.attached)
+    scene.write(KEYS[0], KEYS[0])
+    lane = scene.take()
+    scene.try_(lane)
+    scene.store.owned[named(0)].leave()
+    scene.desk.done(lane)
+    assert scene.desk.stats().processed == 0
+    assert {c.positions[0] for c in scene.desk.cursor(slot(0))} != {2}
+    with scene.desk.lock:
+        assert scene.desk.take() is None
+
+
+def test_a_store_that_was_closed_ends_the_run(scene: Scene) -> None:
+    scene.owns(0, 1)
+    scene.attach(scene.attached)
+    scene.write(KEYS[0])
+
+    def closed(*_: object) -> Any:
+        raise UsageError("the state store is closed")
+
+    scene.store.attempt = closed  # type: ignore[method-assign]
+    scene.world.until(lambda: scene.desk.scheduler.waiting_bytes, "the record")
+    with scene.desk.lock:
+        assert scene.desk.take() is None
+    assert isinstance(scene.desk.error, UsageError)
+
+
+def test_so_much_that_waits_is_committed_without_delay(scene: Scene) -> None:
+    scene.owns(0, 1)
+    scene.attach(scene.attached)
+    scene.write(KEYS[0])
+    scene.work(1)
+    scene.store.full = True
+    scene.world.until(lambda: scene.store.saved() == {KEYS[0]: 1}, "a commit")
+
+
+def test_writes_of_no_record_are_committed_although_no_record_came(scene: Scene) -> None:
+    scene.owns(0, 1)
+    scene.attach(scene.attached)
+    scene.store.owned[named(0)].add({b"timer": b"5"})
+    scene.commit()
+    assert scene.store.saved() == {b"timer": 5}
+
+
+def test_the_store_is_told_who_owns_what_when_it_keeps_warm_copies(scene: Scene) -> None:
+    world, store = scene.world, scene.store
+    answer = Members(
+        True,
+        True,
+        {
+            PhysicalPartition(slots_topic(TOPIC), 0): Owner("me", "c", "h"),
+            PhysicalPartition(slots_topic(TOPIC), 1): Owner("other", "c", "h"),
+            PhysicalPartition("not ours", 0): Owner("other", "c", "h"),
+        },
+    )
+    rebalancing = Members(True, False, {})
+    answers: list[Any] = [rebalancing, KpsplitError("no answer"), answer]
+
+    def members() -> Members:
+        found = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(found, KpsplitError):
+            raise found
+        return found  # type: ignore[no-any-return]
+
+    world.ledger.members = members  # type: ignore[attr-defined]
+    store.standbys = 1
+    scene.owns(0)
+    world.until(lambda: store.members, "the members")
+    assert store.members == {"me": [named(0)], "other": [named(1)]}

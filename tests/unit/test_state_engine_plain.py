@@ -1,0 +1,113 @@
+"""Commits of topics that are not enrolled: state first, then the positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kpsplit.consumer.batch import OwnedSlot
+from kpsplit.consumer.holdings import Holding, Holdings, Stage
+from kpsplit.consumer.keeping import Keeping
+from kpsplit.consumer.sending import Piece, send
+from kpsplit.consumer.state.slots import SlotId
+from kpsplit.consumer.subscriptions import Mode
+from kpsplit.errors import KpsplitError, UnreachableError
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+from tests.unit.state_fakes import Store, count
+
+PARENT = PhysicalPartition("plain", 0)
+SLOT = OwnedSlot(PARENT, 0, 1)
+CURSORS = {SLOT: (Cursor(WHOLE, {0: 7}),)}
+
+
+class Member:
+    """One slot of a plain topic, and what a commit of it does, in order."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.did = self.store.told
+        self.jobs: list[tuple[Callable[[], Any], Future[Any]]] = []
+        self.holdings = Holdings()
+        self.holding = Holding(SLOT, PARENT, Mode.PLAIN, Stage.READING)
+        self.holdings.add([self.holding])
+        keeping = Keeping(self.store)
+        sink: Any = SimpleNamespace(mark=lambda: 0, passed=lambda _: True)
+        assert keeping.restored(SLOT, sink)
+        self.context: Any = SimpleNamespace(
+            carrier=None,
+            keeping=keeping,
+            holdings=self.holdings,
+            views=SimpleNamespace(state=lambda parent: PartitionState.unsplit(parent, "id")),
+            errands=SimpleNamespace(run=self._run),
+            group=SimpleNamespace(commit=self._commit),
+        )
+        count(self.store.owned[SlotId.of(SLOT)], b"k")
+
+    def _run(self, job: Callable[[], Any]) -> Future[Any]:
+        self.jobs.append((job, Future()))
+        return self.jobs[-1][1]
+
+    def _commit(self, offsets: dict[PhysicalPartition, int]) -> Future[None]:
+        self.did.append(offsets)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def send(self) -> Piece:
+        [piece] = send(self.context, CURSORS)
+        return piece
+
+    def work(self) -> None:
+        """Do what was given to the thread that may wait."""
+        [(job, future)] = self.jobs
+        try:
+            future.set_result(job())
+        except KpsplitError as error:
+            future.set_exception(error)
+
+
+def test_positions_are_committed_when_the_changelog_has_the_state() -> None:
+    member = Member()
+    piece = member.send()
+    assert not piece.done()
+    member.work()
+    assert piece.done()
+    assert member.did[-3:] == ["flush", "committed", {PARENT: 7}]
+    assert member.store.saved() == {b"k": 1}
+
+
+def test_positions_are_not_committed_when_the_changelog_does_not_have_the_state() -> None:
+    member = Member()
+    member.store.flush_error = UnreachableError("no brokers")
+    piece = member.send()
+    member.work()
+    assert piece.done()
+    assert isinstance(piece.future.exception(), UnreachableError)
+    assert member.did[-2:] == ["flush", "aborted"]
+    member.store.flush_error = None
+    member.jobs.clear()
+    again = member.send()
+    member.work()
+    assert again.done()
+    assert member.store.saved() == {b"k": 1}
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_positions_of_a_slot_that_was_lost_while_its_state_was_flushed_are_not_committed(
+    comes_back: bool,
+) -> None:
+    member = Member()
+    piece = member.send()
+    member.holdings.remove([member.holding])
+    if comes_back:
+        member.holdings.add([Holding(SLOT, PARENT, Mode.PLAIN)])
+    member.work()
+    assert piece.done()
+    assert member.did[-2:] == ["flush", "committed"]
