@@ -1,10 +1,10 @@
 # Each target does all the set-up it needs; a second run does no network at all.
 #
-#   make setup    virtual environment, locked packages, Kafka's jars
+#   make setup    virtual environment, locked packages, Kafka's jars and Spark's connector
 #   make test     all tests            (PYTEST_ARGS="-k split -x" is passed on)
 #   make lint     style, types, import contracts
 #   make demo     the main job, on an embedded three-broker cluster
-#   make bench    what kpsplit costs a producer
+#   make bench    what kpsplit costs a producer (BENCH=consumer, BENCH=spark_reconcile: the others)
 #   make lock     resolve requirements/*.txt again from pyproject.toml (needs uv)
 #   make clean    remove the virtual environment and tool caches (the jars stay in the cache folder)
 
@@ -16,6 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 UV ?= uv
+BENCH ?= producer_overhead
 
 # The stamps carry a checksum of what they stand for: a changed lock is installed, an unchanged one is not looked at.
 LOCK_SUM := $(shell cat requirements/build.txt requirements/dev.txt | cksum | cut -d' ' -f1)
@@ -33,6 +34,7 @@ setup: jars
 
 jars: $(INSTALLED)
 	@$(BIN)/python -m kpsplit.devcluster.jars >/dev/null
+	@$(BIN)/python -c 'from kpsplit.spark_jobs.jars import ensure_connector; ensure_connector()'
 
 test: jars
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
@@ -47,7 +49,7 @@ demo: jars
 	$(BIN)/kpsplit demo $(DEMO_ARGS)
 
 bench: jars
-	$(BIN)/python benchmarks/producer_overhead.py $(BENCH_ARGS)
+	$(BIN)/python benchmarks/$(BENCH).py $(BENCH_ARGS)
 
 # Any Python from 3.11 on; PYTHON=/path/to/python overrides the search.
 $(BIN)/python:

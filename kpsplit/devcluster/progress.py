@@ -12,11 +12,11 @@ class Progress:
 
     Args:
         title: what is being done.
-        total: the number of steps.
+        total: the number of steps, None if it is not known.
         stream: where to; stderr when not given.
     """
 
-    def __init__(self, title: str, total: int, stream: TextIO | None = None) -> None:
+    def __init__(self, title: str, total: int | None, stream: TextIO | None = None) -> None:
         self._title = title
         self._total = total
         self._done = 0
@@ -40,5 +40,6 @@ class Progress:
 
     def _show(self) -> None:
         start, end = ("\r", "") if self._stream.isatty() else ("", "\n")
-        self._stream.write(f"{start}{self._title}: {self._done} of {self._total} files{end}")
+        of = "" if self._total is None else f" of {self._total}"
+        self._stream.write(f"{start}{self._title}: {self._done}{of} files{end}")
         self._stream.flush()

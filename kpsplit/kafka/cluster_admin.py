@@ -37,6 +37,10 @@ class ClusterAdmin(LogEnds):
         metadata = self._listed(seconds)
         return {b.id: f"{b.host}:{b.port}" for b in metadata.brokers.values()}
 
+    def cluster_id(self) -> str:
+        """Return Kafka's id of the cluster, "" if the brokers do not tell one."""
+        return str(self._listed().cluster_id or "")
+
     def topics(self) -> dict[str, int]:
         """Return the partition count of every topic by its name."""
         return {name: len(topic.partitions) for name, topic in self._listed().topics.items()}

@@ -41,6 +41,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Outcome, PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
+from kpsplit.splitter.sizing import Sizing
 from kpsplit.splitter.writers import Registrations
 
 __all__ = [
@@ -170,10 +171,14 @@ class Operations:
         of: KeyRange | None = None,
         even: bool = False,
         sample: int = 20_000,
+        sizing: Sizing | None = None,
     ) -> Plan:
-        """Plan the split of an open segment; ``of`` names it by its range (None: the only one there is)."""
-        deadline = self._begin()
-        return self._planner.split(parent, self._read(deadline), ranges, of, even, sample, deadline)
+        """Plan the split of an open segment; ``of`` names it by its range (None: the only one there is).
+
+        ``sizing``: boundaries that were found otherwise; the sample then checks the partitioner only.
+        """
+        deadline, tail = self._begin(), sample
+        return self._planner.split(parent, self._read(deadline), ranges, of, even, tail, deadline, sizing)
 
     def plan_merge(self, parent: PhysicalPartition, range_: KeyRange | None = None) -> Plan:
         """Plan the merge of the open segments in a range; None: of all, back into the parent."""

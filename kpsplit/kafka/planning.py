@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kpsplit.errors import KpsplitError, UsageError
+from kpsplit.errors import ConflictError, KpsplitError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.draining import left_to_read, look_twice
@@ -48,13 +48,14 @@ class Planner:
         even: bool,
         sample: int,
         deadline: Deadline,
+        known: Sizing | None = None,
     ) -> Plan:
         """Plan a split; as ``Operations.plan_split``."""
         sizing.even(WHOLE, parts)  # refuses a wrong number of ranges before anything else is asked
         state = self._state(parent, view, OperationKind.SPLIT, deadline)
         segment = segment_to_split(state, of)
         seen = self._sample(parent, segment, sample, deadline)
-        sized = _sized(seen, segment.range, parts, even)
+        sized = _sized(seen, segment.range, parts, even) if known is None else _fitting(known, segment)
         attempt = _draft(state, OperationKind.SPLIT, (segment.id,), sized.ranges, Target.PHANTOMS)
         return self._plan(view, attempt, state, deadline, seen, sized)
 
@@ -222,6 +223,14 @@ def _sized(seen: Sample, whole: KeyRange, parts: int, even: bool) -> Sizing:
     if even:
         return sizing.assess(seen.points, sizing.even(whole, parts), seen.labels)
     return sizing.balanced(seen.points, whole, parts, seen.labels)
+
+
+def _fitting(known: Sizing, segment: Segment) -> Sizing:
+    if union_of_adjacent(known.ranges) != segment.range:
+        raise ConflictError(
+            f"the ranges were made for another range than {segment.range}, which is split", hint="plan again"
+        )
+    return known
 
 
 def _useful(sized: Sizing | None) -> Check | None:

@@ -2,31 +2,24 @@
 
 The connector's version is that of the installed PySpark. Where the package has a list of checksums for it,
 the jars must be those; for other versions the list is made when the jars are fetched, and holds from then
-on. A user's own Spark brings its own connector: ``--packages`` with ``connector_coordinates()``.
+on. A user's own Spark brings its own connector: ``--packages`` with ``connector_coordinates()``, which
+``python -m kpsplit.spark_jobs.jars [VERSION]`` prints.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Mapping
-from hashlib import sha256
-from importlib.metadata import version
+import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 from kpsplit.devcluster.cache import cache_folder
-from kpsplit.devcluster.jars import faults
+from kpsplit.devcluster.ivy import Wanted, faults, fetch, locked, put_in_place, read_list, write_list
 from kpsplit.devcluster.java import Java, find_java
-from kpsplit.devcluster.truststore import java_trust_options
 from kpsplit.errors import KpsplitError
 
 _HERE = Path(__file__).parent
 _LIST = "jars.sha256"
-_SECONDS = 600
 
 
 def spark_version() -> str:
@@ -37,7 +30,7 @@ def spark_version() -> str:
     """
     if find_spec("pyspark") is None:
         raise KpsplitError("PySpark is not installed", hint="run: pip install 'kpsplit[spark]'")
-    return version("pyspark")
+    return str(import_module("pyspark").__version__)
 
 
 def connector_coordinates(spark: str | None = None) -> str:
@@ -56,83 +49,58 @@ def ensure_connector(java: Java | None = None, cache: Path | None = None) -> Pat
         KpsplitError: no PySpark, no Java, no network, or not the jars that the list names.
     """
     spark = spark_version()
-    parent = cache or cache_folder()
-    parent.mkdir(parents=True, exist_ok=True)
-    folder = parent / f"spark-kafka-{spark}"
-    with (parent / f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    folder = (cache or cache_folder()) / f"spark-kafka-{spark}"
+    with locked(folder):
         if (wrong := _wrong(folder, spark)) is not None:
-            _install(java or find_java(), folder, spark, wrong)
+            runtime = java or find_java()
+            try:
+                put_in_place(folder, lambda work: _fetch_verified(runtime, work, spark))
+            except OSError as error:
+                raise KpsplitError(f"cannot install Spark's Kafka connector ({wrong}): {error}") from error
     return folder
+
+
+def connector_jars() -> list[Path]:
+    """Return the connector's jars for the installed PySpark: the argument of ``--jars``, joined by commas."""
+    return sorted(ensure_connector().glob("*.jar"))
 
 
 def _wrong(folder: Path, spark: str) -> str | None:
     """Return what is wrong with the jars in a folder, None if all is well."""
-    expected = _read_list(_HERE / f"connector-{spark}.sha256") or _read_list(folder / _LIST)
+    expected = read_list(_HERE / f"connector-{spark}.sha256") or read_list(folder / _LIST)
     found = faults(folder, expected) if expected else ["they are not there"]
     return "; ".join(found[:3]) or None
 
 
-def _read_list(path: Path) -> Mapping[str, str]:
-    if not path.is_file():
-        return {}
-    return {name: digest for digest, name in (line.split() for line in path.read_text().splitlines())}
-
-
-def _install(java: Java, folder: Path, spark: str, why: str) -> None:
-    """Download beside the folder, verify, rename into place."""
-    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        _resolve(java, work, spark)
-        jars = work / "jars"
-        digests = (
-            f"{sha256(jar.read_bytes()).hexdigest()}  {jar.name}\n" for jar in sorted(jars.glob("*.jar"))
-        )
-        (jars / _LIST).write_text("".join(digests))
-        if wrong := _wrong(jars, spark):
-            raise KpsplitError(
-                f"the jars of Spark's Kafka connector are not the expected ones: {wrong}",
-                hint="a proxy or mirror may have altered them; try again",
-            )
-        if folder.exists():
-            os.rename(folder, work / "replaced")
-        os.rename(jars, folder)
-    except OSError as error:
-        raise KpsplitError(f"cannot install Spark's Kafka connector ({why}): {error}") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _resolve(java: Java, work: Path, spark: str) -> None:
-    """Run Ivy; with the machine's certificate authorities where a bundled Java does not know them."""
-    code, log = _run_ivy(java, work, spark, [])
-    if code and java.bundled and (options := java_trust_options(work)):
-        code, log = _run_ivy(java, work, spark, options)
-    if code:
-        problems = [line.strip() for line in log.splitlines() if line.strip()][-3:]
+def _fetch_verified(java: Java, work: Path, spark: str) -> None:
+    """Download into a folder; refuse what the package's list does not name, or make the list."""
+    name = f"Spark's Kafka connector {spark}"
+    fetch(
+        Wanted(
+            *(name, _HERE / "ivy.xml", ("reading Kafka with Spark", "spark")),
+            properties={"kpsplit.spark": spark},
+        ),
+        java,
+        work,
+    )
+    jars = work / "jars"
+    write_list(jars / _LIST, jars)
+    if wrong := _wrong(jars, spark):
         raise KpsplitError(
-            f"fetching Spark's Kafka connector {spark} failed: {' '.join(problems)}",
-            hint="check the network, then try again",
+            f"the jars of {name} are not the expected ones: {wrong}",
+            hint="a proxy or mirror may have altered them; try again",
         )
 
 
-def _run_ivy(java: Java, work: Path, spark: str, options: list[str]) -> tuple[int, str]:
-    command = [
-        *(str(java.path), *options, f"-Dkpsplit.spark={spark}", f"-Divy.default.ivy.user.dir={work / 'ivy'}"),
-        *("-jar", str(_ivy_jar()), "-m2compatible", "-ivy", str(_HERE / "ivy.xml"), "-confs", "default"),
-        *("-types", "jar", "bundle", "-retrieve"),
-        f"{work / 'jars'}/[artifact]-[revision](-[classifier]).[ext]",
-    ]
+def main(versions: list[str]) -> int:
+    """Print the connector's coordinates for a version of Spark, or for the installed PySpark."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return 1, f"no answer within {_SECONDS} s"
-    return done.returncode, done.stdout + done.stderr
+        sys.stdout.write(f"{connector_coordinates(versions[0] if versions else None)}\n")
+    except KpsplitError as error:
+        sys.stderr.write(f"kpsplit: {error}\n")
+        return 1
+    return 0
 
 
-def _ivy_jar() -> Path:
-    spec = find_spec("pyspark")
-    found = sorted(Path(spec.origin).parent.glob("jars/ivy-*.jar")) if spec and spec.origin else []
-    if not found:
-        raise KpsplitError("this PySpark brings no Apache Ivy", hint="run: pip install 'kpsplit[spark]'")
-    return found[-1]
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

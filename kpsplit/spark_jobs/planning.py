@@ -1,21 +1,29 @@
 """Boundaries for a split from everything that a partition held over any stretch of time, not from a sample.
 
-view = read_logical(spark, "orders", connection, partitions=[3], starting_offsets=yesterday)
-sizing = size_split(view, 4)
-kpsplit split orders/3 --ranges …
+    view = read_logical(spark, "orders", connection, partitions=[3], starting_offsets=yesterday)
+    sizing = size_split(view, 4)
+
+``kpsplit plan --engine spark`` makes a plan file of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from enum import StrEnum
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
+from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.sampling import label
+from kpsplit.spark_jobs.failures import SPARK_ERRORS, explained
+from kpsplit.spark_jobs.logical_view import read_logical
+from kpsplit.spark_jobs.offsets import Bound
 from kpsplit.spark_jobs.transforms import load
 from kpsplit.splitter.key_range import WHOLE, KeyRange
-from kpsplit.splitter.sizing import Sizing, balanced
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.sizing import MIN_SAMPLES_PER_RANGE, Sizing, balanced
 
 HEAVY = 500
 """So many of the heaviest hashes are weighed one by one; the others cell by cell."""
@@ -50,14 +58,43 @@ def size_split(view: DataFrame, parts: int, whole: KeyRange = WHOLE, weight: Wei
         cells = load.by_cell(hashes, weight).collect()
     finally:
         hashes.unpersist()
-    rest = {row.cell: row.weight for row in cells}
+    rest = {row.cell: (row.weight, row.records) for row in cells}
     for row in heavy:
-        rest[row.key_hash >> load.CELL_BITS] -= row[weight]
+        weighed, counted = rest[row.key_hash >> load.CELL_BITS]
+        rest[row.key_hash >> load.CELL_BITS] = weighed - row[weight], counted - row.records
     middle = 1 << (load.CELL_BITS - 1)
-    samples = [(row.key_hash, row[weight]) for row in heavy]
-    samples += [
-        (min(max((cell << load.CELL_BITS) + middle, whole.lo), whole.hi - 1), left)
-        for cell, left in rest.items()
-        if left
+    points = [(row.key_hash, row[weight], row.records) for row in heavy]
+    points += [
+        (min(max((cell << load.CELL_BITS) + middle, whole.lo), whole.hi - 1), weighed, counted)
+        for cell, (weighed, counted) in rest.items()
+        if weighed
     ]
-    return balanced(samples, whole, parts, {row.key_hash: label(bytes(row.key)) for row in heavy})
+    labels = {row.key_hash: label(bytes(row.key)) for row in heavy}
+    sized = balanced(_as_samples(points, MIN_SAMPLES_PER_RANGE * parts), whole, parts, labels)
+    return replace(sized, samples=sum(counted for _, _, counted in points))
+
+
+def size_partition(
+    spark: SparkSession,
+    connection: Connection,
+    parent: PhysicalPartition,
+    whole: KeyRange,
+    parts: int,
+    since: Bound = "earliest",
+    weight: Weight = Weight.BYTES,
+) -> Sizing:
+    """Divide a range of a partition by all its records since a time; errors as of ``read_logical``."""
+    partitions = [parent.partition]
+    try:
+        view = read_logical(spark, parent.topic, connection, partitions=partitions, starting_offsets=since)
+        return size_split(view, parts, whole, weight)
+    except SPARK_ERRORS as error:
+        raise explained(error) from error
+
+
+def _as_samples(points: Iterable[tuple[int, int, int]], most: int) -> Iterator[tuple[int, int]]:
+    """Yield (hash, weight) for each record, up to so many per point: few keys are no small sample."""
+    for hash_, weight, records in points:
+        pieces = max(1, min(records, most, weight))
+        yield hash_, weight - weight // pieces * (pieces - 1)
+        yield from ((hash_, weight // pieces) for _ in range(pieces - 1))

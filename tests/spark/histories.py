@@ -15,6 +15,7 @@ from kpsplit.spark_jobs.schemas import RAW
 from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, Snapshot
 from kpsplit.spark_jobs.verification.findings import Verdict
 from kpsplit.spark_jobs.verification.judge import Judge
+from kpsplit.spark_jobs.verification.state import State, Stretches
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.events import Commit, Cut, Fence, Finish, Prepare
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
@@ -179,6 +180,7 @@ class World:
                 instance,
                 1,
                 "test",
+                transactional_id="test",
                 topics=("orders",),
                 closed=instance not in self.open,
                 certificates={
@@ -254,8 +256,8 @@ def lived(partition: int) -> World:
     return world
 
 
-def judge(spark: SparkSession, worlds: Sequence[World]) -> Verdict:
-    """Judge some partitions of one topic."""
+def judge(spark: SparkSession, worlds: Sequence[World], past: State | None = None) -> Verdict:
+    """Judge some partitions of one topic; ``past``: from where on, if later runs are to go on."""
     snapshots = [world.snapshot() for world in worlds]
     together = Snapshot(
         TOPIC,
@@ -267,7 +269,14 @@ def judge(spark: SparkSession, worlds: Sequence[World]) -> Verdict:
     )
     rows = [row for world in worlds for row in world.rows()]
 
-    def raw(*, aborted: bool) -> DataFrame:
-        return spark.createDataFrame([row for was, row in rows if aborted or not was], RAW)
+    def read(stretches: Stretches, aborted: bool) -> DataFrame:
+        wanted = [row for was, row in rows if (aborted or not was) and _inside(row, stretches)]
+        return spark.createDataFrame(wanted, RAW)
 
-    return Judge(spark, together, raw(aborted=False), lambda: raw(aborted=True)).verdict()
+    return Judge(spark, together, read, past=past).verdict()
+
+
+def _inside(row: tuple[object, ...], stretches: Stretches) -> bool:
+    _, topic, partition, offset, _ = row
+    first, behind = stretches.get(PhysicalPartition(topic, partition), (0, 0))
+    return first <= offset < behind

@@ -22,6 +22,7 @@ def test_the_ranges_are_those_of_the_same_records_weighed_one_by_one(spark, weig
     sizing = size_split(spark.createDataFrame(data, SHAPE), 4, weight=weight)
     weighed = [(h, 1 if weight is Weight.RECORDS else len(k) + len(v)) for k, v, h in data if k is not None]
     expected = balanced(weighed, WHOLE, 4)
+    assert sizing.samples == len(weighed)
     assert (sizing.ranges, sizing.shares, sizing.useful) == (expected.ranges, expected.shares, True)
 
 
@@ -37,3 +38,11 @@ def test_only_the_range_that_is_divided_counts(spark) -> None:
     sizing = size_split(spark.createDataFrame(rows(hot=0), SHAPE), 2, half)
     assert (sizing.ranges[0].lo, sizing.ranges[-1].hi) == (half.lo, half.hi)
     assert max(sizing.shares) < 0.6
+
+
+def test_few_keys_with_many_records_are_no_small_sample(spark) -> None:
+    """Four keys of the same weight: each range gets one."""
+    data = [(b"key-%d" % (i % 4), b"v", key_hash(b"key-%d" % (i % 4))) for i in range(200)]
+    sizing = size_split(spark.createDataFrame(data, SHAPE), 4)
+    assert (sizing.reason, sizing.samples) == ("", 200)
+    assert sizing.shares == (0.25, 0.25, 0.25, 0.25)

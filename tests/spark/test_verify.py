@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import Producer
 
+from kpsplit import Producer as KpsplitProducer
 from kpsplit.admin_cli.main import cli
 from kpsplit.errors import UsageError
 from kpsplit.kafka.connection import Connection
@@ -16,7 +17,7 @@ from kpsplit.spark_jobs.data_source import FORMAT, register
 from kpsplit.spark_jobs.verification.findings import Check, Severity
 from kpsplit.spark_jobs.verification.job import take_snapshot
 from kpsplit.splitter.records.stamp import HEADER, Stamp
-from tests.broker.operating import enrolled, state_of
+from tests.broker.operating import enrolled, split, state_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(400)]
 
@@ -51,6 +52,37 @@ def test_a_lost_record_of_a_certified_producer_is_found_on_the_command_line(
     assert (finding["check"], finding["producer"], finding["count"]) == (Check.REPEATED, f"{5:016x}", 1)
     assert "sequences_unique" in page.read_text()
     assert spark.read.parquet(str(folder)).count() == len(told["findings"])
+
+
+def test_a_chain_of_runs_on_brokers_reads_only_what_is_new(
+    spark, operations, bootstrap, make_topic, tmp_path
+) -> None:
+    """Across a split; then the state is refused where it does not belong, and left as it was."""
+    topic, other = make_topic(), make_topic()
+    parent, state = enrolled(operations, topic), tmp_path / "orders.state"
+    enrolled(operations, other)
+    chain = (topic, "--state", str(state))
+    with KpsplitProducer({"bootstrap.servers": bootstrap}) as producer:
+        records(producer, topic)
+        first = run(bootstrap, *chain)
+        split(operations, parent, 2)
+        records(producer, topic)
+    second = run(bootstrap, *chain)
+    assert (first.exit_code, second.exit_code) == (0, 0), first.output + second.output
+    told = json.loads(second.stdout)
+    assert (told["new_records"], told["counts"][str(parent)]["data"]) == (100, 200)
+    kept = state.read_bytes()
+    wrong = run(bootstrap, other, "--state", str(state))
+    assert (wrong.exit_code, state.read_bytes()) == (2, kept)
+    assert f"the state is one of topic {topic}" in wrong.stderr
+    quiet = run(bootstrap, *chain)
+    assert (quiet.exit_code, json.loads(quiet.stdout)["new_records"]) == (0, 0)
+
+
+def records(producer: KpsplitProducer, topic: str) -> None:
+    for i in range(100):
+        producer.produce(topic, b"v", b"key-%d" % (i % 9))
+    assert producer.flush(30) == 0
 
 
 def test_the_command_line_says_what_it_cannot_judge(operations, bootstrap, make_topic) -> None:

@@ -2,17 +2,59 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
+from kpsplit.admin_cli.lookup import not_enrolled
 from kpsplit.admin_cli.operating import check_runnable, force_option, plan_json
-from kpsplit.admin_cli.param_types import KEY_RANGE, PARTITION, RANGES
+from kpsplit.admin_cli.param_types import DURATION, KEY_RANGE, PARTITION, RANGES
+from kpsplit.admin_cli.spark_size import require_spark, spark_size_options
 from kpsplit.errors import UsageError
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
+
+if TYPE_CHECKING:
+    from kpsplit.kafka.operations import Operations
+    from kpsplit.splitter.sizing import Sizing
+
+    _Base = click.ParamType[Any, Any]
+else:
+    _Base = click.ParamType  # not generic in older versions of click
+
+SAMPLE, SPARK = "sample", "spark"
+
+
+class SinceType(_Base):
+    """A time with its zone, or a duration before now; ms since 1970."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read the text that was given."""
+        if not isinstance(value, str):
+            return value
+        try:
+            at = datetime.fromisoformat(value)
+        except ValueError:
+            at = None
+        if at is None:
+            return time.time_ns() // 1_000_000 - self._ago(value, param, ctx)
+        if at.tzinfo is None:
+            self.fail(f"{value[:60]!r} has no time zone; write for example {value[:60]}Z", param, ctx)
+        return max(0, round(at.timestamp() * 1000))
+
+    def _ago(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return round(DURATION.read(text) * 1000)
+        except UsageError:
+            self.fail(f"{text[:60]!r} is no time; write 2026-03-01T12:00:00Z, or 6h", param, ctx)
 
 
 @click.command("plan", cls=VerbCommand)
@@ -23,6 +65,23 @@ from kpsplit.splitter.lineage import PhysicalPartition
     "--of", type=KEY_RANGE, metavar="LO:HI", help="The open range to split, or the ranges to merge."
 )
 @click.option("--even", is_flag=True, help="Ranges of equal width, whatever the keys are.")
+@click.option(
+    "--engine",
+    type=click.Choice([SAMPLE, SPARK]),
+    default=SAMPLE,
+    show_default=True,
+    help="What finds the boundaries: the newest records, or Spark in all records since a time.",
+)
+@click.option(
+    "--since",
+    type=SinceType(),
+    metavar="TIME",
+    help="With spark: a time with its zone, or how long ago (6h).  [default: the earliest record]",
+)
+@click.option(
+    "--weight", type=click.Choice(["bytes", "records"]), help="With spark: what to balance.  [default: bytes]"
+)
+@spark_size_options
 @click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Save the plan for --plan.")
 @force_option
 @global_options
@@ -34,26 +93,72 @@ def command(
     merge: bool,
     of: KeyRange | None,
     even: bool,
+    engine: str,
+    since: int | None,
+    weight: str | None,
+    cores: int | None,
+    memory: str,
     save: Path | None,
     force: bool,
 ) -> None:
     """Show what a split or merge would do.
 
-    Boundaries follow the keys in the tail of the log. Nothing is changed. Exits with 3 if a check fails.
+    Boundaries follow the keys in the tail of the log, or with --engine spark those of any stretch of time.
+    Nothing is changed. Exits with 3 if a check fails.
     """
     from kpsplit.admin_cli.render.plan import show_plan
 
     if merge == (ranges is not None) or (merge and even):
         raise click.UsageError("give either --ranges N or --merge")
+    if engine == SPARK and (merge or even):
+        raise click.UsageError("--engine spark finds boundaries: it goes with --ranges N alone")
+    if engine != SPARK and (since is not None or weight is not None):
+        raise click.UsageError("--since and --weight go with --engine spark")
     with call.operations() as operations:
         if ranges is None:
             plan = operations.plan_merge(partition, of)
         else:
-            plan = operations.plan_split(partition, ranges, of=of, even=even)
+            sizing = None
+            if engine == SPARK:
+                balance = Balance(ranges, of, since, weight or "bytes", cores, memory)
+                sizing = _sized_by_spark(call, operations, partition, balance)
+            plan = operations.plan_split(partition, ranges, of=of, even=even, sizing=sizing)
     if save is not None:
         _save(save, plan.encode())
     call.show(plan_json(plan), lambda console: show_plan(plan, console))
     check_runnable(plan, force)
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What Spark is asked for; ``since``: ms since 1970."""
+
+    ranges: int
+    of: KeyRange | None
+    since: int | None
+    weight: str
+    cores: int | None
+    memory: str
+
+
+def _sized_by_spark(
+    call: Call, operations: Operations, partition: PhysicalPartition, wanted: Balance
+) -> Sizing:
+    """Return boundaries by all records of the open range that is to be split."""
+    require_spark(wanted.memory)
+    from kpsplit.kafka.planning import segment_to_split
+    from kpsplit.spark_jobs.planning import Weight, size_partition
+    from kpsplit.spark_jobs.session import running_session
+
+    state = operations.view().state(partition)
+    if state is None:
+        raise not_enrolled(partition.topic)
+    range_ = segment_to_split(state, wanted.of).range
+    since = "earliest" if wanted.since is None else wanted.since
+    with running_session(wanted.cores, wanted.memory) as spark:
+        return size_partition(
+            spark, call.connection, partition, range_, wanted.ranges, since, Weight(wanted.weight)
+        )
 
 
 def _save(path: Path, data: bytes) -> None:

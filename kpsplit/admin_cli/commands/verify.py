@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,14 +10,14 @@ import click
 from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
 from kpsplit.admin_cli.param_types import TOPIC_OR_PARTITION
+from kpsplit.admin_cli.spark_size import require_spark, spark_size_options
 from kpsplit.errors import CheckFailedError, ConfigurationError, KpsplitError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from kpsplit.spark_jobs import Verdict
-
-_SIZE = re.compile(r"[1-9][0-9]{0,5}[mg]")
+    from kpsplit.spark_jobs.verification.state_file import StateFile
 
 
 @click.command("verify", cls=VerbCommand)
@@ -31,8 +29,7 @@ _SIZE = re.compile(r"[1-9][0-9]{0,5}[mg]")
     metavar="GROUP",
     help="Check the range commits of this group; may be repeated.  [default: of all groups]",
 )
-@click.option("--cores", type=click.IntRange(min=1), metavar="N", help="Threads of Spark.  [default: all]")
-@click.option("--memory", default="1g", show_default=True, metavar="SIZE", help="Heap of Spark's JVM.")
+@spark_size_options
 @click.option(
     "--parquet",
     type=click.Path(path_type=Path, file_okay=False),
@@ -45,6 +42,12 @@ _SIZE = re.compile(r"[1-9][0-9]{0,5}[mg]")
     metavar="FILE",
     help="Write a report with pictures there.",
 )
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Go on where the run that wrote this file ended, and write it anew. Without the file: read all.",
+)
 @global_options
 @pass_call
 def command(
@@ -55,34 +58,47 @@ def command(
     memory: str,
     parquet: Path | None,
     html: Path | None,
+    state: Path | None,
 ) -> None:
     """Prove that no record was lost, repeated or put out of order.
 
-    Reads all of the topic, committed records only, with Spark on this machine; changes nothing. Exits with
-    3 if something is found, and with 1 if something could not be judged, and says why.
+    Reads all of the topic, or with --state what has come since, committed records only, with Spark on this
+    machine; changes nothing. Exits with 3 if something is found, and with 1 if something could not be
+    judged, and says why.
     """
-    if find_spec("pyspark") is None:
-        raise ConfigurationError("this needs PySpark", hint="run: pip install 'kpsplit[spark]'")
-    if not _SIZE.fullmatch(memory):
-        raise ConfigurationError(f"{memory[:20]!r} is no size of memory", hint="write for example 512m or 2g")
+    require_spark(memory)
     if parquet is not None and parquet.exists():
         raise ConfigurationError(f"{parquet} exists", hint="give --parquet a folder that does not exist yet")
     from kpsplit.spark_jobs.report import report_page
     from kpsplit.spark_jobs.session import running_session
-    from kpsplit.spark_jobs.verification.job import findings_frame, judge_snapshot, take_snapshot
+    from kpsplit.spark_jobs.verification.job import findings_frame, judge_snapshot, past_of, take_snapshot
+    from kpsplit.spark_jobs.verification.state_file import StateFile
 
+    file = None if state is None else StateFile(state)
+    loaded = None if file is None else file.load()
     topic, partition = subject
     connection = call.connection
     wanted = None if partition is None else [partition]
     snapshot = take_snapshot(connection, topic, wanted, groups or None, call.given.timeout)
+    past = None if file is None else past_of(loaded, snapshot, connection, groups or None)
     with running_session(cores, memory) as spark:
-        verdict = judge_snapshot(spark, snapshot, connection, groups or None)
+        verdict = judge_snapshot(spark, snapshot, connection, groups or None, past=past)
         if parquet is not None:
             findings_frame(spark, verdict).coalesce(1).write.parquet(str(parquet))
     if html is not None:
         html.write_text(report_page(verdict), "utf-8")
     call.show(verdict.json(), lambda console: _show(verdict, console))
+    if file is not None:
+        _save(call, file, verdict)
     _judge(verdict)
+
+
+def _save(call: Call, file: StateFile, verdict: Verdict) -> None:
+    """Keep the state for the next run, behind everything that was told: nothing is ever left untold."""
+    if verdict.successor is None:
+        call.say("kpsplit verify could not judge everything: the state was left as it was")
+    else:
+        file.save(verdict.successor)
 
 
 def _show(verdict: Verdict, console: Console) -> None:

@@ -27,7 +27,7 @@ def show_plan(plan: Plan, console: Console, brief: bool = False) -> None:
     console.print(Text(headline(plan), style="bold"))
     console.print(_indented(_ranges(plan, _BAR if console.width >= _WIDE else _SHORT_BAR)))
     if plan.shares:
-        console.print(Text(f"predicted from {many(plan.sampled, 'record')} of the log's tail", style="dim"))
+        console.print(Text(f"predicted from {many(plan.sampled, 'record')}", style="dim"))
     if plan.heaviest:
         console.print(Text("\nTop keys", style="bold"))
         console.print(_indented(_top_keys(plan.heaviest[:TOP_KEYS])))

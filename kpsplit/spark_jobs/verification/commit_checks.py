@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 
 from kpsplit.spark_jobs.snapshot import LoggedCommit, Snapshot
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
+from kpsplit.spark_jobs.verification.state import State
 from kpsplit.splitter.commits import CommitFold, cursor_of
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KeyRange
@@ -19,27 +20,61 @@ def groups_of(snapshot: Snapshot) -> tuple[str, ...]:
     return tuple(sorted({logged.group for logged in snapshot.commits}))
 
 
-def commit_findings(snapshot: Snapshot, groups: Collection[str] | None = None) -> Iterator[Finding]:
+def commit_findings(snapshot: Snapshot, groups: Collection[str] | None, past: State) -> Iterator[Finding]:
     """Return what is wrong with the range commits of some groups (None: of all).
 
-    The offset log is compacted: what it still holds is looked at, in its order.
+    The offset log is compacted: what it still holds is looked at, in its order; what earlier runs saw counts
+    as it stood then.
     """
     states = {state.parent: state for state in snapshot.states}
     fold = CommitFold()
     seen: set[tuple[str, PartitionState]] = set()
-    for logged in sorted(snapshot.commits, key=lambda c: (c.log_partition, c.log_offset)):
+    for logged, is_new in in_order(snapshot, past):
         if groups is not None and logged.group not in groups:
             continue
         state = states[logged.parent]
-        key = CommitKey(logged.group, logged.parent, logged.range)
         if logged.commit is not None:
             seen.add((logged.group, state))
-            yield from _inside(snapshot, state, logged.commit)
-            yield from _going_back(fold, state, logged, logged.commit)
-        value = None if logged.commit is None else logged.commit.encode()
-        fold.fold(key.encode(), value, logged.log_offset)
+            if is_new:
+                yield from _inside(snapshot, state, logged.commit)
+                yield from _going_back(fold, state, logged, logged.commit)
+        _take(fold, logged)
     for group, state in sorted(seen, key=lambda pair: (pair[0], pair[1].parent)):
         yield from _gaps(fold, group, state)
+
+
+def in_order(snapshot: Snapshot, past: State) -> Iterator[tuple[LoggedCommit, bool]]:
+    """Yield what earlier runs left in force, then what the log has beyond that, and whether it is new."""
+    for state in snapshot.states:
+        known = past.past(state.parent.partition)
+        new = [c for c in snapshot.commits if c.parent == state.parent and c.log_offset >= known.commits_read]
+        for logged in known.commits:
+            yield logged, False
+        for logged in sorted(new, key=lambda c: c.log_offset):
+            yield logged, True
+
+
+def in_force(snapshot: Snapshot, past: State) -> list[LoggedCommit]:
+    """Return the range commits that win somewhere, in the order of the log."""
+    fold = CommitFold()
+    last: dict[CommitKey, LoggedCommit] = {}
+    for logged, _ in in_order(snapshot, past):
+        _take(fold, logged)
+        last[CommitKey(logged.group, logged.parent, logged.range)] = logged
+    winning = {
+        CommitKey(group, state.parent, commit.range)
+        for state in snapshot.states
+        for group in fold.groups(state.parent)
+        for _, commit in fold.commits(group, state.parent)
+    }
+    found = [last[key] for key in winning]
+    return sorted(found, key=lambda c: (c.parent, c.log_offset))
+
+
+def _take(fold: CommitFold, logged: LoggedCommit) -> None:
+    key = CommitKey(logged.group, logged.parent, logged.range)
+    value = None if logged.commit is None else logged.commit.encode()
+    fold.fold(key.encode(), value, logged.log_offset)
 
 
 def _inside(snapshot: Snapshot, state: PartitionState, commit: RangeCommit) -> Iterator[Finding]:

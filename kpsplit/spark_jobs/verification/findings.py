@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from kpsplit.errors import EXIT_CHECK, EXIT_FAILED, EXIT_OK
 from kpsplit.spark_jobs.snapshot import Snapshot
+from kpsplit.spark_jobs.verification.state import State
 from kpsplit.splitter.lineage import PhysicalPartition
 
 
@@ -109,7 +110,10 @@ class Verdict:
     ``snapshot``: what was judged, but for the data. ``unjudged``: why something could not be judged at all.
     ``segments``: records per segment. ``groups``: the consumer groups that were looked at. ``counts``:
     records by logical partition and fate (``schemas.Fate``, in lower case), and how many of the data are
-    ``unstamped``.
+    ``unstamped``. What was read by earlier runs is counted too; findings are those of this run.
+    ``past``: what this run went on from, None for a run over everything. ``new_records``: data that this run
+    read, in all partitions.
+    ``successor``: the state for the next run, None if there is to be none, or this run could not judge.
     """
 
     topic: str
@@ -120,24 +124,35 @@ class Verdict:
     segments: tuple[SegmentTotal, ...] = ()
     groups: tuple[str, ...] = ()
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    past: State | None = None
+    new_records: int = 0
+    successor: State | None = None
 
     def of(self, check: Check, severity: Severity | None = None) -> tuple[Finding, ...]:
         """Return the findings of a check."""
         return tuple(f for f in self.findings if f.check is check and severity in (None, f.severity))
 
+    @property
+    def told_before(self) -> int:
+        """How many findings of these partitions earlier runs told."""
+        return sum(self.past.past(n).told for n in self.partitions) if self.past else 0
+
+    @property
+    def since_ms(self) -> int:
+        """When the run began that this one goes on from, in ms since 1970; 0: it read everything."""
+        return self.past.made_ms if self.past else 0
+
     def of_partition(self, number: int) -> Verdict:
         """Return what concerns one logical partition; what concerns none stays."""
         parent = PhysicalPartition(self.topic, number)
         others = tuple(f"{self.topic}/{n}: " for n in self.partitions if n != number)
-        return Verdict(
-            self.topic,
-            (number,),
-            self.snapshot,
-            tuple(f for f in self.findings if f.parent == parent),
-            tuple(why for why in self.unjudged if not why.startswith(others)),
-            tuple(s for s in self.segments if s.parent == parent),
-            self.groups,
-            {name: counts for name, counts in self.counts.items() if name == str(parent)},
+        return replace(
+            self,
+            partitions=(number,),
+            findings=tuple(f for f in self.findings if f.parent == parent),
+            unjudged=tuple(why for why in self.unjudged if not why.startswith(others)),
+            segments=tuple(s for s in self.segments if s.parent == parent),
+            counts={name: counts for name, counts in self.counts.items() if name == str(parent)},
         )
 
     @property
@@ -191,6 +206,9 @@ class Verdict:
             "could_not_judge": list(self.unproven),
             "counts": {name: dict(counts) for name, counts in self.counts.items()},
             "groups": list(self.groups),
+            "since_ms": self.since_ms,
+            "new_records": self.new_records,
+            "told_before": self.told_before,
         }
 
 

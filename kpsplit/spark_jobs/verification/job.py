@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
+from kpsplit.errors import ConfigurationError, UsageError
+from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
+from kpsplit.spark_jobs.failures import SPARK_ERRORS, explained
 from kpsplit.spark_jobs.gather import PATIENCE, Gatherer
 from kpsplit.spark_jobs.logical_view import scan
 from kpsplit.spark_jobs.schemas import FINDINGS
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification.findings import Verdict
 from kpsplit.spark_jobs.verification.judge import Judge
-from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.spark_jobs.verification.state import State, Stretches
+from kpsplit.spark_jobs.verification.state_file import StateFile
 
 ISOLATION, COMMITTED = "kafka.isolation.level", "read_committed"
 
@@ -32,6 +34,7 @@ def verify(
     groups: Collection[str] | None = None,
     options: Mapping[str, str] | None = None,
     patience: float = PATIENCE,
+    state: Path | None = None,
 ) -> Verdict:
     """Prove or refute that nothing of a topic was lost, repeated or put out of order by splits and merges.
 
@@ -47,15 +50,41 @@ def verify(
         groups: consumer groups whose range commits are checked; all that have any when not given.
         options: more options of the connector (``kafka.…``, ``minPartitions``).
         patience: seconds for reading the small topics and for an operation under way.
+        state: a file: the run goes on where the one that wrote it ended, and writes it anew if it could
+            judge. Where there is no such file, everything is read.
 
     Raises:
-        UsageError: wrong topic or partition, not enrolled, an unknown group.
+        UsageError: wrong topic or partition, not enrolled, an unknown group, or the state is none of this
+            topic.
+        ConflictError: another run wrote the state meanwhile.
         ConfigurationError: the options ask for uncommitted reading.
         KpsplitError: it could not be judged: no brokers, a newer kpsplit, the data went away meanwhile.
     """
     reach = connection if isinstance(connection, Connection) else Connection(connection)
+    file = None if state is None else StateFile(state)
+    loaded = None if file is None else file.load()
     snapshot = take_snapshot(reach, topic, partitions, groups, patience)
-    return judge_snapshot(spark, snapshot, reach, groups, options)
+    past = None if file is None else past_of(loaded, snapshot, reach, groups)
+    verdict = judge_snapshot(spark, snapshot, reach, groups, options, past)
+    if file is not None and verdict.successor is not None:
+        file.save(verdict.successor)
+    return verdict
+
+
+def past_of(
+    loaded: State | None, snapshot: Snapshot, connection: Connection, groups: Collection[str] | None
+) -> State:
+    """Return the state to go on from; an empty one where none was loaded.
+
+    Raises:
+        UsageError: it is one of another cluster, topic, or choice of groups.
+    """
+    chosen = None if groups is None else tuple(sorted(set(groups)))
+    cluster = ClusterAdmin(connection).cluster_id()
+    if loaded is None:
+        return State(cluster, snapshot.topic, chosen)
+    loaded.check_belongs(cluster, snapshot, chosen)
+    return loaded
 
 
 def take_snapshot(
@@ -82,42 +111,25 @@ def judge_snapshot(
     connection: Connection,
     groups: Collection[str] | None = None,
     options: Mapping[str, str] | None = None,
+    past: State | None = None,
 ) -> Verdict:
-    """Judge a snapshot by the records: the second half of ``verify``; errors as there."""
+    """Judge a snapshot by the records: the second half of ``verify``; errors as there.
+
+    ``past``: what earlier runs know, as ``past_of`` gives it; None: no later run is to go on from this one.
+    """
     if (options or {}).get(ISOLATION, COMMITTED) != COMMITTED:
         raise ConfigurationError(f"{ISOLATION} must be {COMMITTED}: aborted records are no data")
     wanted = kafka_options(connection, options)
-    ranges = _ranges(snapshot)
 
-    def uncommitted() -> DataFrame:
-        return scan(spark, wanted | {ISOLATION: "read_uncommitted"}, ranges)
+    def read(stretches: Stretches, aborted: bool) -> DataFrame:
+        return scan(spark, wanted | ({ISOLATION: "read_uncommitted"} if aborted else {}), stretches)
 
     try:
-        return Judge(spark, snapshot, scan(spark, wanted, ranges), uncommitted, groups).verdict()
-    except (PySparkException, Py4JJavaError) as error:
-        raise _explained(error) from error
+        return Judge(spark, snapshot, read, groups, past).verdict()
+    except SPARK_ERRORS as error:
+        raise explained(error) from error
 
 
 def findings_frame(spark: SparkSession, verdict: Verdict) -> DataFrame:
     """Return the findings as a DataFrame (``schemas.FINDINGS``)."""
     return spark.createDataFrame([f.row() for f in verdict.findings], FINDINGS)
-
-
-def _ranges(snapshot: Snapshot) -> dict[PhysicalPartition, tuple[int, int]]:
-    """Return everything that the logs hold and that is decided."""
-    return {
-        place: (bounds.low, bounds.stable)
-        for place, bounds in snapshot.bounds.items()
-        if place not in snapshot.gone and bounds.low < bounds.stable
-    }
-
-
-def _explained(error: Exception) -> KpsplitError:
-    """Return one clear line for what Spark reports with a page of Java."""
-    text = str(error)
-    if "OffsetOutOfRange" in text or "data may have been lost" in text.lower() or "KAFKA_DATA_LOSS" in text:
-        return KpsplitError(
-            "records went away while they were read (retention, or a deleted topic)", hint="run it again"
-        )
-    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    return KpsplitError(f"Spark failed: {first[:300]}", hint="see Spark's log")

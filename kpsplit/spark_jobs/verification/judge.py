@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from kpsplit.spark_jobs.regions import all_regions
 from kpsplit.spark_jobs.schemas import REGIONS, Fate
@@ -15,11 +16,10 @@ from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.transforms import cells
 from kpsplit.spark_jobs.verification import tables
 from kpsplit.spark_jobs.verification.commit_checks import commit_findings
+from kpsplit.spark_jobs.verification.counted import Span, Total, added_up
 from kpsplit.spark_jobs.verification.findings import MOST, Check, Finding, Severity, Verdict, limited
 from kpsplit.spark_jobs.verification.lineage_checks import boundary_findings, lineage_findings, lost_findings
 from kpsplit.spark_jobs.verification.record_checks import (
-    Span,
-    Total,
     certificate_findings,
     foreign_findings,
     marker_findings,
@@ -27,19 +27,15 @@ from kpsplit.spark_jobs.verification.record_checks import (
     suspects,
     unjudged,
 )
-from kpsplit.spark_jobs.verification.sequence_checks import (
-    Holes,
-    Shelf,
-    ShelfKey,
-    hole_findings,
-    holes,
-    incomplete,
-)
+from kpsplit.spark_jobs.verification.sequence_checks import ShelfKey
+from kpsplit.spark_jobs.verification.sequences import Looked, Sequences
+from kpsplit.spark_jobs.verification.state import State, Stretches, lost_unseen, read_before, to_read
+from kpsplit.spark_jobs.verification.succession import Decider, Seen, successor
 from kpsplit.spark_jobs.verification.writers import Writers
 from kpsplit.splitter.lineage import PhysicalPartition
 
-MOST_SHELVES = 256
-"""So many shelves of sequence numbers are looked at number by number: at most 16 million numbers."""
+Read = Callable[[Stretches, bool], DataFrame]
+"""Reads stretches of logs (``schemas.RAW``); True: with the records of aborted transactions."""
 
 
 class Judge:
@@ -48,47 +44,69 @@ class Judge:
     Args:
         spark: the session.
         snapshot: everything that is known without the data.
-        committed: the records of all physical partitions that can be read, read committed (``schemas.RAW``).
-        uncommitted: the same stretches with the records of aborted transactions; called only when numbers
-            are missing.
+        read: gives the records.
         groups: the consumer groups to look at; all when not given.
+        past: what earlier runs know; None: nothing, and no later run is to go on from this one.
     """
 
     def __init__(
         self,
         spark: SparkSession,
         snapshot: Snapshot,
-        committed: DataFrame,
-        uncommitted: Callable[[], DataFrame],
+        read: Read,
         groups: Collection[str] | None = None,
+        past: State | None = None,
     ) -> None:
         self._spark, self._snapshot, self._groups = spark, snapshot, groups
-        self._uncommitted = uncommitted
+        self._read, self._going_on = read, past is not None
+        self._past = past or State("", snapshot.topic)
+        self._began_ms = time.time_ns() // 1_000_000
         self._writers = Writers(snapshot)
-        self._doubtful: set[tuple[int, str]] = set()
-        self._not_looked_at: set[ShelfKey] = set()
+        self._decider = Decider(snapshot, self._past, self._going_on)
         rows = [r.row() for state in snapshot.states for r in all_regions(state)]
         self._regions = spark.createDataFrame(rows, REGIONS)
-        self._records = cells.judged(committed, self._regions)
+        self._new = to_read(snapshot, self._past)
+        self._records = cells.judged(read(self._new, False), self._regions)
         self._cells = cells.cells(self._records).persist(StorageLevel.MEMORY_AND_DISK)
 
     def verdict(self) -> Verdict:
         """Run all checks. Blocks until Spark is done; the cells are let go of at the end."""
         try:
-            findings = limited(self._findings())
-            counts = _counts(self._snapshot.topic, self._totals)
+            found = list(self._findings())
+            why = tuple(unjudged(self._snapshot, self._totals))
+            known = [t for n in self._numbers for t in self._past.past(n).totals]
+            totals = added_up([*known, *self._totals])
             return Verdict(
                 self._snapshot.topic,
-                tuple(state.parent.partition for state in self._snapshot.states),
+                self._numbers,
                 self._snapshot,
-                tuple(findings),
-                tuple(unjudged(self._snapshot, self._totals)),
-                segment_totals(self._snapshot, self._totals),
+                tuple(limited(found)),
+                why,
+                segment_totals(self._snapshot, totals),
                 tuple(sorted(self._groups or {c.group for c in self._snapshot.commits})),
-                counts,
+                _counts(self._snapshot.topic, totals),
+                past=self._past if self._going_on else None,
+                new_records=sum(t.records for t in self._totals if t.fate is Fate.DATA),
+                successor=self._successor(found) if self._going_on and not why else None,
             )
         finally:
             self._cells.unpersist()
+
+    @property
+    def _numbers(self) -> tuple[int, ...]:
+        return tuple(state.parent.partition for state in self._snapshot.states)
+
+    def _successor(self, found: Iterable[Finding]) -> State | None:
+        """Return the state to go on from, None if this run does not know enough for one."""
+        looked = self._looked
+        if looked.not_looked_at or looked.too_many_early:
+            return None
+        defects = Counter(f.parent.partition for f in found if f.severity is Severity.FINDING)
+        seen = Seen(
+            *(looked.given, looked.holes, looked.arrived, self._spans, self._totals),
+            *(self._doubtful, dict(defects)),
+        )
+        return successor(self._snapshot, self._past, self._began_ms, seen, self._decider)
 
     @cached_property
     def _totals(self) -> list[Total]:
@@ -102,24 +120,40 @@ class Judge:
     def _buckets(self) -> DataFrame:
         return cells.buckets(self._cells)
 
+    @cached_property
+    def _looked(self) -> Looked:
+        return Sequences(
+            *(self._spark, self._writers, self._past, self._buckets),
+            lambda: self._buckets_of(self._new),
+            lambda partitions: self._buckets_of(read_before(self._snapshot, self._past, partitions)),
+        ).look(self._spans)
+
+    @property
+    def _doubtful(self) -> set[tuple[int, str]]:
+        """Return the producers of which numbers are not all there, or not once."""
+        repeated = {(partition, producer) for partition, producer, _ in self._looked.repeated}
+        return self._looked.doubtful | repeated | set(self._looked.again)
+
+    def _buckets_of(self, stretches: Stretches) -> DataFrame:
+        """Return the buckets of stretches, with the records of aborted transactions."""
+        return cells.buckets(cells.cells(cells.judged(self._read(stretches, True), self._regions)))
+
     def _findings(self) -> Iterator[Finding]:
-        snapshot, totals = self._snapshot, self._totals
+        snapshot, totals, past, looked = self._snapshot, self._totals, self._past, self._looked
         yield from lineage_findings(snapshot)
         yield from boundary_findings(snapshot)
-        yield from lost_findings(snapshot)
-        yield from marker_findings(snapshot, totals)
+        yield from lost_findings(snapshot, past)
+        yield from marker_findings(snapshot, totals, past)
         yield from foreign_findings(snapshot, totals)
         yield from self._misplaced()
-        shelves = tables.shelf_rows(cells.shelves(self._buckets))
-        gone = self._holes(shelves)
-        yield from hole_findings(snapshot, gone)
+        yield from self._decider.findings(looked.holes)
         yield from self._too_many()
-        repeated = [key for key, shelf in shelves.items() if shelf.records > shelf.numbers]
-        yield from self._repeated(repeated)
+        yield from self._repeated(looked.repeated)
+        yield from self._again()
         yield from self._out_of_order()
-        doubtful = self._doubtful | {(partition, producer) for partition, producer, _ in repeated}
-        yield from certificate_findings(snapshot, self._spans, doubtful)
-        yield from commit_findings(snapshot, self._groups)
+        unread = {(x.state.parent.partition, x.segment.id) for x in lost_unseen(snapshot, past)}
+        yield from certificate_findings(snapshot, self._spans, past, self._doubtful, unread)
+        yield from commit_findings(snapshot, self._groups, past)
 
     def _misplaced(self) -> Iterator[Finding]:
         if not any(t.wrong for t in self._totals):
@@ -138,60 +172,21 @@ class Judge:
                 count=r.records,
             )
 
-    def _holes(self, shelves: dict[ShelfKey, Shelf]) -> list[Holes]:
-        """Look for missing numbers among committed records, then among all if any seem to be missing."""
-        wanted = incomplete(self._writers, shelves)
-        if not wanted:
-            return []
-        tops = self._tops()
-        if len(wanted) <= MOST_SHELVES:
-            rows = tables.bucket_rows(self._on(self._buckets, wanted))
-            seen = holes(self._writers, wanted, rows, tops)
-            self._doubtful = {(h.writer.parent.partition, h.writer.producer) for h in seen}
-            if not seen:
-                return []
-        else:
-            self._doubtful = {(partition, producer) for partition, producer, _ in wanted}
-        accounted = self._accounted(wanted)
-        left = incomplete(self._writers, {**shelves, **tables.shelf_rows(cells.shelves(accounted))}) & wanted
-        closely = set(sorted(left)[:MOST_SHELVES])
-        self._not_looked_at = left - closely
-        return holes(self._writers, closely, tables.bucket_rows(self._on(accounted, closely)), tops)
-
     def _too_many(self) -> Iterator[Finding]:
-        """Say that more is missing than was looked at number by number."""
-        for partition, producer in sorted({(p, who) for p, who, _ in self._not_looked_at}):
+        """Say that more is missing, or came again, than was looked at number by number."""
+        for partition, producer in sorted({(p, who) for p, who, _ in self._looked.not_looked_at}):
             parent, message = self._parent(partition), f"producer {producer}: many more numbers are missing"
             yield Finding(Check.MISSING, Severity.UNPROVEN, parent, message, None, producer)
+        if self._looked.too_many_early:
+            message = "many numbers of records came again that an earlier run had read: begin anew"
+            yield Finding(Check.REPEATED, Severity.UNPROVEN, self._snapshot.states[0].parent, message)
 
-    def _accounted(self, wanted: set[ShelfKey]) -> DataFrame:
-        """Return buckets in which the numbers of aborted transactions count as there."""
-        everything = cells.buckets(cells.cells(cells.judged(self._uncommitted(), self._regions)))
-        key = ["logical_partition", "instance", "bucket"]
-        aborted = everything.select(*key, F.col("data").alias("written"))
-        known = self._on(self._buckets, wanted)
-        zero = F.lit(0).cast("bigint")
-        return known.join(self._on(aborted, wanted), key, "full_outer").select(
-            *key,
-            F.coalesce("data", zero).bitwiseOR(F.coalesce("written", zero)).alias("data"),
-            F.coalesce("strays", zero).alias("strays"),
-            F.coalesce("records", zero).alias("records"),
-        )
-
-    def _on(self, frame: DataFrame, wanted: set[ShelfKey]) -> DataFrame:
-        return cells.on_shelves(frame, tables.shelf_frame(self._spark, wanted)).drop("shelf")
-
-    def _tops(self) -> dict[tuple[int, str], int]:
-        found: dict[tuple[int, str], int] = {}
-        for span in self._spans:
-            key = span.partition, span.producer
-            found[key] = max(found.get(key, -1), span.last)
-        return found
-
-    def _repeated(self, shelves: list[ShelfKey]) -> Iterator[Finding]:
+    def _repeated(self, shelves: set[ShelfKey]) -> Iterator[Finding]:
         if not shelves:
             return
-        rows = self._on(self._buckets, set(shelves)).where("records > bit_count(data)").limit(MOST)
+        wanted = tables.shelf_frame(self._spark, shelves)
+        crowded = cells.on_shelves(self._buckets, wanted).where("records > bit_count(data)")
+        rows = crowded.drop("shelf").limit(MOST)
         keys = [(b.partition, b.producer, b.bucket) for b in tables.bucket_rows(rows)]
         closely = cells.repeated(self._records, tables.bucket_frame(self._spark, keys))
         for r in closely.limit(MOST).collect():
@@ -215,17 +210,40 @@ class Judge:
                 count=r.records - 1,
             )
 
+    def _again(self) -> Iterator[Finding]:
+        """Report numbers that an earlier run has seen, at the place where they are now."""
+        numbers = [(*who, n) for who, again in self._looked.again.items() for n in again][:MOST]
+        if not numbers:
+            return
+        for r in cells.places(self._records, tables.number_frame(self._spark, numbers)).collect():
+            who = tables.producer_of(r)
+            parent = self._parent(r.logical_partition)
+            message = (
+                f"producer {who}: number {r.sequence} is there again, at logical offset {r.logical_offset}; "
+                "an earlier run had seen it"
+            )
+            yield Finding(
+                *(Check.REPEATED, Severity.FINDING, parent, message, r.segment, who),
+                key_hash=r.key_hash,
+                first=r.logical_offset,
+                last=r.logical_offset,
+            )
+
     def _out_of_order(self) -> Iterator[Finding]:
-        wanted = suspects(self._snapshot, self._spans)
-        if not wanted:
+        wanted = suspects(self._snapshot, self._spans, self._past)
+        if not wanted.now:
             return
         failed = [
             (partition, producer, number)
             for (partition, producer), writer in self._writers.certified().items()
             for number in writer.failed
         ]
-        excused = tables.number_frame(self._spark, failed)
-        found = cells.out_of_order(self._records, tables.segment_frame(self._spark, wanted), excused)
+        news = [(*key, self._since(key[0], key[2])) for key in wanted.now]
+        found = cells.out_of_order(
+            self._with_earlier(wanted.before),
+            tables.segment_frame(self._spark, news),
+            tables.number_frame(self._spark, failed),
+        )
         for r in found.limit(MOST).collect():
             who = tables.producer_of(r)
             message = f"producer {who}: number {r.sequence} stands behind {r.before} of the same key"
@@ -235,6 +253,32 @@ class Judge:
                 first=r.sequence,
                 last=r.before,
             )
+        yield from self._order_out_of_sight(wanted.before)
+
+    def _since(self, partition: int, segment: int) -> int:
+        """Return the offset of a segment's log from which on records are new."""
+        return self._past.read(partition, self._source(partition, segment))
+
+    def _with_earlier(self, before: Collection[tuple[int, int]]) -> DataFrame:
+        """Return the new records, with those of the logs that hold some segments from earlier runs."""
+        if not before:
+            return self._records
+        places = {self._source(*key) for key in before}
+        known = read_before(self._snapshot, self._past, {partition for partition, _ in before})
+        stretches = {place: known[place] for place in places if place in known}
+        return self._records.unionByName(cells.judged(self._read(stretches, False), self._regions))
+
+    def _order_out_of_sight(self, before: Collection[tuple[int, int]]) -> Iterator[Finding]:
+        """Say where the records that order would have to be proven with are gone."""
+        gone = {(x.state.parent.partition, x.segment.id): x for x in self._snapshot.lost()}
+        for key in sorted(before):
+            if key in gone:
+                message = f"records went behind earlier ones that cannot be read any more ({gone[key]})"
+                yield Finding(Check.ORDER, Severity.UNPROVEN, self._parent(key[0]), message, key[1])
+
+    def _source(self, partition: int, segment: int) -> PhysicalPartition:
+        state = next(s for s in self._snapshot.states if s.parent.partition == partition)
+        return state.lineage.get(segment).source
 
     def _parent(self, partition: int) -> PhysicalPartition:
         return next(s.parent for s in self._snapshot.states if s.parent.partition == partition)

@@ -8,6 +8,7 @@ from math import gcd
 
 from kpsplit.spark_jobs.snapshot import LostReason, Snapshot
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
+from kpsplit.spark_jobs.verification.state import State, lost_unseen
 from kpsplit.splitter.lineage import Segment
 from kpsplit.splitter.logical_offset import MAX_OFFSET
 from kpsplit.splitter.partition_state import PartitionState
@@ -106,9 +107,13 @@ def _agrees(state: PartitionState, boundary: Boundary) -> bool:
     return ends == set(boundary.ends)
 
 
-def lost_findings(snapshot: Snapshot) -> Iterator[Finding]:
-    """Return what cannot be read: what retention ate cannot be judged, what was cut off must not be."""
-    for lost in snapshot.lost():
+def lost_findings(snapshot: Snapshot, past: State) -> Iterator[Finding]:
+    """Return what cannot be read: what retention ate cannot be judged, what was cut off must not be.
+
+    What an earlier run verified may expire.
+    """
+    yield from _shrunk(snapshot, past)
+    for lost in lost_unseen(snapshot, past):
         cut = lost.reason in (LostReason.CUT_OFF, LostReason.MISSING, LostReason.MADE_ANEW)
         severity = Severity.FINDING if cut else Severity.UNPROVEN
         last = None if lost.behind is None else lost.behind - 1
@@ -119,6 +124,21 @@ def lost_findings(snapshot: Snapshot) -> Iterator[Finding]:
             last=last,
             count=count,
         )
+
+
+def _shrunk(snapshot: Snapshot, past: State) -> Iterator[Finding]:
+    """A log never ends before what was read of it."""
+    for state in snapshot.states:
+        for source in state.lineage.sources():
+            bounds, read = snapshot.bounds.get(source), past.read(state.parent.partition, source)
+            if bounds is not None and source not in snapshot.gone and bounds.stable < read:
+                message = f"{source} ends at offset {bounds.stable}; an earlier run read it up to {read}"
+                yield Finding(
+                    *(Check.STRETCHES, Severity.FINDING, state.parent, message),
+                    first=bounds.stable,
+                    last=read - 1,
+                    count=read - bounds.stable,
+                )
 
 
 def _finding(

@@ -55,3 +55,52 @@ def joined(runs: Iterable[Run]) -> list[Run]:
         else:
             found.append((first, last))
     return found
+
+
+def common(runs: Iterable[Run], others: Iterable[Run]) -> list[Run]:
+    """Return the rising runs of numbers that are in both."""
+    return _sweep(runs, others, inside=True)
+
+
+def minus(runs: Iterable[Run], others: Iterable[Run]) -> list[Run]:
+    """Return the rising runs of numbers that are in the first ones and not in the others."""
+    return _sweep(runs, others, inside=False)
+
+
+def united(*several: Iterable[Run]) -> list[Run]:
+    """Return the rising runs of numbers that are in any of them."""
+    return joined(sorted(run for runs in several for run in runs))
+
+
+def _sweep(runs: Iterable[Run], others: Iterable[Run], inside: bool) -> list[Run]:
+    found: list[Run] = []
+    rest = list(others)
+    at = 0
+    for first, last in runs:
+        while at < len(rest) and rest[at][1] < first:
+            at += 1
+        begin, i = first, at
+        while i < len(rest) and rest[i][0] <= last:
+            low, high = max(rest[i][0], first), min(rest[i][1], last)
+            if inside:
+                found.append((low, high))
+            elif begin < low:
+                found.append((begin, low - 1))
+            begin, i = high + 1, i + 1
+        if not inside and begin <= last:
+            found.append((begin, last))
+    return found
+
+
+def size(runs: Iterable[Run], first: int, behind: int) -> int:
+    """Return how many numbers of the runs lie in [first, behind)."""
+    return sum(max(0, min(b, behind - 1) - max(a, first) + 1) for a, b in runs)
+
+
+def bits_of(runs: Iterable[Run], bucket: int) -> int:
+    """Return the numbers of the runs that lie in a bucket, as bits."""
+    low = bucket * BUCKET
+    bits = 0
+    for first, last in common(runs, [(low, low + BUCKET - 1)]):
+        bits |= ((1 << (last - first + 1)) - 1) << (first - low)
+    return bits

@@ -8,38 +8,12 @@ from dataclasses import dataclass
 
 from kpsplit.spark_jobs.schemas import Fate
 from kpsplit.spark_jobs.snapshot import Snapshot
+from kpsplit.spark_jobs.verification.counted import Span, Total
 from kpsplit.spark_jobs.verification.findings import Check, Finding, SegmentTotal, Severity
+from kpsplit.spark_jobs.verification.state import State
 from kpsplit.spark_jobs.verification.writers import Writers
 from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
-
-
-@dataclass(frozen=True, slots=True)
-class Total:
-    """Records of one segment (None: of no segment) with one fate; offsets are physical."""
-
-    partition: int
-    segment: int | None
-    fate: Fate
-    stamped: bool
-    records: int
-    wrong: int
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A producer's data in one segment; ``descents``: how often its numbers do not rise."""
-
-    partition: int
-    segment: int
-    producer: str
-    records: int
-    descents: int
-    first: int
-    last: int
-
 
 _FOREIGN: dict[Fate, str] = {
     Fate.NOT_THE_MARKER: "where the lineage has a marker: this log is not the one that was cut",
@@ -70,14 +44,17 @@ def _foreign(parent: PhysicalPartition, t: Total, severity: Severity, where: str
     )
 
 
-def marker_findings(snapshot: Snapshot, totals: Iterable[Total]) -> Iterator[Finding]:
-    """Return segments whose end holds nothing, although the log reaches that far."""
+def marker_findings(snapshot: Snapshot, totals: Iterable[Total], past: State) -> Iterator[Finding]:
+    """Return segments whose end was read now and holds nothing, although the log reaches that far."""
     marked = {(t.partition, t.segment) for t in totals if t.fate in (Fate.MARKER, Fate.NOT_THE_MARKER)}
     lost = {(x.state.parent, x.segment.id) for x in snapshot.lost()}
     for state in snapshot.states:
+        number = state.parent.partition
         for s in state.lineage:
             expired = (state.parent, s.id) in lost
-            if s.end is not None and not expired and (state.parent.partition, s.id) not in marked:
+            if s.end is None or expired or s.end < past.read(number, s.source):
+                continue
+            if (number, s.id) not in marked:
                 message = f"segment {s.id} has no marker at its end, offset {s.end} of {s.source}"
                 yield Finding(
                     Check.STRETCHES, Severity.FINDING, state.parent, message, s.id, first=s.end, last=s.end
@@ -116,24 +93,40 @@ def segment_totals(snapshot: Snapshot, totals: Iterable[Total]) -> tuple[Segment
     )
 
 
-def suspects(snapshot: Snapshot, spans: Collection[Span]) -> set[tuple[int, str, int]]:
-    """Return where the numbers alone do not prove that keys are in order: (partition, producer, segment).
+@dataclass(frozen=True, slots=True)
+class Suspects:
+    """Where the numbers alone do not prove that keys are in order.
+
+    ``now``: partition, producer, segment. ``before``: partition and segment whose records of earlier runs
+    have to be looked at too.
+    """
+
+    now: frozenset[tuple[int, str, int]]
+    before: frozenset[tuple[int, int]]
+
+
+def suspects(snapshot: Snapshot, spans: Collection[Span], past: State) -> Suspects:
+    """Return where the numbers alone do not prove that keys are in order.
 
     Proven without looking at keys: a producer's numbers rise within a segment, and all its numbers in the
-    segments before are below them.
+    segments before, and in what earlier runs read of it, are below them.
     """
     states = {state.parent.partition: state for state in snapshot.states}
     by_writer: dict[tuple[int, str], dict[int, Span]] = defaultdict(dict)
     for span in spans:
         by_writer[span.partition, span.producer][span.segment] = span
-    found: set[tuple[int, str, int]] = set()
+    now: set[tuple[int, str, int]] = set()
+    before: set[tuple[int, int]] = set()
     for (partition, producer), mine in by_writer.items():
-        before = ancestors(states[partition])
+        earlier = ancestors(states[partition])
+        held = past.ledger(partition, producer).segments
         for segment, span in mine.items():
-            later = [i for i in before[segment] if i in mine and mine[i].last >= span.first]
-            if span.descents or later:
-                found.update((partition, producer, i) for i in (segment, *later))
-    return found
+            later = [i for i in earlier[segment] if i in mine and mine[i].last >= span.first]
+            old = [i for i in (segment, *earlier[segment]) if i in held and held[i].last >= span.first]
+            if span.descents or later or old:
+                now.update((partition, producer, i) for i in (segment, *later, *old))
+                before.update((partition, i) for i in old)
+    return Suspects(frozenset(now), frozenset(before))
 
 
 def ancestors(state: PartitionState) -> dict[int, set[int]]:
@@ -148,26 +141,34 @@ def ancestors(state: PartitionState) -> dict[int, set[int]]:
 
 
 def certificate_findings(
-    snapshot: Snapshot, spans: Collection[Span], doubtful: Collection[tuple[int, str]]
+    snapshot: Snapshot,
+    spans: Collection[Span],
+    past: State,
+    doubtful: Collection[tuple[int, str]],
+    unread: Collection[tuple[int, int]],
 ) -> Iterator[Finding]:
     """Return where a producer's certificate counts other records than its segments hold.
 
     Args:
         snapshot: with the certificates.
         spans: the producers' data by segment.
+        past: what earlier runs found; what they have judged is not judged again unless there is more.
         doubtful: writers (partition, producer) whose numbers are not all there, or not once: told elsewhere,
             or of aborted transactions.
+        unread: segments (partition, id) of which not all was ever read.
     """
     held = {(s.partition, s.producer, s.segment): s.records for s in spans}
-    gone = {(x.state.parent.partition, x.segment.id) for x in snapshot.lost()}
+    wrote = {(s.partition, s.producer) for s in spans}
     for (partition, producer), writer in Writers(snapshot).certified().items():
-        certificate = writer.certificate
-        if certificate is None or (partition, producer) in doubtful:
+        certificate, known = writer.certificate, past.ledger(partition, producer)
+        judged = known.closed and (partition, producer) not in wrote
+        if certificate is None or judged or known.doubtful or (partition, producer) in doubtful:
             continue
         for name, delivered in sorted(certificate.delivered.items()):
             segment = int(name)
             there = held.get((partition, producer, segment), 0)
-            if (partition, segment) in gone or delivered <= there <= delivered + len(writer.failed):
+            there += known.segments[segment].records if segment in known.segments else 0
+            if (partition, segment) in unread or delivered <= there <= delivered + len(writer.failed):
                 continue
             said = f"producer {producer} delivered {delivered:,} records to segment {segment}"
             message = f"{said}, which holds {there:,}"

@@ -1,24 +1,35 @@
 """Completeness of sequence numbers: which are missing, which strays were never sent again. Pure.
 
 The driver looks at shelves first (2^16 numbers each). Only shelves that are not full are fetched in detail.
+What earlier runs know (``ledger``) counts as if it were on the shelves.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.transforms.cells import BUCKET_BITS, SHELF_BITS
-from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
-from kpsplit.spark_jobs.verification.numbers import Run, joined, members, missing, unsigned
+from kpsplit.spark_jobs.verification.numbers import (
+    Run,
+    bits_of,
+    common,
+    joined,
+    members,
+    missing,
+    unsigned,
+)
+from kpsplit.spark_jobs.verification.state import State
 from kpsplit.spark_jobs.verification.writers import Writer, Writers
 
 SHELF = 1 << SHELF_BITS
 MOST_NUMBERS = 1 << 35
 """What a certificate says beyond so many numbers is not looked for: no producer sends that much."""
 _BUCKET = 1 << BUCKET_BITS
+
+Who = tuple[int, str]
+"""Partition, producer."""
 
 ShelfKey = tuple[int, str, int]
 """Partition, producer, shelf."""
@@ -53,62 +64,95 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Holes:
-    """Numbers of one producer in one partition that are not there as data."""
+    """Numbers of one producer in one partition that are not there as data, save those that failed.
+
+    ``strays``: those of them that went astray; the others are ``runs``.
+    """
 
     writer: Writer
     runs: tuple[Run, ...]
     strays: tuple[Run, ...]
 
 
-def incomplete(writers: Writers, shelves: Mapping[ShelfKey, Shelf]) -> set[ShelfKey]:
+def numbers_given(writers: Writers, past: State, tops: Mapping[Who, int]) -> dict[Who, int]:
+    """Return how many numbers each producer has given, as far as is known, where there is anything to judge.
+
+    Args:
+        writers: with a certificate, its ``next_sequence``; what is beyond is judged by nothing.
+        past: a producer that was judged with its certificate counts only if it wrote again.
+        tops: the greatest number that is there as data now.
+    """
+    found: dict[Who, int] = {}
+    for partition, known in past.partitions.items():
+        if partition in writers.partitions:
+            found |= {(partition, name): w.next for name, w in known.ledgers.items() if not w.closed}
+    for who, top in tops.items():
+        found[who] = max(top + 1, past.ledger(*who).next)
+    for who, writer in writers.certified().items():
+        if writer.certificate and (who in found or not past.ledger(*who).closed):
+            found[who] = min(writer.certificate.next_sequence, MOST_NUMBERS)
+    return found
+
+
+def incomplete(
+    past: State,
+    given: Mapping[Who, int],
+    shelves: Mapping[ShelfKey, Shelf],
+    again: Mapping[ShelfKey, int],
+) -> set[ShelfKey]:
     """Return the shelves that are not full as far as numbers were given, or hold strays never sent again.
 
-    Numbers were given up to the certificate's ``next_sequence``, or without one at least up to the greatest
-    there.
+    Args:
+        past: what earlier runs know.
+        given: as ``numbers_given``.
+        shelves: what is there now.
+        again: how many of that earlier runs had accounted for.
     """
-    tops: dict[tuple[int, str], int] = {key: _given(w) for key, w in writers.certified().items()}
-    for (partition, producer, number), shelf in shelves.items():
-        if shelf.last_bucket is not None and writers.get(partition, producer).certificate is None:
-            top = tops.get((partition, producer), 0)
-            tops[partition, producer] = max(top, (number + 1) * SHELF)
     found = {key for key, shelf in shelves.items() if shelf.unsent}
-    for (partition, producer), top in tops.items():
-        for number in range(-(-min(top, MOST_NUMBERS) // SHELF)):
+    touched: dict[Who, set[int]] = defaultdict(set)
+    for partition, producer, number in shelves:
+        touched[partition, producer].add(number)
+    for (partition, producer), behind in given.items():
+        known = past.ledger(partition, producer)
+        ours = touched[partition, producer] | set(range(known.next // SHELF, -(-behind // SHELF)))
+        for first, last in known.open:
+            ours.update(range(first // SHELF, last // SHELF + 1))
+        found |= {(partition, producer, a // SHELF) for a, _ in known.strays}
+        for number in ours:
             key = partition, producer, number
-            given = min(SHELF, top - number * SHELF)
-            if key not in shelves or shelves[key].numbers < given:
+            end = min((number + 1) * SHELF, behind)
+            there = shelves[key].numbers - again.get(key, 0) if key in shelves else 0
+            if there + known.accounted(number * SHELF, end) < end - number * SHELF:
                 found.add(key)
     return found
 
 
-def _given(writer: Writer) -> int:
-    return 0 if writer.certificate is None else writer.certificate.next_sequence
-
-
 def holes(
     writers: Writers,
+    past: State,
     wanted: Collection[ShelfKey],
     buckets: Iterable[Bucket],
-    tops: Mapping[tuple[int, str], int],
+    given: Mapping[Who, int],
 ) -> list[Holes]:
     """Return what is not there on the shelves that were looked at, apart from what was reported as failed.
 
     Args:
         writers: who wrote.
+        past: what earlier runs know.
         wanted: the shelves that were looked at.
         buckets: all their buckets.
-        tops: the greatest number that is there as data, by partition and producer.
+        given: as ``numbers_given``.
     """
     data: dict[ShelfKey, dict[int, int]] = defaultdict(dict)
     strays: dict[ShelfKey, dict[int, int]] = defaultdict(dict)
     for b in buckets:
         data[b.shelf][b.bucket] = b.data
         strays[b.shelf][b.bucket] = b.strays
-    found: dict[tuple[int, str], tuple[list[Run], list[Run]]] = defaultdict(lambda: ([], []))
+    found: dict[Who, tuple[list[Run], list[Run]]] = defaultdict(lambda: ([], []))
     for key in sorted(wanted):
         partition, producer, number = key
+        _remember(past, key, data[key], strays[key])
         writer = writers.get(partition, producer)
-        behind = _given(writer) if writer.certificate else tops.get((partition, producer), -1) + 1
         unsent = [
             (n, n)
             for bucket, bits in sorted(strays[key].items())
@@ -116,6 +160,7 @@ def holes(
             if n not in writer.failed
         ]
         excused = writer.failed | frozenset(n for n, _ in unsent)
+        behind = given.get((partition, producer), 0)
         gone = missing(number * SHELF, min((number + 1) * SHELF, behind), data[key], excused)
         found[partition, producer][0].extend(gone)
         found[partition, producer][1].extend(joined(unsent))
@@ -126,30 +171,16 @@ def holes(
     ]
 
 
-def hole_findings(snapshot: Snapshot, found: Iterable[Holes]) -> Iterator[Finding]:
-    """Return one finding per run of numbers that are not there."""
-    eaten = {lost.state.parent for lost in snapshot.lost()}
-    for h in found:
-        why = _doubt(h.writer, h.writer.parent in eaten)
-        severity = Severity.UNPROVEN if why else Severity.FINDING
-        for check, runs, what in (
-            (Check.MISSING, h.runs, "is not there"),
-            (Check.STRAYS, h.strays, "went astray and was not sent again"),
-        ):
-            for first, last in runs:
-                numbers = f"number {first}" if first == last else f"each of the numbers {first} to {last}"
-                message = f"producer {h.writer.producer}: {numbers} {what}{why}"
-                yield Finding(
-                    *(check, severity, h.writer.parent, message, None, h.writer.producer),
-                    first=first,
-                    last=last,
-                    count=last - first + 1,
-                )
-
-
-def _doubt(writer: Writer, eaten: bool) -> str:
-    if eaten:
-        return "; it may be among the data that cannot be read any more"
-    if writer.certificate is None:
-        return "; lost, failed or still under way: the producer left no certificate"
-    return ""
+def _remember(past: State, key: ShelfKey, data: dict[int, int], strays: dict[int, int]) -> None:
+    """Add what earlier runs know to the buckets of a shelf."""
+    partition, producer, shelf = key
+    whole = past.ledger(partition, producer)
+    here = common(whole.open, [(shelf * SHELF, (shelf + 1) * SHELF - 1)])
+    known = replace(whole, fresh=tuple(here), doubted=(), strays=())
+    first = shelf * SHELF // _BUCKET
+    for bucket in range(first, min(first + SHELF // _BUCKET, -(-known.next // _BUCKET))):
+        if bits := known.accounted_bits(bucket):
+            data[bucket] = unsigned(data.get(bucket, 0)) | bits
+    for a, b in whole.strays:
+        for bucket in range(max(a // _BUCKET, first), min(b // _BUCKET, first + SHELF // _BUCKET - 1) + 1):
+            strays[bucket] = unsigned(strays.get(bucket, 0)) | bits_of(whole.strays, bucket)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 from kpsplit.spark_jobs.verification.findings import MEANINGS, Check, Finding, Severity, Verdict
 
@@ -52,6 +53,11 @@ def _looked_at(verdict: Verdict) -> Iterator[str]:
         told = "".join(f", {number:,} {what}" for number, what in others if number)
         segments = sum(1 for s in verdict.segments if str(s.parent) == name)
         yield f"{name}: {data:,} records in {segments} segments{told}"
+    if verdict.since_ms:
+        since = datetime.fromtimestamp(verdict.since_ms / 1000, UTC).isoformat(" ", "seconds")
+        yield f"read now: what came since {since}, {verdict.new_records:,} records"
+    if verdict.told_before:
+        yield f"told by earlier runs, and not again: {verdict.told_before:,} findings"
     if verdict.groups:
         yield f"groups with range commits: {', '.join(verdict.groups)}"
 

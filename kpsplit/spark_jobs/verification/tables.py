@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from kpsplit.spark_jobs.schemas import Fate
-from kpsplit.spark_jobs.verification.record_checks import Span, Total
+from kpsplit.spark_jobs.verification.counted import Span, Total
 from kpsplit.spark_jobs.verification.sequence_checks import Bucket, Shelf, ShelfKey
 
 _WHO = "logical_partition INT, instance BINARY"
@@ -63,9 +63,15 @@ def bucket_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int]]) -> D
     return _keyed(spark, keys, "bucket")
 
 
-def segment_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int]]) -> DataFrame:
-    """Return producers and segments as a DataFrame."""
-    return _keyed(spark, keys, "segment")
+def segment_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int, int]]) -> DataFrame:
+    """Return producers and segments as a DataFrame; ``since``: the offset from which on there is news."""
+    rows = [(partition, bytes.fromhex(who), *rest) for partition, who, *rest in sorted(keys)]
+    return spark.createDataFrame(rows, f"{_WHO}, segment BIGINT, since BIGINT")
+
+
+def below_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int]]) -> DataFrame:
+    """Return producers, each with a number, as a DataFrame."""
+    return _keyed(spark, keys, "below")
 
 
 def number_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int]]) -> DataFrame:

@@ -12,12 +12,16 @@ from kpsplit.splitter.records.stamp import instance_name
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """One producer in one logical partition; ``certificate`` None: it has not closed, or died."""
+    """One producer in one logical partition; ``certificate`` None: it has not closed, or died.
+
+    ``transactional``: numbers of its may belong to aborted transactions; also where nothing is known of it.
+    """
 
     parent: PhysicalPartition
     producer: str
     certificate: Certificate | None = None
     failed: frozenset[int] = field(default_factory=frozenset)
+    transactional: bool = True
 
 
 class Writers:
@@ -30,9 +34,14 @@ class Writers:
             name = instance_name(record.instance)
             for number, parent in self._parents.items():
                 certificate = record.certificates.get(str(parent)) if record.closed else None
-                if certificate is not None:
-                    failed = frozenset(certificate.failed)
-                    self._known[number, name] = Writer(parent, name, certificate, failed)
+                failed = frozenset(certificate.failed if certificate else ())
+                transactional = record.transactional_id is not None
+                self._known[number, name] = Writer(parent, name, certificate, failed, transactional)
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        """The logical partitions that are looked at."""
+        return frozenset(self._parents)
 
     def get(self, partition: int, producer: str) -> Writer:
         """Return a producer, without a certificate if none is known."""
@@ -40,4 +49,4 @@ class Writers:
 
     def certified(self) -> dict[tuple[int, str], Writer]:
         """Return those that left a certificate, by partition and producer."""
-        return dict(self._known)
+        return {who: writer for who, writer in self._known.items() if writer.certificate is not None}

@@ -1,0 +1,185 @@
+"""Looks at producers' sequence numbers: shelf by shelf, and closely only where something is suspicious."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from kpsplit.spark_jobs.transforms import cells
+from kpsplit.spark_jobs.verification import tables
+from kpsplit.spark_jobs.verification.counted import Span
+from kpsplit.spark_jobs.verification.numbers import Run, members, united, unsigned
+from kpsplit.spark_jobs.verification.sequence_checks import (
+    Bucket,
+    Holes,
+    Shelf,
+    ShelfKey,
+    Who,
+    holes,
+    incomplete,
+    numbers_given,
+)
+from kpsplit.spark_jobs.verification.state import State
+from kpsplit.spark_jobs.verification.writers import Writers
+
+MOST_SHELVES = 256
+"""So many shelves of sequence numbers are looked at number by number: at most 16 million numbers."""
+MOST_EARLY = 200_000
+"""So many buckets of numbers that earlier runs may know are looked at."""
+
+
+@dataclass
+class Looked:
+    """What was seen of the numbers.
+
+    Attributes:
+        given: how many numbers each producer has given.
+        holes: what is missing.
+        again: numbers that are there now and were there before.
+        arrived: numbers that are there now and were told as lost.
+        repeated: shelves on which numbers are there more than once now.
+        doubtful: producers of which numbers were missing among committed records.
+        not_looked_at: shelves on which more is missing than was looked at.
+    """
+
+    given: dict[Who, int]
+    holes: list[Holes] = field(default_factory=list)
+    again: dict[Who, list[int]] = field(default_factory=dict)
+    arrived: dict[Who, list[Run]] = field(default_factory=dict)
+    repeated: set[ShelfKey] = field(default_factory=set)
+    doubtful: set[Who] = field(default_factory=set)
+    not_looked_at: set[ShelfKey] = field(default_factory=set)
+    too_many_early: bool = False
+
+
+class Sequences:
+    """One look at all numbers.
+
+    Args:
+        spark: the session.
+        writers: who wrote.
+        past: what earlier runs know.
+        buckets: ``cells.buckets`` of the data that is new.
+        uncommitted: the same of the new stretch with the records of aborted transactions.
+        uncommitted_before: the same of what earlier runs read, of some partitions.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        writers: Writers,
+        past: State,
+        buckets: DataFrame,
+        uncommitted: Callable[[], DataFrame],
+        uncommitted_before: Callable[[set[int]], DataFrame],
+    ) -> None:
+        self._spark, self._writers, self._past = spark, writers, past
+        self._buckets = buckets
+        self._uncommitted, self._uncommitted_before = uncommitted, uncommitted_before
+
+    def look(self, spans: Collection[Span]) -> Looked:
+        """Look at everything; ``spans``: the producers' new data by segment."""
+        tops: dict[Who, int] = {}
+        for span in spans:
+            who = span.partition, span.producer
+            tops[who] = max(tops.get(who, -1), span.last)
+        looked = Looked(numbers_given(self._writers, self._past, tops))
+        early = self._early(spans, looked)
+        accounted = self._known_before(early, looked)
+        shelves = tables.shelf_rows(cells.shelves(self._buckets))
+        looked.repeated = {key for key, shelf in shelves.items() if shelf.records > shelf.numbers}
+        self._find_holes(shelves, accounted, looked)
+        return looked
+
+    def _early(self, spans: Collection[Span], looked: Looked) -> list[Bucket]:
+        """Return the new buckets that reach below what earlier runs know."""
+        below: dict[Who, int] = {}
+        for span in spans:
+            who = span.partition, span.producer
+            known = self._past.ledger(*who)
+            if span.first < known.next:
+                below[who] = known.next
+        if not below:
+            return []
+        frame = tables.below_frame(self._spark, [(*who, number) for who, number in below.items()])
+        rows = tables.bucket_rows(cells.early(self._buckets, frame).limit(MOST_EARLY + 1))
+        looked.too_many_early = len(rows) > MOST_EARLY
+        return rows
+
+    def _known_before(self, early: list[Bucket], looked: Looked) -> dict[ShelfKey, int]:
+        """Return how many of the new numbers earlier runs had accounted for; note those that were there."""
+        found: dict[ShelfKey, int] = {}
+        for bucket in early:
+            who = bucket.partition, bucket.producer
+            known, bits = self._past.ledger(*who), unsigned(bucket.data)
+            accounted = bits & known.accounted_bits(bucket.bucket)
+            found[bucket.shelf] = found.get(bucket.shelf, 0) + accounted.bit_count()
+            failed = self._writers.get(*who).failed
+            present = known.present_bits(bucket.bucket)
+            if numbers := [n for n in members(bucket.bucket, bits & present) if n not in failed]:
+                looked.again.setdefault(who, []).extend(numbers)
+            late = [(n, n) for n in members(bucket.bucket, accounted & ~present)]
+            looked.arrived[who] = united(looked.arrived.get(who, []), late)
+        return found
+
+    def _find_holes(
+        self, shelves: dict[ShelfKey, Shelf], again: Mapping[ShelfKey, int], looked: Looked
+    ) -> None:
+        """Look for missing numbers among committed records, then among all if any may have been aborted."""
+        wanted = incomplete(self._past, looked.given, shelves, again)
+        if not wanted:
+            return
+        if len(wanted) <= MOST_SHELVES:
+            looked.holes = self._holes(self._buckets, wanted, looked)
+            looked.doubtful = {(h.writer.parent.partition, h.writer.producer) for h in looked.holes}
+            if not any(h.writer.transactional for h in looked.holes):
+                return
+        else:
+            looked.doubtful = {(partition, producer) for partition, producer, _ in wanted}
+        with_aborted = self._with(self._buckets, self._uncommitted(), wanted)
+        left = wanted
+        if len(wanted) > MOST_SHELVES:
+            more = {**shelves, **tables.shelf_rows(cells.shelves(with_aborted))}
+            left = incomplete(self._past, looked.given, more, again) & wanted
+        closely = set(sorted(left)[:MOST_SHELVES])
+        looked.not_looked_at = left - closely
+        looked.holes = self._holes(with_aborted, closely, looked)
+        if older := {h.writer.parent.partition for h in looked.holes if self._maybe_aborted_before(h)}:
+            with_older = self._with(with_aborted, self._uncommitted_before(older), closely)
+            looked.holes = self._holes(with_older, closely, looked)
+
+    def _holes(self, buckets: DataFrame, wanted: Collection[ShelfKey], looked: Looked) -> list[Holes]:
+        rows = tables.bucket_rows(self._on(buckets, wanted))
+        return holes(self._writers, self._past, wanted, rows, looked.given)
+
+    def _maybe_aborted_before(self, hole: Holes) -> bool:
+        """Tell whether a transaction that was aborted before the last run may be all that is missing.
+
+        Its numbers follow at once on those that were known then.
+        """
+        partition, producer = hole.writer.parent.partition, hole.writer.producer
+        if not hole.writer.transactional or not self._past.past(partition).read:
+            return False
+        return any(first == self._past.ledger(partition, producer).next for first, _ in hole.runs)
+
+    def _with(self, buckets: DataFrame, others: DataFrame, wanted: Collection[ShelfKey]) -> DataFrame:
+        """Return buckets in which the numbers of other records count as there."""
+        key = ["logical_partition", "instance", "bucket"]
+        aborted = others.select(*key, F.col("data").alias("written"))
+        zero = F.lit(0).cast("bigint")
+        return (
+            self._on(buckets, wanted)
+            .join(self._on(aborted, wanted), key, "full_outer")
+            .select(
+                *key,
+                F.coalesce("data", zero).bitwiseOR(F.coalesce("written", zero)).alias("data"),
+                F.coalesce("strays", zero).alias("strays"),
+                F.coalesce("records", zero).alias("records"),
+            )
+        )
+
+    def _on(self, frame: DataFrame, wanted: Collection[ShelfKey]) -> DataFrame:
+        return cells.on_shelves(frame, tables.shelf_frame(self._spark, wanted)).drop("shelf")
