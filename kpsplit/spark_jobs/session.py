@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -18,6 +18,7 @@ from kpsplit.errors import KpsplitError
 from kpsplit.spark_jobs.jars import ensure_connector
 
 DEFAULT_MEMORY = "1g"
+ARTIFACTS = "artifacts"
 REDACTED = "(?i)secret|password|passwd|token|access[.]?key|jaas|keystore[.]key|credential"
 """What Spark hides in its UI, logs and plans: its own words and those of Kafka's security settings."""
 
@@ -64,6 +65,7 @@ def local_session(
     for key, value in (settings | dict(more or {})).items():
         builder = builder.config(key, value)
     path = log or scratch / "spark.log"
+    _remove_later(Path(ARTIFACTS))
     try:
         with _stderr_into(path):
             started = builder.master(f"local[{threads}]").appName(name).getOrCreate()
@@ -71,6 +73,17 @@ def local_session(
         return started
     except Exception as error:
         raise KpsplitError(f"Spark did not start ({type(error).__name__})", hint=f"see {path}") from error
+
+
+def _remove_later(folder: Path) -> None:
+    """Spark makes this folder where it is started and leaves it there, empty."""
+    if not folder.exists():
+        atexit.register(_remove_if_empty, folder.resolve())
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 @contextmanager
