@@ -31,6 +31,7 @@ _numbers = itertools.count(1)
 TOGETHER = {"broker", "cli", "fault", "spark"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tell pytest-xdist which tests share the cluster."""
     here = Path(__file__).parent
