@@ -89,6 +89,11 @@ class Snapshot:
         first = max(segment.start, bounds.low)
         return first, max(first, end)
 
+    def holds(self, place: PhysicalPartition, offset: int) -> bool:
+        """Tell whether what a log has at an offset has neither expired nor gone with its topic."""
+        bounds = self.bounds.get(place)
+        return bounds is not None and place not in self.gone and bounds.low <= offset
+
     def lost(self) -> list[Lost]:
         """Return everything that segments had and that cannot be read."""
         return [lost for state in self.states for s in state.lineage for lost in self._lost_of(state, s)]

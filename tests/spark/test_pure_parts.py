@@ -20,15 +20,18 @@ from kpsplit.spark_jobs.offsets import limit, timestamp_ms, wanted
 from kpsplit.spark_jobs.regions import all_regions, ranges_to_scan, stretches
 from kpsplit.spark_jobs.report import report_page
 from kpsplit.spark_jobs.report.drain import drained
-from kpsplit.spark_jobs.snapshot import LogBounds, LostReason, why_gone
+from kpsplit.spark_jobs.snapshot import LogBounds, LostReason, Snapshot, why_gone
 from kpsplit.spark_jobs.verification.findings import MOST, Check, Finding, Severity, Verdict, limited
 from kpsplit.spark_jobs.verification.lineage_checks import first_shared
 from kpsplit.spark_jobs.verification.numbers import joined, members, missing
+from kpsplit.spark_jobs.verification.record_checks import marker_findings
+from kpsplit.spark_jobs.verification.state import State
 from kpsplit.spark_jobs.verification.summary import result_line, summary_lines
 from kpsplit.splitter.key_range import WHOLE
-from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.logical_offset import MAX_OFFSET, Progression
 from tests.spark.histories import World, lived
+from tests.unit.samples import life
 
 SMALL = st.integers(0, 400)
 
@@ -245,3 +248,23 @@ def test_a_log_that_ends_before_its_segment_is_cut_off() -> None:
     shorter = {**snapshot.bounds, place: LogBounds(0, end - 1, end - 1)}
     (lost,) = replace(snapshot, bounds=shorter).lost()
     assert (lost.first, lost.behind, lost.reason) == (end - 1, end + 1, LostReason.CUT_OFF)
+
+
+@pytest.mark.parametrize(
+    ("low", "gone", "told"),
+    [
+        (0, None, True),
+        (0, LostReason.RETIRED, False),
+        (1000, None, False),
+    ],
+    ids=["there", "went with its sub-topic", "expired"],
+)
+def test_the_marker_of_an_empty_segment_is_missed_only_where_it_could_be_read(low, gone, told) -> None:
+    state = life().merged
+    empty = next(s for s in state.lineage if s.kind is SegmentKind.PHANTOM and s.end is not None)
+    nothing = replace(empty, end=empty.start)
+    alone = replace(state, lineage=Lineage(state.parent, (nothing,)))
+    bounds = {empty.source: LogBounds(low, 2000, 2000)}
+    snapshot = Snapshot(state.parent.topic, (alone,), bounds, {empty.source: gone} if gone else {})
+    found = list(marker_findings(snapshot, [], State("", state.parent.topic)))
+    assert bool(found) is told

@@ -51,10 +51,9 @@ def marker_findings(snapshot: Snapshot, totals: Iterable[Total], past: State) ->
     for state in snapshot.states:
         number = state.parent.partition
         for s in state.lineage:
-            expired = (state.parent, s.id) in lost
-            if s.end is None or expired or s.end < past.read(number, s.source):
+            if s.end is None or (state.parent, s.id) in lost or s.end < past.read(number, s.source):
                 continue
-            if (number, s.id) not in marked:
+            if (number, s.id) not in marked and snapshot.holds(s.source, s.end):
                 message = f"segment {s.id} has no marker at its end, offset {s.end} of {s.source}"
                 yield Finding(
                     Check.STRETCHES, Severity.FINDING, state.parent, message, s.id, first=s.end, last=s.end
