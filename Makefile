@@ -37,7 +37,7 @@ jars: $(INSTALLED)
 	@$(BIN)/python -c 'from kpsplit.spark_jobs.jars import ensure_connector; ensure_connector()'
 
 test: jars
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

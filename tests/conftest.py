@@ -10,11 +10,11 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from xdist.scheduler import LoadScopeScheduling
 
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.jvm import KafkaRuntime
@@ -31,13 +31,18 @@ _numbers = itertools.count(1)
 TOGETHER = {"broker", "cli", "fault", "spark"}
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tell pytest-xdist which tests share the cluster."""
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.relative_to(here).parts[0] in TOGETHER:
-            item.add_marker(pytest.mark.xdist_group("cluster"))
+class OneCluster(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives all tests that share the cluster to one process, every other test to whoever has time."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        folder = nodeid.split("/")[1]
+        return "cluster" if folder in TOGETHER else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneCluster:
+    """Divide the tests, where they are divided."""
+    return OneCluster(config, log)
 
 
 class MakeTopic(Protocol):
