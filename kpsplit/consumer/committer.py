@@ -105,7 +105,7 @@ class Committer:
         job = _Job(held, self._parts(held), [], waiting, tries)
         try:
             job.pieces = send(self._context, held)
-        except KpsplitError as error:
+        except (KpsplitError, KafkaException) as error:
             self._failed(job, error)
         else:
             self._job = job
@@ -135,7 +135,7 @@ class Committer:
 
     def _worth_repeating(self, job: _Job, errors: list[BaseException]) -> bool:
         """Tell whether newer metadata of a member that still owns the slots may help."""
-        fenced = any(isinstance(e, FencedError) and e.retriable for e in errors)
+        fenced = all(isinstance(e, FencedError) and e.retriable for e in errors)
         return fenced and job.tries < RETRIES and bool(self._held(job.cursors))
 
     def _settled(self, piece: Piece, job: _Job) -> BaseException | None:

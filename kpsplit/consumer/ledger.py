@@ -34,6 +34,8 @@ from kpsplit.splitter.records.offsets import CommitKey, RangeCommit
 
 ANSWER_SECONDS = 10.0
 OPEN_SECONDS = 10.0
+MEMBERS_SECONDS = 2.0
+"""Commits wait behind this question."""
 LOG_SECONDS = 3.0
 """How long the log is read at once; what is undecided then is asked for again."""
 UNDECIDED_SECONDS = 45.0
@@ -215,7 +217,7 @@ class Ledger:
         Raises:
             KpsplitError: the coordinator could not be asked.
         """
-        return describe_members(self.admin, self._group_id)
+        return describe_members(self.admin, self._group_id, MEMBERS_SECONDS)
 
     def _writes(self, processed: Sequence[Processed], member: Member) -> Writes | None:
         """Return what commits enrolled partitions, by what the log has of other members now."""

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from confluent_kafka import KafkaException
+
 from kpsplit.consumer.carrier import Carrier, Load, Loads
 from kpsplit.consumer.committing import Processed, plain_offsets
 from kpsplit.consumer.context import Context
@@ -46,7 +48,10 @@ class Piece:
         if self.future.done() and self.behind is not None:
             behind, self.behind = self.behind, None
             if self.future.exception() is None:
-                self.future = behind()
+                try:
+                    self.future = behind()
+                except (KpsplitError, KafkaException) as error:
+                    self.future = _failure(error)
         return self.future.done()
 
 
@@ -67,8 +72,8 @@ def send(context: Context, cursors: Cursors) -> list[Piece]:
     if plain:
         try:
             pieces += _in_the_ordinary_way(context, plain, _slots_of(plain, cursors))
-        except KpsplitError as error:
-            pieces.append(_failed(_slots_of(plain, cursors), error))
+        except (KpsplitError, KafkaException) as error:
+            pieces.append(Piece(_slots_of(plain, cursors), _failure(error)))
     return pieces
 
 
@@ -88,9 +93,9 @@ def _slots_of(processed: Iterable[Processed], cursors: Cursors) -> tuple[OwnedSl
 def _with_outputs(
     context: Context, carrier: Carrier, processed: list[Processed], slots: tuple[OwnedSlot, ...]
 ) -> Piece:
+    member, metadata = context.member(), context.group.metadata()
     state = context.keeping.commit(processed, slots)
     load = Loads(carrier.load(processed), *(() if state is None else (state,)))
-    member, metadata = context.member(), context.group.metadata()
     future = context.errands.run(
         lambda: context.ledger.commit_loaded(processed, member, metadata, COMMIT_SECONDS, carrier, load)
     )
@@ -98,8 +103,8 @@ def _with_outputs(
 
 
 def _in_transaction(context: Context, processed: list[Processed], slots: tuple[OwnedSlot, ...]) -> Piece:
-    load = context.keeping.commit(processed, slots)
     member, metadata = context.member(), context.group.metadata()
+    load = context.keeping.commit(processed, slots)
     future = context.errands.run(
         lambda: context.ledger.commit(processed, member, metadata, COMMIT_SECONDS, load)
     )
@@ -134,7 +139,7 @@ def _commit_behind(
     return done
 
 
-def _failed(slots: tuple[OwnedSlot, ...], error: KpsplitError) -> Piece:
+def _failure(error: Exception) -> Future[None]:
     future: Future[None] = Future()
     future.set_exception(error)
-    return Piece(slots, future)
+    return future

@@ -149,8 +149,24 @@ class Starter:
             begin(self._context, holding)
 
 
+def must_be_held(context: Context, holding: Holding) -> bool:
+    """Tell whether nothing of a slot may be handed out now: another member may have its records already."""
+    if holding.mode is Mode.SLOTS or holding.by_hand:
+        return False
+    changed = context.views.subscribed(holding.parent.topic).mode is not holding.mode
+    return changed or (holding.mode is Mode.PLAIN and not context.views.fresh())
+
+
+def hold(context: Context, holding: Holding) -> None:
+    """Hand out nothing more of a slot for now."""
+    holding.stage = Stage.HELD
+    context.counts["slots_withheld"] += 1
+    context.reader.disown([holding.slot])
+    context.sink.release([holding.slot])
+
+
 def begin(context: Context, holding: Holding) -> None:
-    """Read a slot from its start."""
+    """Read a slot from its start, if it may be handed out still: restoring its state may have taken long."""
     start, parent = holding.start, holding.parent
     if start is None:
         return
@@ -162,6 +178,8 @@ def begin(context: Context, holding: Holding) -> None:
     context.reader.own(holding.slot, cursor)
     context.sink.taken(holding.slot, cursor)
     holding.stage = Stage.READING
+    if must_be_held(context, holding):
+        hold(context, holding)
 
 
 def start_anew(context: Context, holdings: list[Holding]) -> None:

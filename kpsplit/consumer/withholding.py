@@ -12,8 +12,7 @@ from kpsplit.consumer.committer import Committer
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.holdings import Holding, Stage
 from kpsplit.consumer.ledger import Start
-from kpsplit.consumer.starter import begin
-from kpsplit.consumer.subscriptions import Mode
+from kpsplit.consumer.starter import begin, hold, must_be_held
 
 
 class Withholding:
@@ -26,30 +25,21 @@ class Withholding:
     def turn(self) -> None:
         """Hold what must not be handed out now, let go what may be again."""
         for holding in self._context.holdings.on((Stage.READING, Stage.HELD)):
-            held = self._must_be_held(holding)
+            held = must_be_held(self._context, holding)
             if held and holding.stage is Stage.READING:
                 self._hold(holding)
             elif not held and holding.stage is Stage.HELD:
                 self._let_go(holding)
 
-    def _must_be_held(self, holding: Holding) -> bool:
-        views = self._context.views
-        if holding.mode is Mode.SLOTS or holding.by_hand:
-            return False
-        changed = views.subscribed(holding.parent.topic).mode is not holding.mode
-        return changed or (holding.mode is Mode.PLAIN and not views.fresh())
-
     def _hold(self, holding: Holding) -> None:
-        context = self._context
-        holding.stage = Stage.HELD
-        context.counts["slots_withheld"] += 1
-        context.reader.disown([holding.slot])
-        context.sink.release([holding.slot])
-        if context.settings.auto_commit:
+        hold(self._context, holding)
+        if self._context.settings.auto_commit:
             self._committer.ask(self._committer.changed([holding]))
 
     def _let_go(self, holding: Holding) -> None:
         context = self._context
+        if not context.sink.release([holding.slot]):
+            return  # what the application still works on would be handed out again
         cursors, lineage = context.sink.cursor(holding.slot), context.lineage(holding.parent)
         pieces = context.settled(holding.slot, cursors, lineage)
         holding.start = Start(pieces, committed=bool(holding.committed))

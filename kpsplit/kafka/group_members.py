@@ -45,18 +45,16 @@ class Members:
         return self.active and (not self.settled or any(p.topic in wanted for p in self.assigned))
 
 
-def describe_members(admin: ClusterAdmin, group: str) -> Members:
+def describe_members(admin: ClusterAdmin, group: str, seconds: float = ANSWER_SECONDS) -> Members:
     """Return the members of a group; none if there is no such group.
 
     Raises:
         KpsplitError: the coordinator could not be asked.
     """
     what = f"describe group {group}"
-    futures: dict[str, Future[Any]] = admin.client.describe_consumer_groups(
-        [group], request_timeout=ANSWER_SECONDS
-    )
+    futures: dict[str, Future[Any]] = admin.client.describe_consumer_groups([group], request_timeout=seconds)
     try:
-        found = futures[group].result(ANSWER_SECONDS + 1)
+        found = futures[group].result(seconds + 1)
     except TimeoutError:
         raise UnreachableError(f"could not {what}: no answer in time") from None
     except KafkaException as exception:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kpsplit.splitter.records.keys import CONTROL_TOPIC, OFFSETS_TOPIC, PRODUCERS_TOPIC, slots_topic
+from kpsplit.splitter.records.keys import (
+    CONTROL_TOPIC,
+    OFFSETS_TOPIC,
+    PRODUCERS_TOPIC,
+    slots_topic,
+    subtopics_prefix,
+)
 
 
 class Role(StrEnum):
@@ -54,15 +60,21 @@ class Right:
 
 
 def rights_for(
-    role: Role, topic: str, *, group: str | None = None, transactional_id: str | None = None
+    role: Role,
+    topic: str,
+    *,
+    group: str | None = None,
+    transactional_id: str | None = None,
+    changelog: str | None = None,
 ) -> tuple[Right, ...]:
     """Return the least rights with which a role can work on a topic.
 
     Args:
         role: who.
         topic: the logical topic.
-        group: the consumer's group; required for consumers, and only used for them and for operators.
+        group: the consumer's group; required for consumers.
         transactional_id: with what the producer's transactional ids begin, if it uses transactions.
+        changelog: the topic of the consumer's state, if it keeps any.
 
     Raises:
         ValueError: a consumer without a group.
@@ -75,14 +87,9 @@ def rights_for(
         case Role.CONSUMER:
             if group is None:
                 raise ValueError("a consumer has a group")
-            return _consumer(topic, group)
+            return (*_consumer(topic, group), *_keeping(changelog))
         case Role.VERIFIER:
             return _verifier(topic)
-
-
-def subtopics_prefix(topic: str) -> str:
-    """Return with what the names of a topic's sub-topics begin."""
-    return f"{topic}.split-"
 
 
 def _operator(topic: str) -> tuple[Right, ...]:
@@ -139,6 +146,11 @@ def _consumer(topic: str, group: str) -> tuple[Right, ...]:
         *_on(Resource.TRANSACTIONAL_ID, f"kpsplit.commit.{group}.", Operation.WRITE, prefixed=True),
         *_on(Resource.TRANSACTIONAL_ID, f"kpsplit.run.{group}.", Operation.WRITE, prefixed=True),
     )
+
+
+def _keeping(changelog: str | None) -> tuple[Right, ...]:
+    wanted = (Operation.READ, Operation.WRITE, Operation.CREATE, Operation.DESCRIBE_CONFIGS)
+    return () if changelog is None else _on(Resource.TOPIC, changelog, *wanted)
 
 
 def _verifier(topic: str) -> tuple[Right, ...]:

@@ -55,9 +55,16 @@ def operations(guarded: DevCluster) -> Iterator[Operations]:
 
 
 def send(producer: Producer, name: str) -> None:
+    told: list[KafkaError | None] = []
     for n in range(KEYS):
-        producer.produce(TOPIC, f"{name}-{n}".encode(), f"key-{n}".encode())
+        producer.produce(
+            TOPIC,
+            f"{name}-{n}".encode(),
+            f"key-{n}".encode(),
+            on_delivery=lambda error, _: told.append(error),
+        )
     assert producer.flush(30) == 0
+    assert told == [None] * KEYS
 
 
 def all_of(names: Iterable[str]) -> set[bytes | None]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kpsplit.demo.group.drain import Drain, told, undrained
-from kpsplit.demo.group.judging import GroupVerdict, judge
+from kpsplit.demo.group.judging import IN_HAND_SECONDS, GroupVerdict, Victim, judge
 from kpsplit.demo.group.worked import NO_KEY, Worked, pack, read_worked
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.key_range import WHOLE, key_hash
@@ -28,7 +28,8 @@ def worked(at: float, offset: int, segment: int = PARENT_SEGMENT, key: int = KEY
 def judged(*entries: Worked, records: int | None = None, **others: list[Worked]) -> GroupVerdict:
     offsets = {e.offset for e in entries} | {e.offset for journal in others.values() for e in journal}
     read = {PARENT.partition: offsets if records is None else set(range(records))}
-    return judge({"one": list(entries), **others}, read, [LINEAGE], {"killed": "the kill"})
+    victims = {"killed": Victim("the kill", 2.0 + IN_HAND_SECONDS)}
+    return judge({"one": list(entries), **others}, read, [LINEAGE], victims)
 
 
 def test_records_that_are_worked_on_once_and_in_order_are_good() -> None:
@@ -51,12 +52,20 @@ def test_a_record_that_no_reader_saw_is_told() -> None:
     ("first", "then", "late"),
     [
         (worked(1, 11), worked(2, 10), True),
+        (worked(1, 11), worked(1, 10), True),
         (worked(1, 2000, PHANTOM), worked(2, 10, PARENT_SEGMENT), True),
         (worked(1, 2000, PHANTOM), worked(2, 1500, OVERFLOW), False),
         (worked(1, 11), worked(2, 10, key=8), False),
         (worked(1, 11, key=NO_KEY), worked(2, 10, key=NO_KEY), False),
     ],
-    ids=["in a segment", "before its ancestor", "siblings have no order", "another key", "no key"],
+    ids=[
+        "in a segment",
+        "in a batch",
+        "before its ancestor",
+        "siblings have no order",
+        "another key",
+        "no key",
+    ],
 )
 def test_order_is_kept_per_key_along_the_lineage(first: Worked, then: Worked, late: bool) -> None:
     assert judged(first, then).out_of_order == late
@@ -67,7 +76,8 @@ def test_a_repetition_is_explained_by_a_victim_only() -> None:
     explained = judged(worked(1, 10), killed=again)
     assert explained.good and explained.redelivered == {"the kill": 1}
     assert str(explained).endswith("; 1 again after the kill")
-    assert judged(killed=[worked(1, 10)], other=again).good
+    assert judged(killed=[worked(2, 10)], other=again).good
+    assert judged(killed=[worked(1, 10)], other=again).unexplained == 1, "that was committed long ago"
     unexplained = judged(worked(1, 10), other=again)
     assert (unexplained.unexplained, unexplained.good) == (1, False)
 

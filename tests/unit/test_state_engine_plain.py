@@ -111,3 +111,15 @@ def test_positions_of_a_slot_that_was_lost_while_its_state_was_flushed_are_not_c
     member.work()
     assert piece.done()
     assert member.did[-2:] == ["flush", "committed"]
+
+
+def test_a_commit_that_cannot_even_be_sent_has_failed() -> None:
+    flushed: Future[None] = Future()
+    flushed.set_result(None)
+
+    def refused() -> Future[None]:
+        raise UnreachableError("no group any more")
+
+    piece = Piece((SLOT,), flushed, behind=refused)
+    assert piece.done()
+    assert isinstance(piece.future.exception(), UnreachableError)

@@ -219,3 +219,30 @@ def test_a_unit_of_a_slot_that_was_lost_and_came_back_cannot_write(
         states[SLOT].marker = lost.marker
         with pytest.raises(SlotGoneError):
             state.put(b"k", b"v")
+
+
+def test_a_unit_of_another_slot_inside_a_unit_is_refused(
+    states: dict[SlotId, OwnedState], view: View
+) -> None:
+    with pytest.raises(UsageError, match="cannot be written"), Work(states[SLOT]):
+        with Work(states[OTHER]) as inner:
+            inner.write(b"k", b"v")
+    assert view(OTHER).get(b"k") is None and not states[OTHER].waits
+
+
+def test_a_view_made_in_a_unit_belongs_to_it_in_other_threads_too(states: dict[SlotId, OwnedState]) -> None:
+    owned = states[SLOT]
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ZeroDivisionError):
+        with Work(owned) as unit:
+            mine = SlotView(SLOT, lambda _: owned.usable(), BYTES, BYTES, work=unit)
+            pool.submit(mine.put, b"k", b"v").result()
+            assert mine.get(b"k") == b"v"
+            raise ZeroDivisionError
+    assert owned.get(b"k") is None and not owned.waits
+    with pytest.raises(UsageError, match="returned already"):
+        mine.put(b"k", b"late")
+
+
+def test_an_empty_key_waits_as_any_other(states: dict[SlotId, OwnedState], view: View) -> None:
+    view(SLOT).delete(b"")
+    assert states[SLOT].waits

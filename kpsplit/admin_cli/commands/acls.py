@@ -34,10 +34,17 @@ if TYPE_CHECKING:
     metavar="PREFIX",
     help="With what the producer's transactional ids begin, if it uses transactions.",
 )
+@click.option("--state", is_flag=True, help="The consumer keeps state in a StateStore.")
 @global_options
 @pass_call
 def command(
-    call: Call, topic: str, role: str, principal: str, group: str | None, transactional_id: str | None
+    call: Call,
+    topic: str,
+    role: str,
+    principal: str,
+    group: str | None,
+    transactional_id: str | None,
+    state: bool,
 ) -> None:
     """Print the least rights that a client of a topic needs.
 
@@ -49,7 +56,13 @@ def command(
         raise click.UsageError("--principal takes a kind and a name, e.g. User:app")
     if wanted is Role.CONSUMER and group is None:
         raise click.UsageError("--for consumer needs --group")
-    rights = rights_for(wanted, topic, group=group, transactional_id=transactional_id)
+    rights = rights_for(
+        wanted,
+        topic,
+        group=group,
+        transactional_id=transactional_id,
+        changelog=_changelog(group, topic) if state and group is not None else None,
+    )
     servers = call.given.bootstrap_server or "HOST:PORT"
     data = {"principal": principal, "role": role, "topic": topic, "rights": [_json(r) for r in rights]}
 
@@ -58,6 +71,12 @@ def command(
             console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     call.show(data, render)
+
+
+def _changelog(group: str, topic: str) -> str:
+    from kpsplit.consumer.state.slots import changelog_topic
+
+    return changelog_topic(group, topic)
 
 
 def tool_lines(rights: Iterable[Right], principal: str, servers: str) -> Iterator[str]:

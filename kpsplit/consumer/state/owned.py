@@ -52,6 +52,11 @@ class OwnedState:
         """How much waits for the next commit."""
         return self._pending.bytes
 
+    @property
+    def waits(self) -> bool:
+        """Whether anything waits for the next commit."""
+        return bool(self._pending)
+
     def usable(self) -> OwnedState:
         """Return this state, restored and owned.
 

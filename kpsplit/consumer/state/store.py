@@ -80,6 +80,7 @@ class StateStore:
         self._divisions: dict[tuple[str | None, int | None], int] = {}
         self._warm: frozenset[SlotId] = frozenset()
         self._in_use = False
+        self._broken: set[SlotId] = set()
         self._unusable: KpsplitError | None = None
         self._storage = Storage(Path(directory), self._group)
         self._storage.forget_older(int((time.time() - keep_seconds) * 1000))
@@ -118,7 +119,7 @@ class StateStore:
         """
         work = current_work()
         if work is not None:
-            return self.slot(work.slot)
+            return SlotView(work.slot, self._find, BYTES, BYTES, work=work)
         slot, place = self._slot_of(message)
         self._belonging(slot)
         return SlotView(slot, self._find, BYTES, BYTES, place)
@@ -186,7 +187,7 @@ class StateStore:
                     self._restore(slot)
 
     def ready(self, slot: Slot | SlotId) -> bool:
-        """Tell whether a slot is restored.
+        """Tell whether a slot is restored; one that lost writes is not, until it is released and taken anew.
 
         Raises:
             KpsplitError: it cannot be.
@@ -194,7 +195,7 @@ class StateStore:
         owned = self._owned.get(_id(slot))
         if owned is not None and owned.error is not None:
             raise owned.error
-        return owned is not None and owned.marker is not None
+        return owned is not None and owned.marker is not None and owned.slot not in self._broken
 
     def attempt(self, slot: Slot | SlotId, place: Place) -> Attempt:
         """Return the unit of one try of a handler on the record at a place.
@@ -207,7 +208,7 @@ class StateStore:
     def waits(self, slot: Slot | SlotId) -> bool:
         """Tell whether something of a slot waits for a commit."""
         owned = self._owned.get(_id(slot))
-        return owned is not None and owned.pending_bytes > 0
+        return owned is not None and owned.waits
 
     def before_commit(
         self,
@@ -227,6 +228,7 @@ class StateStore:
         with self._lock:
             for slot in map(_id, slots):
                 owned = self._owned.pop(slot, None)
+                self._broken.discard(slot)
                 if owned is None:
                     continue
                 owned.leave()
@@ -313,6 +315,8 @@ class StateStore:
             owned.leave()
             if self._owned.get(owned.slot) is owned:
                 self._restore(owned.slot)
+                if self._in_use:  # what waited is gone: the Consumer takes the slot anew, from its commit
+                    self._broken.add(owned.slot)
 
     def _commit(
         self, owned: list[OwnedState], covers: Mapping[PhysicalPartition, Cover] | None

@@ -11,7 +11,7 @@ from kpsplit.consumer.covering import Place
 from kpsplit.consumer.state.changelog_record import MAX_RECORD_BYTES
 from kpsplit.consumer.state.owned import OwnedState
 from kpsplit.consumer.state.slots import SlotId, successor
-from kpsplit.consumer.state.work import current_work
+from kpsplit.consumer.state.work import Work, current_work
 from kpsplit.errors import UsageError
 
 K = TypeVar("K")
@@ -43,7 +43,8 @@ class SlotView(Generic[K, V]):
 
     Each call is atomic by itself; get and put together are not, unless one worker at a time works on the key,
     as lanes see to for keys that come from the record's key. Every call raises SlotGoneError when the slot is
-    not owned any more, ConflictError while it is restored.
+    not owned any more, ConflictError while it is restored. One that was made inside a unit of work belongs
+    to it in other threads as well, which do not inherit the unit.
     """
 
     def __init__(
@@ -53,22 +54,24 @@ class SlotView(Generic[K, V]):
         keys: Serde[K],
         values: Serde[V],
         place: Place | None = None,
+        work: Work | None = None,
     ) -> None:
         self.slot = slot
         self._find = find
         self._keys = keys
         self._values = values
         self._place = place
+        self._unit = work
 
     def typed(self, keys: Serde[K2], values: Serde[V2]) -> SlotView[K2, V2]:
         """Return the same state with other types of keys and values."""
-        return SlotView(self.slot, self._find, keys, values, self._place)
+        return SlotView(self.slot, self._find, keys, values, self._place, self._unit)
 
     def get(self, key: K, default: V | None = None) -> V | None:
         """Return the latest value of a key: this unit of work's own, else the last that was finished."""
         owned = self._find(self.slot)
         data = self._keys.encode(key)
-        own = _own_writes(owned)
+        own = self._own_writes(owned)
         found = own[data] if data in own else owned.get(data)
         return default if found is None else self._values.decode(found)
 
@@ -100,12 +103,12 @@ class SlotView(Generic[K, V]):
 
     def _walk(self, lo: bytes, hi: bytes | None) -> Iterator[tuple[K, V]]:
         owned = self._find(self.slot)
-        found = owned.items(lo, hi, _own_writes(owned))
+        found = owned.items(lo, hi, self._own_writes(owned))
         return ((self._keys.decode(key), self._values.decode(value)) for key, value in found)
 
     def _write(self, key: bytes, value: bytes | None) -> None:
         owned = self._find(self.slot)
-        work = current_work()
+        work = current_work() or self._unit
         if work is None:
             owned.add({key: value}, self._place)
         elif work.owned is owned:
@@ -118,8 +121,7 @@ class SlotView(Generic[K, V]):
                 hint="a record of that slot is handled by its owner: send one there",
             )
 
-
-def _own_writes(owned: OwnedState) -> Mapping[bytes, bytes | None]:
-    """Return what the unit of work of this thread or task has written to a slot."""
-    work = current_work()
-    return work.written() if work is not None and work.owned is owned else {}
+    def _own_writes(self, owned: OwnedState) -> Mapping[bytes, bytes | None]:
+        """Return what the unit of work has written to the slot: this task's, or the one of this view."""
+        work = current_work() or self._unit
+        return work.written() if work is not None and work.owned is owned else {}

@@ -84,6 +84,11 @@ class Work:
         if outer is not None and outer.owned is self.owned:
             for key, value in writes.items():  # inside the unit of a handler: all of that, or nothing
                 outer.write(key, value)
+        elif outer is not None and writes:
+            raise UsageError(
+                f"inside a unit of work on {outer.slot} the state of {self.slot} cannot be written",
+                hint="a record of that slot is handled by its owner: send one there",
+            )
         elif writes:
             self.owned.add(writes, self._place)
 

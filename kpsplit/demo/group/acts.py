@@ -6,16 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kpsplit.demo.group.drain import DrainWatch
+from kpsplit.demo.group.judging import Victim
 from kpsplit.demo.group.members import Members
 from kpsplit.demo.group.orders import MemberOrders
+from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.group_progress import PartitionProgress, RangeProgress
 from kpsplit.kafka.operations import Operations
 
 FIRST_MEMBERS = ("reader-1", "reader-2", "reader-3")
 KILLED, SUSPENDED, JOINS_LATE = "reader-1", "reader-2", "reader-4"
-SESSION_MS = 6000
-"""After so long without a heartbeat a member's slots are given to others; brokers allow no less."""
+SESSION_MS = 10_000
+"""After so long without a heartbeat a member's slots are given to others: a busy machine must not do that."""
 START_SECONDS = 60.0
 READ_SECONDS = 90.0
 
@@ -33,7 +35,7 @@ class GroupActs:
     ) -> None:
         self.members = members
         self.drains = drains
-        self.victims: dict[str, str] = {}
+        self.victims: dict[str, Victim] = {}
         self.progress: PartitionProgress | None = None
         self._operations = operations
         self._topic = topic
@@ -48,14 +50,14 @@ class GroupActs:
 
     def kill_one(self) -> None:
         """Kill a member; another joins."""
-        self.victims[KILLED] = "the kill"
+        self.victims[KILLED] = Victim("the kill", monotonic())
         self.members.named(KILLED).kill()
         self.members.join([JOINS_LATE])
         self._say(f"{KILLED} is killed (SIGKILL), {JOINS_LATE} joins the group")
 
     def suspend_one(self) -> None:
         """Suspend a member."""
-        self.victims[SUSPENDED] = "the suspension"
+        self.victims[SUSPENDED] = Victim("the suspension", monotonic())
         self.members.named(SUSPENDED).suspend()
         self._say(f"{SUSPENDED} is suspended (SIGSTOP): the group goes on without it")
 

@@ -9,6 +9,17 @@ from dataclasses import dataclass, field
 from kpsplit.demo.group.worked import NO_KEY, Worked
 from kpsplit.splitter.lineage import Lineage
 
+IN_HAND_SECONDS = 10.0
+"""What a member worked on earlier than this before it was killed or suspended is committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A member that was killed or suspended: what that is called, and when it was."""
+
+    what: str
+    at: float
+
 
 @dataclass(slots=True)
 class GroupVerdict:
@@ -76,7 +87,7 @@ def judge(
     journals: Mapping[str, Iterable[Worked]],
     read: Mapping[int, Set[int]],
     lineages: Iterable[Lineage],
-    victims: Mapping[str, str],
+    victims: Mapping[str, Victim],
 ) -> GroupVerdict:
     """Look at all journals in the order of time.
 
@@ -84,27 +95,36 @@ def judge(
         journals: what each member worked on.
         read: the logical offsets that a fresh reader found, by logical partition.
         lineages: of all partitions.
-        victims: the members that were killed or suspended, with what that is called: only what they had in
-            hand may be worked on twice.
+        victims: the members that were killed or suspended: only what they had in hand may be worked on twice.
     """
     verdict = GroupVerdict(sum(len(offsets) for offsets in read.values()))
     order = KeyOrder(lineages)
-    first_by: dict[tuple[int, int], str] = {}
-    for entry, member in sorted((entry, name) for name, journal in journals.items() for entry in journal):
+    first_by: dict[tuple[int, int], tuple[str, float]] = {}
+    entries = [(entry, name) for name, journal in journals.items() for entry in journal]
+    for entry, member in sorted(entries, key=lambda found: found[0].at):  # stable: batches keep their order
         verdict.shares[member] += 1
         place = (entry.partition, entry.offset)
         if place in first_by:
-            _repeated(verdict, victims.get(first_by[place]) or victims.get(member))
+            _repeated(verdict, (*first_by[place], member, entry.at), victims)
             continue
-        first_by[place] = member
+        first_by[place] = member, entry.at
         verdict.unknown += entry.offset not in read.get(entry.partition, ())
         verdict.out_of_order += not order.keeps(entry)
     verdict.missing = verdict.records - (len(first_by) - verdict.unknown)
     return verdict
 
 
-def _repeated(verdict: GroupVerdict, why: str | None) -> None:
+def _repeated(
+    verdict: GroupVerdict, both: tuple[str, float, str, float], victims: Mapping[str, Victim]
+) -> None:
+    """Count a record that came twice: who worked on it when, first and again."""
+    first, first_at, again, again_at = both
+    why = _excuse(victims.get(first), first_at) or _excuse(victims.get(again), again_at)
     if why is None:
         verdict.unexplained += 1
     else:
         verdict.redelivered[why] += 1
+
+
+def _excuse(victim: Victim | None, at: float) -> str | None:
+    return victim.what if victim is not None and at >= victim.at - IN_HAND_SECONDS else None

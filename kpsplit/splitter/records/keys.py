@@ -96,6 +96,14 @@ def parse_control_key(key: bytes | None) -> PhysicalPartition | str | None:
         raise RecordError("control topic: a key that kpsplit never writes") from None
 
 
+def subtopics_prefix(topic: str) -> str:
+    """Return with what the names of all sub-topics of a topic begin, those that are shortened as well."""
+    longest = f".split-{MAX_PARTITION}-{MAX_PARTITION}"
+    if len(topic) + len(longest) <= MAX_TOPIC_NAME:
+        return f"{topic}.split-"
+    return topic[: MAX_TOPIC_NAME - len(longest) - 17]
+
+
 def subtopic_name(parent: PhysicalPartition, number: int) -> str:
     """Return the name of a sub-topic: ``orders.split-3-1``; one that is too long is shortened with a hash."""
     suffix = f".split-{parent.partition}-{number}"

@@ -188,9 +188,9 @@ class Fields:
             return None
         return self._object(self._take(name), name, read)
 
-    def integers(self, name: str, low: int = 0) -> tuple[int, ...]:
+    def integers(self, name: str, low: int = 0, longest: int = 100_000) -> tuple[int, ...]:
         """Take a list of integers."""
-        values = self.items(name)
+        values = self.items(name, longest)
         if not all(isinstance(v, int) and not isinstance(v, bool) and low <= v <= _MAX_INT for v in values):
             self.fail(f"{name} is not a list of integers")
         return tuple(values)
