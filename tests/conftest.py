@@ -6,10 +6,12 @@ one cluster and one Spark session per run, while the other process runs the test
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -28,6 +30,7 @@ SERVED_SECONDS = 60.0
 _numbers = itertools.count(1)
 
 
+HERE = Path(__file__).parent
 TOGETHER = {"broker", "cli", "fault", "spark"}
 
 
@@ -43,6 +46,17 @@ class OneCluster(LoadScopeScheduling):  # type: ignore[misc]
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneCluster:
     """Divide the tests, where they are divided."""
     return OneCluster(config, log)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let the process with the tests of the core give way to brokers and to what is timed there."""
+    if "PYTEST_XDIST_WORKER" in os.environ and item.path.relative_to(HERE).parts[0] not in TOGETHER:
+        _give_way()
+
+
+@functools.cache
+def _give_way() -> None:
+    os.nice(10)
 
 
 class MakeTopic(Protocol):

@@ -20,8 +20,8 @@ SUSPENDED = KPSPLIT_WRITERS[-1]
 STRETCHES = 4
 """The duration is divided among: before the split, after it, after the nested split, after the merge."""
 
-OPERATIONS_SECONDS = 12.0
-"""About how long the operations take that the duration does not count; for dividing a file's lines."""
+OPERATIONS_SECONDS = 20.0
+"""About how long the group's start and the operations take, which the duration does not count."""
 
 
 @dataclass(frozen=True, slots=True)

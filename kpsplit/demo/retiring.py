@@ -46,7 +46,8 @@ def retire_after_reading(
 ) -> Verdict:
     """Let the group be at the ends, retire, and tell whether all sub-topics are gone."""
     hot = result.state.parent
-    ends = {s.source: s.end for s in result.state.lineage if s.end is not None and s.source != hot}
+    kept = {t.name for t in result.state.subtopics if t.state is not SubTopicState.RETIRED}
+    ends = {s.source: s.end for s in result.state.lineage if s.end is not None and s.source.topic in kept}
     commit(connection, group_of(hot.topic), ends.items())
     narrator.say(f"retire {hot}: the group has read all phantoms")
     deleted = operations.retire(hot, observer=lambda step: tell_step(narrator, step))

@@ -1,8 +1,29 @@
-"""The data pipeline on Spark: logical view, verification, small tables. Needs ``kpsplit[spark]``."""
+"""The data pipeline on Spark: logical view, verification, small tables. Needs ``kpsplit[spark]``.
 
-from kpsplit.spark_jobs.logical_view import read_logical
-from kpsplit.spark_jobs.streaming.view import read_logical_stream
-from kpsplit.spark_jobs.verification.findings import Verdict
-from kpsplit.spark_jobs.verification.job import findings_frame, verify
+The names are resolved on first use: ``python -m kpsplit.spark_jobs.jars`` works without a PySpark from pip.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kpsplit.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from kpsplit.spark_jobs.logical_view import read_logical
+    from kpsplit.spark_jobs.streaming.view import read_logical_stream
+    from kpsplit.spark_jobs.verification.findings import Verdict
+    from kpsplit.spark_jobs.verification.job import findings_frame, verify
 
 __all__ = ["read_logical", "read_logical_stream", "verify", "findings_frame", "Verdict"]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "read_logical": "kpsplit.spark_jobs.logical_view",
+        "read_logical_stream": "kpsplit.spark_jobs.streaming.view",
+        "verify": "kpsplit.spark_jobs.verification.job",
+        "findings_frame": "kpsplit.spark_jobs.verification.job",
+        "Verdict": "kpsplit.spark_jobs.verification.findings",
+    },
+)

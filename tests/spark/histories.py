@@ -59,6 +59,7 @@ class World:
         self.delivered: dict[int, dict[str, int]] = {}
         self.failed: dict[int, list[int]] = {}
         self.open: set[int] = set()
+        self.plain: set[int] = set()
         self.boundaries: list[Boundary] = []
         self.commits: list[LoggedCommit] = []
         self._attempts = count()
@@ -180,7 +181,7 @@ class World:
                 instance,
                 1,
                 "test",
-                transactional_id="test",
+                transactional_id=None if instance in self.plain else "test",
                 topics=("orders",),
                 closed=instance not in self.open,
                 certificates={

@@ -82,12 +82,13 @@ def nothing_new(verdict: Verdict) -> None:
 
 
 def only(check: Check, severity: Severity, first: int | None = None) -> Expect:
-    """Findings of one check and severity, and nothing graver."""
+    """Findings of one check and severity, and nothing graver: with notes only, all is clean."""
 
     def expect(verdict: Verdict) -> None:
         found = [f for f in verdict.findings if f.severity is severity]
         assert {f.check for f in found} == {check}, verdict.findings
         assert not [f for f in verdict.defects if f.severity is not severity]
+        assert severity is not Severity.NOTE or verdict.clean, verdict.unproven
         assert first is None or [f.first for f in found] == [first]
 
     return expect
@@ -352,6 +353,19 @@ def a_certificate_that_counts_other_records_than_all_runs_saw(world: World) -> G
 
 
 @case
+def a_certificate_is_compared_also_where_numbers_were_under_way_when_a_run_ended(
+    world: World,
+) -> Generator[Expect, None, None]:
+    """The two numbers are in the segment, and not in the certificate's count."""
+    busy(world)
+    late, _ = pair_of_one_key(world, KEYS[1])
+    yield only(Check.MISSING, Severity.NOTE, late)
+    come(world, KEYS[2], late)
+    close(world)
+    yield finding(Check.CERTIFICATES, lambda f: f.count == 2)
+
+
+@case
 def a_marker_is_missing_at_an_end_behind_the_boundary(world: World) -> Generator[Expect, None, None]:
     busy(world)
     yield clean
@@ -384,6 +398,41 @@ def what_expired_before_any_run_read_it_cannot_be_judged(world: World) -> Genera
     yield expect
     close(world)
     yield clean
+
+
+@case
+def what_went_unread_is_not_called_lost_when_its_producer_closes(
+    world: World,
+) -> Generator[Expect, None, None]:
+    world.plain.add(world.bert)
+    world.send(world.bert, KEYS[0], times=50)
+    world.lows[world.parent] = 50
+    for key in KEYS:
+        world.send(world.anna, key)
+
+    def expect(verdict: Verdict) -> None:
+        assert not verdict.defects
+        assert any("retention" in why for why in verdict.unproven)
+
+    yield expect
+    close(world)
+    yield only(Check.MISSING, Severity.UNPROVEN, 0)
+    yield nothing_new
+
+
+@case
+def a_stray_of_a_producer_of_which_nothing_else_came(world: World) -> Generator[Expect, None, None]:
+    busy(world)
+    world.split(0, 2)
+    unknown = 0xC0FFEE0000 + world.parent.partition
+    world.open.add(unknown)
+    astray = world.number(unknown)
+    world.put(world.parent, KEYS[0], 0, unknown, astray)
+    yield only(Check.STRAYS, Severity.NOTE, astray)
+    yield only(Check.STRAYS, Severity.UNPROVEN, astray)
+    close(world)
+    yield finding(Check.STRAYS, lambda f: f.first == astray)
+    yield nothing_new
 
 
 @case

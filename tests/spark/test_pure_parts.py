@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -15,6 +17,7 @@ from kpsplit.errors import ConfigurationError, UsageError
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
 from kpsplit.spark_jobs.gather import held_up
+from kpsplit.spark_jobs.jars import connector_coordinates
 from kpsplit.spark_jobs.lineage_frames import certificate_rows, commit_rows, lineage_rows
 from kpsplit.spark_jobs.offsets import limit, timestamp_ms, wanted
 from kpsplit.spark_jobs.regions import all_regions, ranges_to_scan, stretches
@@ -180,6 +183,23 @@ def test_small_tables_have_a_row_per_segment_commit_and_certificate() -> None:
     assert len(list(lineage_rows(snapshot))) == len(snapshot.states[0].lineage.segments)
     assert len(list(commit_rows(snapshot))) == sum(len(c.commit.positions) for c in snapshot.commits)
     assert {row[0] for row in certificate_rows(snapshot)} == {"00000000a11a0000", "ffffffff00000000"}
+
+
+RUN = "sys.argv[1:] = ['4.1.2']; runpy.run_module('kpsplit.spark_jobs.jars', None, '__main__')"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ["-m", "kpsplit.spark_jobs.jars", "4.1.2"],
+        ["-c", f"import runpy, sys; sys.modules['pyspark'] = None; {RUN}"],
+    ],
+    ids=["with PySpark", "without PySpark"],
+)
+def test_the_coordinates_for_another_spark_are_printed(how) -> None:
+    done = subprocess.run([sys.executable, *how], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, connector_coordinates("4.1.2"))
+    assert done.stderr == ""
 
 
 def test_a_group_that_has_read_everything_has_drained() -> None:

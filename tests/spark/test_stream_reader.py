@@ -73,10 +73,9 @@ def ask(bootstrap: str):
         start: Bound = "earliest",
         most: int | None = None,
         strict: bool = True,
-        patience: float = 20.0,
     ) -> Asker:
         connection = {"bootstrap.servers": bootstrap}
-        opened.append(Asker(Query(connection, Settings(topic, None, patience), start, most, strict)))
+        opened.append(Asker(Query(connection, Settings(topic, None, 20.0), start, most, strict)))
         return opened[-1]
 
     yield make
@@ -225,8 +224,9 @@ def test_a_sub_topic_retired_before_it_was_read_ends_the_query_or_is_passed_over
 def test_a_topic_that_was_made_anew_ends_the_query(ask: Open, topic, send, admin, bootstrap) -> None:
     """Its log is shorter than what was read; for a moment that may be a leader that lags behind."""
     send(10)
-    asker = ask(topic, patience=1.0)
+    asker = ask(topic)
     assert asker.batch() == 10
+    asker.reader._plan()._lookout.short_patience = 1.0
     admin.delete_topics([topic])[topic].result(30)
     limit = Deadline(60)
     while not made(admin, topic):
@@ -258,6 +258,24 @@ def test_a_checkpoint_of_another_topic_or_of_a_newer_layout_is_refused(ask: Open
     asker.end = newer
     with pytest.raises(ConflictError, match="is at epoch 0, the checkpoint at 9"):
         asker.tasks(end)
+
+
+@pytest.mark.parametrize("at", [{"e": 9, "s": {"0": 3}}, {"e": 0, "s": {"44": 3}}], ids=["epoch", "segment"])
+def test_a_checkpoint_that_the_control_topic_does_not_know_is_refused_by_every_trigger(
+    ask: Open, topic, send, at
+) -> None:
+    """The control topic was begun anew: not waited for until it comes that far, and not read again."""
+    send(3)
+    known = ask(topic).latest()
+    unknown = {**known, "at": [{"p": 0, **at}]}
+    steady = ask(topic)
+    steady.resume(unknown)
+    with pytest.raises(ConflictError, match="the checkpoint belongs to another cluster"):
+        steady.latest()
+    now = ask(topic)
+    now.latest()
+    with pytest.raises(ConflictError, match="the checkpoint belongs to another cluster"):
+        now.tasks(unknown)
 
 
 def test_available_now_with_a_limit_is_refused_where_it_would_go_back(ask: Open, topic, send) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from kpsplit.devcluster.java import find_java
 from kpsplit.errors import KpsplitError
-from kpsplit.spark_jobs.jars import connector_coordinates, connector_jars
+from kpsplit.spark_jobs.jars import connector_jars
 from kpsplit.spark_jobs.session import REDACTED
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -189,12 +189,6 @@ def command_line(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return ""
-
-
-def test_the_coordinates_for_another_spark_are_printed() -> None:
-    asked = [sys.executable, "-m", "kpsplit.spark_jobs.jars", "4.1.2"]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout.strip()) == (0, connector_coordinates("4.1.2"))
 
 
 def test_the_documentation_hides_what_kpsplit_hides() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kpsplit.demo.options import WRITERS, Options, rates_of
+from kpsplit.demo.options import OPERATIONS_SECONDS, WRITERS, Options, rates_of
 from kpsplit.demo.pacing import LONGEST_DELAY, Pacer
 from kpsplit.demo.traffic import (
     LINE_HEADER,
@@ -114,7 +114,7 @@ def test_without_a_file_all_writers_have_the_same_rate() -> None:
 def test_the_lines_of_a_file_last_for_the_whole_demo() -> None:
     lines = [Line(n, b"", None) for n in range(3000)]
     rates = rates_of(options(), lines)
-    assert sum(rates.values()) == pytest.approx(100)
+    assert sum(rates.values()) == pytest.approx(3000 / (options().duration + OPERATIONS_SECONDS))
     assert rates_of(options(rate=50.0), lines)[WRITERS[0]] == pytest.approx(10)
 
 

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpsplit.errors import ConflictError, FutureVersionError, UsageError
+from kpsplit.admin_cli.commands.verify import conclude
+from kpsplit.errors import CheckFailedError, ConflictError, FutureVersionError, UsageError
 from kpsplit.spark_jobs.schemas import Fate
 from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, Snapshot
 from kpsplit.spark_jobs.verification.counted import Total
-from kpsplit.spark_jobs.verification.findings import Severity
+from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity, Verdict
 from kpsplit.spark_jobs.verification.ledger import Held, Ledger
 from kpsplit.spark_jobs.verification.numbers import (
     Run,
@@ -26,11 +27,12 @@ from kpsplit.spark_jobs.verification.numbers import (
     size,
     united,
 )
+from kpsplit.spark_jobs.verification.sequence_checks import Holes, numbers_given
 from kpsplit.spark_jobs.verification.state import PartitionPast, State, forgotten, held_back, to_read
 from kpsplit.spark_jobs.verification.state_file import StateFile
 from kpsplit.spark_jobs.verification.state_json import decode_state, encode_state
-from kpsplit.spark_jobs.verification.succession import Decider
-from kpsplit.spark_jobs.verification.writers import Writer
+from kpsplit.spark_jobs.verification.succession import Decider, Seen, successor
+from kpsplit.spark_jobs.verification.writers import Writer, Writers
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
@@ -86,12 +88,19 @@ def state() -> State:
         commits=(LoggedCommit("readers", ORDERS, WHOLE, commit, 2, 17),),
         commits_read=18,
         told=2,
+        unread=True,
     )
     return State("cluster", "orders", ("readers",), 1_700_000_000_000, {3: past})
 
 
 def test_a_state_comes_back_as_it_was(state) -> None:
     assert decode_state(encode_state(state)) == state
+
+
+def test_a_state_with_very_many_single_numbers_comes_back_as_it_was(state) -> None:
+    every_other = tuple((n, n) for n in range(0, 150_000, 2))
+    many = replace(state.partitions[3], ledgers={"00000000a11a0000": Ledger(150_000, doubted=every_other)})
+    assert decode_state(encode_state(replace(state, partitions={3: many}))).partitions[3] == many
 
 
 def without(text: str, name: str) -> str:
@@ -216,3 +225,63 @@ def test_a_missing_number_is_decided_by_the_certificate_and_what_can_be_read(
     past = State("c", "orders", partitions={3: PartitionPast("id", ledgers={writer.producer: known})})
     found = Decider(replace(snapshot(), bounds={ORDERS: bounds}), past, going_on).decided(writer, [(4, 5)])
     assert [(run, d.severity, d.final) for part, d in found for run in part] == said
+
+
+WRITER = Writer(ORDERS, "00000000a11a0000", transactional=False)
+
+
+def next_state(found: Snapshot, past: State, holes: list[Holes]) -> tuple[list[Severity], State]:
+    """What a run that found some holes says of them, and the state that it leaves, through its JSON form."""
+    decider = Decider(found, past, going_on=True)
+    given = numbers_given(Writers(found), past, {})
+    seen = Seen(given, holes, {}, [], [], (), {})
+    left = successor(found, past, 5, seen, decider)
+    return [f.severity for f in decider.findings(holes)], decode_state(encode_state(left))
+
+
+def test_numbers_that_went_before_any_run_read_them_are_never_called_lost() -> None:
+    """Run 1 finds the log's beginning gone and nothing of the producer; it closes before run 2."""
+    first = replace(snapshot(), bounds={ORDERS: LogBounds(50, 50, 50)})
+    said, left = next_state(first, State("c", "orders"), [])
+    closed = replace(WRITER, certificate=Certificate(50, {"0": 50}, ()))
+    said, left = next_state(first, left, [Holes(closed, ((0, 49),), ())])
+    assert said == [UNPROVEN]
+    assert left.ledger(3, WRITER.producer).doubtful, "its certificate cannot be compared any more"
+    known = Ledger(60)
+    later = replace(left, partitions={3: replace(left.past(3), ledgers={WRITER.producer: known})})
+    ((_, decision),) = Decider(first, later, going_on=True).decided(closed, [(62, 63)])
+    assert decision.severity is FINDING, "numbers before and behind them were read"
+
+
+def test_a_stray_of_a_producer_of_which_nothing_else_is_known_is_told_until_it_is_decided() -> None:
+    """A note at first, then unproven once, and a finding when the producer closes."""
+    found = replace(snapshot(), bounds={ORDERS: SEEN})
+    said, left = next_state(found, State("c", "orders"), [Holes(WRITER, (), ((7, 7),))])
+    assert said == [NOTE]
+    known = left.ledger(3, WRITER.producer)
+    assert (known.strays, known.doubtful) == (((7, 7),), False)
+    said, left = next_state(found, left, [Holes(WRITER, (), ((7, 7),))])
+    assert said == [UNPROVEN]
+    said, left = next_state(found, left, [Holes(WRITER, (), ((7, 7),))])
+    assert said == []
+    closed = replace(WRITER, certificate=Certificate(8, {}, ()))
+    said, left = next_state(found, left, [Holes(closed, (), ((7, 7),))])
+    assert said == [FINDING]
+
+
+@pytest.mark.parametrize(
+    ("found", "error"),
+    [((), ConflictError), ((NOTE,), ConflictError), ((UNPROVEN, FINDING), CheckFailedError)],
+)
+def test_a_state_that_cannot_be_saved_hides_no_finding(state, found, error, tmp_path: Path) -> None:
+    path = tmp_path / "orders.state"
+    ours, theirs = StateFile(path), StateFile(path)
+    ours.load(), theirs.load()
+    theirs.save(state)
+    findings = tuple(Finding(Check.MISSING, severity, ORDERS, "a number") for severity in found)
+    verdict = Verdict("orders", (3,), snapshot(), findings, successor=replace(state, made_ms=5))
+    said: list[str] = []
+    with pytest.raises(error):
+        conclude(verdict, ours, said.append)
+    assert any("not saved" in line for line in said) == (error is CheckFailedError)
+    assert StateFile(path).load() == state

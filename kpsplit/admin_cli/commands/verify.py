@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,17 +89,34 @@ def command(
     if html is not None:
         html.write_text(report_page(verdict), "utf-8")
     call.show(verdict.json(), lambda console: _show(verdict, console))
-    if file is not None:
-        _save(call, file, verdict)
+    conclude(verdict, file, call.say)
+
+
+def conclude(verdict: Verdict, file: StateFile | None, say: Callable[[str], None]) -> None:
+    """Keep the state for the next run, behind everything that was told, and end with what was found.
+
+    Raises:
+        CheckFailedError: there are findings; a state that could not be saved is said beside that.
+        KpsplitError: the state could not be saved, or something could not be judged.
+    """
+    unsaved = None if file is None else _save(verdict, file, say)
+    if unsaved is not None:
+        if not verdict.defects:
+            raise unsaved
+        say(f"kpsplit verify: the state was not saved: {unsaved}")
     _judge(verdict)
 
 
-def _save(call: Call, file: StateFile, verdict: Verdict) -> None:
-    """Keep the state for the next run, behind everything that was told: nothing is ever left untold."""
+def _save(verdict: Verdict, file: StateFile, say: Callable[[str], None]) -> KpsplitError | None:
+    """Save the state; return why that failed."""
     if verdict.successor is None:
-        call.say("kpsplit verify could not judge everything: the state was left as it was")
-    else:
+        say("kpsplit verify could not judge everything: the state was left as it was")
+        return None
+    try:
         file.save(verdict.successor)
+    except KpsplitError as error:
+        return error
+    return None
 
 
 def _show(verdict: Verdict, console: Console) -> None:

@@ -22,10 +22,15 @@ from kpsplit.splitter.partition_state import PartitionState
 
 
 class Lookout:
-    """Looks at the control topic and the logs. Not thread safe; one thread owns it."""
+    """Looks at the control topic and the logs. Not thread safe; one thread owns it.
+
+    Attributes:
+        short_patience: seconds for which a log may be shorter than what was read of it.
+    """
 
     def __init__(self, connection: Connection, settings: Settings) -> None:
         self._settings = settings
+        self.short_patience = settings.patience
         self._admin = ClusterAdmin(connection)
         self._tail = ControlTail(connection)
         self._seen: dict[int, PartitionState] = {}
@@ -45,14 +50,14 @@ class Lookout:
         self._seen = {p.partition: self._state(p) for p in self._parents()}
         return self._seen
 
-    def states_since(self, standings: Standings) -> dict[int, PartitionState]:
+    def states_since(self, *standings: Standings) -> dict[int, PartitionState]:
         """Return states that are no older than some standings, as far as there are any.
 
         Raises:
             KpsplitError: as ``states`` does.
         """
         seen = self._seen
-        if all(p in seen and seen[p].epoch >= s.epoch for p, s in standings.items()):
+        if all(p in seen and seen[p].epoch >= s.epoch for those in standings for p, s in those.items()):
             return seen
         return self.states()
 
@@ -132,7 +137,7 @@ class Lookout:
         }
         self._short_since = {s: self._short_since.get(s, monotonic()) for s in short}
         for source, since in self._short_since.items():
-            if monotonic() - since > self._settings.patience:
+            if monotonic() - since > self.short_patience:
                 why = why_gone(short[source], source, self._topic_id(source.topic)) or LostReason.CUT_OFF
                 raise KpsplitError(
                     f"{source} does not hold what the query has read of it: {why}",

@@ -61,6 +61,7 @@ class Planner:
         """Return the end of the batch behind another one; the same offset if there is nothing new.
 
         Raises:
+            ConflictError: the control topic does not know the epoch or the segments where the query stands.
             KpsplitError: the cluster cannot be read, or a log is shorter than what was read of it.
         """
         at = self._advanced(before.at, self._query.most)
@@ -76,12 +77,13 @@ class Planner:
             KpsplitError: records are gone that were still to be read; the cluster cannot be read.
         """
         start = first.at or last.begun or self._beginning()
-        states = self._lookout.states_since(last.at)
+        states = self._lookout.states_since(start, last.at)
         found: list[TaskRows] = []
         for partition, end in sorted(last.at.items()):
             before, state = start.get(partition), states.get(partition)
             if state is not None and before != end:
-                _refuse_unknown(state, end)
+                for standing in (before, end):
+                    _refuse_unknown(state, standing)
                 found += self._tasks_of(state, before.cursor if before else _FROM_THE_START, end.cursor)
         return found
 
@@ -91,6 +93,8 @@ class Planner:
     def _advanced(self, standings: Standings, most: int | None) -> dict[int, Standing]:
         cursors = {p: s.cursor for p, s in standings.items()}
         found = self._lookout.frontiers(cursors)
+        for p, (state, _) in found.items():
+            _refuse_unknown(state, standings.get(p))
         start = {p: cursors.get(p, _FROM_THE_START) for p in found}
         moved = advance(start, {p: frontier for p, (_, frontier) in found.items()}, most)
         return {p: Standing(found[p][0].epoch, cursor) for p, cursor in moved.items()}
@@ -100,7 +104,8 @@ class Planner:
         if stretches is None:
             raise ConflictError(
                 f"{state.parent}: the batch would end before it begins",
-                hint="start it again; AvailableNow goes without max_offsets_per_trigger in this Spark",
+                hint="AvailableNow goes without max_offsets_per_trigger in this Spark: remove the newest "
+                "file in the checkpoint's folder 'offsets', then run it without the limit",
             )
         kept = self._there(state, stretches)
         return [
@@ -120,9 +125,12 @@ class Planner:
         return kept
 
 
-def _refuse_unknown(state: PartitionState, end: Standing) -> None:
-    if state.epoch < end.epoch or end.cursor.ahead_of(state.lineage):
+def _refuse_unknown(state: PartitionState, standing: Standing | None) -> None:
+    """Refuse to go on from, or to, a place that the control topic does not know."""
+    if standing is None:
+        return
+    if state.epoch < standing.epoch or standing.cursor.ahead_of(state.lineage):
         raise ConflictError(
-            f"{state.parent} is at epoch {state.epoch}, the checkpoint at {end.epoch}",
+            f"{state.parent} is at epoch {state.epoch}, the checkpoint at {standing.epoch}",
             hint="the checkpoint belongs to another cluster, or the control topic was lost",
         )

@@ -104,7 +104,7 @@ class Judge:
         defects = Counter(f.parent.partition for f in found if f.severity is Severity.FINDING)
         seen = Seen(
             *(looked.given, looked.holes, looked.arrived, self._spans, self._totals),
-            *(self._doubtful, dict(defects)),
+            *(looked.aborted | self._repeaters, dict(defects)),
         )
         return successor(self._snapshot, self._past, self._began_ms, seen, self._decider)
 
@@ -131,8 +131,13 @@ class Judge:
     @property
     def _doubtful(self) -> set[tuple[int, str]]:
         """Return the producers of which numbers are not all there, or not once."""
+        return self._looked.doubtful | self._repeaters
+
+    @property
+    def _repeaters(self) -> set[tuple[int, str]]:
+        """Return the producers of which numbers are there more than once."""
         repeated = {(partition, producer) for partition, producer, _ in self._looked.repeated}
-        return self._looked.doubtful | repeated | set(self._looked.again)
+        return repeated | set(self._looked.again)
 
     def _buckets_of(self, stretches: Stretches) -> DataFrame:
         """Return the buckets of stretches, with the records of aborted transactions."""

@@ -38,7 +38,8 @@ class Ledger:
         doubted: open for longer, and told as not provable.
         gone: told as lost, or as not to be judged any more.
         strays: open numbers that went astray.
-        doubtful: its certificate's counts cannot be compared: numbers were missing, or of transactions.
+        doubtful: its certificate's counts cannot be compared: numbers were lost, there more than once, or of
+            aborted transactions.
         closed: judged with its certificate.
         segments: its data by segment id.
     """

@@ -73,6 +73,11 @@ class Holes:
     runs: tuple[Run, ...]
     strays: tuple[Run, ...]
 
+    @property
+    def who(self) -> Who:
+        """Whose they are."""
+        return self.writer.parent.partition, self.writer.producer
+
 
 def numbers_given(writers: Writers, past: State, tops: Mapping[Who, int]) -> dict[Who, int]:
     """Return how many numbers each producer has given, as far as is known, where there is anything to judge.

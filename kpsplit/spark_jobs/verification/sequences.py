@@ -42,6 +42,7 @@ class Looked:
         arrived: numbers that are there now and were told as lost.
         repeated: shelves on which numbers are there more than once now.
         doubtful: producers of which numbers were missing among committed records.
+        aborted: those of them of which some belong to aborted transactions, or may.
         not_looked_at: shelves on which more is missing than was looked at.
     """
 
@@ -51,6 +52,7 @@ class Looked:
     arrived: dict[Who, list[Run]] = field(default_factory=dict)
     repeated: set[ShelfKey] = field(default_factory=set)
     doubtful: set[Who] = field(default_factory=set)
+    aborted: set[Who] = field(default_factory=set)
     not_looked_at: set[ShelfKey] = field(default_factory=set)
     too_many_early: bool = False
 
@@ -132,13 +134,25 @@ class Sequences:
         wanted = incomplete(self._past, looked.given, shelves, again)
         if not wanted:
             return
-        if len(wanted) <= MOST_SHELVES:
-            looked.holes = self._holes(self._buckets, wanted, looked)
-            looked.doubtful = {(h.writer.parent.partition, h.writer.producer) for h in looked.holes}
-            if not any(h.writer.transactional for h in looked.holes):
-                return
-        else:
+        if len(wanted) > MOST_SHELVES:
             looked.doubtful = {(partition, producer) for partition, producer, _ in wanted}
+            looked.aborted = set(looked.doubtful)
+            self._find_among_all(wanted, shelves, again, looked)
+            return
+        looked.holes = committed = self._holes(self._buckets, wanted, looked)
+        looked.doubtful = {h.who for h in committed}
+        if any(h.writer.transactional for h in committed):
+            self._find_among_all(wanted, shelves, again, looked)
+            looked.aborted = {h.who for h in committed if h not in looked.holes}
+
+    def _find_among_all(
+        self,
+        wanted: set[ShelfKey],
+        shelves: dict[ShelfKey, Shelf],
+        again: Mapping[ShelfKey, int],
+        looked: Looked,
+    ) -> None:
+        """Look for missing numbers also among the records of aborted transactions."""
         with_aborted = self._with(self._buckets, self._uncommitted(), wanted)
         left = wanted
         if len(wanted) > MOST_SHELVES:

@@ -31,6 +31,7 @@ class PartitionPast:
         commits: the range commits in force, in the order of the offset log.
         commits_read: the offset of the offset log behind the last range commit that was seen.
         told: how many findings earlier runs told.
+        unread: something went before any run had read it; what was in it is never known.
     """
 
     topic_id: str
@@ -40,6 +41,7 @@ class PartitionPast:
     commits: tuple[LoggedCommit, ...] = ()
     commits_read: int = 0
     told: int = 0
+    unread: bool = False
 
 
 @dataclass(frozen=True, slots=True)

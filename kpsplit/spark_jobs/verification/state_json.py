@@ -20,6 +20,7 @@ from kpsplit.splitter.records.strict_json import MAX_BYTES, Fields, decode, enco
 
 VERSION = 1
 MOST_BYTES = 256 << 20
+_MOST_NUMBERS = MOST_BYTES // 2
 _WHAT = "state of a verification"
 _PRODUCER = re.compile(r"[0-9a-f]{16}")
 _TOPIC = 249
@@ -77,6 +78,7 @@ def _partition(number: int, past: PartitionPast) -> dict[str, Any]:
         "commits": [_commit(c) for c in past.commits],
         "commits_read": past.commits_read,
         "told": past.told,
+        "unread": past.unread,
     }
 
 
@@ -95,6 +97,7 @@ def _read_partition(fields: Fields, topic: str) -> tuple[int, PartitionPast]:
         commits=fields.objects("commits", lambda c: _read_commit(c, parent)),
         commits_read=fields.integer("commits_read"),
         told=fields.integer("told"),
+        unread=fields.boolean("unread"),
     )
 
 
@@ -157,7 +160,7 @@ def _flat(groups: Iterable[tuple[int, ...]]) -> list[int]:
 
 
 def _tuples(fields: Fields, name: str, width: int) -> list[tuple[int, ...]]:
-    flat = fields.integers(name)
+    flat = fields.integers(name, longest=_MOST_NUMBERS)
     if len(flat) % width:
         fields.fail(f"{name} does not come in groups of {width}")
     return [flat[i : i + width] for i in range(0, len(flat), width)]

@@ -53,11 +53,14 @@ class Decider:
         snapshot: with the certificates.
         past: what earlier runs know.
         going_on: whether a later run goes on from here.
+
+    Attributes:
+        eaten: the partitions of which something went that no run has read.
     """
 
     def __init__(self, snapshot: Snapshot, past: State, going_on: bool) -> None:
         self._past, self._going_on = past, going_on
-        self._eaten = {lost.state.parent.partition for lost in lost_unseen(snapshot, past)}
+        self.eaten = {lost.state.parent.partition for lost in lost_unseen(snapshot, past)}
         self._hidden, self._forgotten = held_back(snapshot), forgotten(snapshot, past)
 
     def findings(self, found: Iterable[Holes]) -> Iterator[Finding]:
@@ -78,7 +81,7 @@ class Decider:
         beyond = [(known.next, known.next)] if self._out_of_sight(writer) else []
         for first, last in runs:
             one = [(first, last)]
-            if partition in self._eaten or common(one, beyond):
+            if partition in self.eaten or common(one, beyond):
                 yield one, Decision(Severity.UNPROVEN, _EATEN, True)
             elif writer.certificate is not None and partition not in self._hidden:
                 yield one, _LOST
@@ -101,8 +104,12 @@ class Decider:
             yield new, Decision(Severity.NOTE, _UNDER_WAY, False)
 
     def _out_of_sight(self, writer: Writer) -> bool:
-        """Tell whether an aborted transaction may lie in what earlier runs read and nobody can read again."""
-        return writer.transactional and writer.parent.partition in self._forgotten
+        """Tell whether the number behind the known ones may have gone without being seen.
+
+        Unread, or with an aborted transaction in what earlier runs read and nobody can read again.
+        """
+        partition = writer.parent.partition
+        return self._past.past(partition).unread or (writer.transactional and partition in self._forgotten)
 
 
 def _finding(check: Check, writer: Writer, first: int, last: int, what: str, decision: Decision) -> Finding:
@@ -118,7 +125,10 @@ def _finding(check: Check, writer: Writer, first: int, last: int, what: str, dec
 
 @dataclass(frozen=True)
 class Seen:
-    """What a run has seen: the ground for the next one."""
+    """What a run has seen: the ground for the next one.
+
+    ``doubtful``: whose numbers were there more than once, or belong to aborted transactions.
+    """
 
     given: dict[Who, int]
     holes: list[Holes]
@@ -127,6 +137,11 @@ class Seen:
     totals: list[Total]
     doubtful: Collection[Who]
     defects: dict[int, int]
+
+    @property
+    def known(self) -> set[Who]:
+        """The producers of which something is to be remembered, also if all that came of them went astray."""
+        return self.given.keys() | {h.who for h in self.holes}
 
 
 def successor(snapshot: Snapshot, past: State, now_ms: int, seen: Seen, decider: Decider) -> State:
@@ -145,6 +160,7 @@ def successor(snapshot: Snapshot, past: State, now_ms: int, seen: Seen, decider:
             commits=tuple(c for c in commits if c.parent == state.parent),
             commits_read=max([known.commits_read, *(c.log_offset + 1 for c in logged)]),
             told=known.told + seen.defects.get(number, 0),
+            unread=known.unread or number in decider.eaten,
         )
     return replace(past, made_ms=now_ms, partitions=partitions)
 
@@ -169,14 +185,14 @@ def _ledgers(
             spans[span.producer].append(span)
     gaps = {h.writer.producer: h for h in seen.holes if h.writer.parent.partition == partition}
     found = dict(past.past(partition).ledgers)
-    for who, given in seen.given.items():
+    for who in sorted(seen.known):
         if who[0] == partition:
             writer, known = writers.get(*who), past.ledger(*who)
             told = _decided(known, writer, gaps.get(who[1]), seen.arrived.get(who, []), decider)
             found[who[1]] = replace(
                 told,
-                next=max(known.next, given),
-                doubtful=known.doubtful or who in seen.doubtful,
+                next=max(known.next, seen.given.get(who, 0)),
+                doubtful=known.doubtful or who in seen.doubtful or bool(told.gone),
                 closed=decider.final(writer),
                 segments=_segments(known, spans[who[1]]),
             )
