@@ -29,7 +29,7 @@ from tests.broker.state_counting import Kept, Member, changelog, count, expected
 from tests.conftest import MakeTopic
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
-PATIENCE = 100.0
+LONG = 100.0
 ROOT = Path(__file__).parents[2]
 SLOTS = 4
 
@@ -83,32 +83,32 @@ def test_counts_are_exact_through_a_split_a_killed_member_a_suspended_one_and_ha
         writer = Writer(producer, topic, journal, "w", 40)
         stays = Member(bootstrap, group, topic, tmp_path / "stays", fails_every=50)
         writer.start()
-        eventually(lambda: total(kept(stays)) > 200 and len(stays.slots()) == SLOTS, "the first", PATIENCE)
+        eventually(lambda: total(kept(stays)) > 200 and len(stays.slots()) == SLOTS, "the first", LONG)
         others = [child(bootstrap, group, topic, tmp_path / name) for name in ("dies", "sleeps")]
         lines = [Lines(one) for one in others]
-        eventually(lambda: all(one.count > 50 for one in lines), "the others to work", PATIENCE)
+        eventually(lambda: all(one.count > 50 for one in lines), "the others to work", LONG)
         plan = operations.plan_split(PhysicalPartition(topic, 0), 2, even=True)
         operations.run(plan, max_pause_ms=PAUSE_MS, force=True)
         before = [one.count for one in lines]
         eventually(
             lambda: all(one.count > b + 50 for one, b in zip(lines, before, strict=True)),
             "all to go on",
-            PATIENCE,
+            LONG,
         )
         others[0].kill()
         others[1].send_signal(signal.SIGSTOP)
-        eventually(lambda: len(stays.slots()) == SLOTS, "the one that stays to have every slot", PATIENCE)
+        eventually(lambda: len(stays.slots()) == SLOTS, "the one that stays to have every slot", LONG)
         others[1].send_signal(signal.SIGCONT)
-        eventually(lambda: len(stays.slots()) < SLOTS, "the sleeper to have slots again", PATIENCE)
+        eventually(lambda: len(stays.slots()) < SLOTS, "the sleeper to have slots again", LONG)
         before = [one.count for one in lines]
-        eventually(lambda: lines[1].count > before[1] + 50, "the sleeper to work again", PATIENCE)
+        eventually(lambda: lines[1].count > before[1] + 50, "the sleeper to work again", LONG)
         writer.stop()
         assert producer.flush(60) == 0
     others[1].send_signal(signal.SIGTERM)
     assert others[1].wait(60) == 0
     wanted = expected(journal.values)
-    eventually(lambda: len(stays.slots()) == SLOTS, "every slot", PATIENCE)
-    eventually(lambda: total(kept(stays)) >= total(wanted), "every record", PATIENCE)
+    eventually(lambda: len(stays.slots()) == SLOTS, "every slot", LONG)
+    eventually(lambda: total(kept(stays)) >= total(wanted), "every record", LONG)
     stays.stop()
     assert changelog(bootstrap, group, topic, tmp_path / "new", SLOTS) == wanted
     assert any(calls > 1 for calls in stays.handler.calls.values())
@@ -120,16 +120,16 @@ def test_only_slots_that_move_are_restored_and_before_their_first_record(
     group = f"g-{topic}"
     values = write(bootstrap, topic, 400)
     first = Member(bootstrap, group, topic, tmp_path / "first")
-    eventually(lambda: total(kept(first)) == len(values), "the first", PATIENCE)
+    eventually(lambda: total(kept(first)) == len(values), "the first", LONG)
     second = Member(bootstrap, group, topic, tmp_path / "second")
-    eventually(lambda: second.slots() and len(first.slots()) + len(second.slots()) == SLOTS, "both", PATIENCE)
+    eventually(lambda: second.slots() and len(first.slots()) + len(second.slots()) == SLOTS, "both", LONG)
     moved = set(second.slots())
     assert all(told["restored"] > 0 for told in second.slots().values())
     assert all(told["restored"] == 0 for told in first.slots().values())
     values += write(bootstrap, topic, 400, first=400)
-    eventually(lambda: total(kept(first)) + total(kept(second)) == len(values), "the rest", PATIENCE)
+    eventually(lambda: total(kept(first)) + total(kept(second)) == len(values), "the rest", LONG)
     second.stop()
-    eventually(lambda: len(first.slots()) == SLOTS, "the first to have every slot again", PATIENCE)
+    eventually(lambda: len(first.slots()) == SLOTS, "the first to have every slot again", LONG)
     # What it gave up it has on disk: it reads what was written meanwhile.
     restored = {name for name, told in first.slots().items() if told["restored"]}
     assert restored == moved
@@ -144,20 +144,18 @@ def test_warm_copies_follow_the_slots_of_others_and_take_over_with_nothing_left_
     group = f"g-{topic}"
     values = write(bootstrap, topic, 200)
     one = Member(bootstrap, group, topic, tmp_path / "one", standbys=1)
-    eventually(lambda: total(kept(one)) == len(values), "the first", PATIENCE)
-    eventually(lambda: one.store.stats()["pending_bytes"] == 0, "its commit", PATIENCE)
+    eventually(lambda: total(kept(one)) == len(values), "the first", LONG)
+    eventually(lambda: one.store.stats()["pending_bytes"] == 0, "its commit", LONG)
     two = Member(bootstrap, group, topic, tmp_path / "two", standbys=1)
-    eventually(lambda: two.slots() and len(one.slots()) + len(two.slots()) == SLOTS, "both", PATIENCE)
+    eventually(lambda: two.slots() and len(one.slots()) + len(two.slots()) == SLOTS, "both", LONG)
 
     def warm(member: Member) -> set[str]:
         return set(member.store.stats()["standbys"])
 
-    eventually(
-        lambda: warm(two) == set(one.slots()) and warm(one) == set(two.slots()), "warm copies", PATIENCE
-    )
+    eventually(lambda: warm(two) == set(one.slots()) and warm(one) == set(two.slots()), "warm copies", LONG)
     restored = two.store.stats()["counts"].get("restored", 0)
     one.stop()
-    eventually(lambda: len(two.slots()) == SLOTS, "the second to have every slot", PATIENCE)
+    eventually(lambda: len(two.slots()) == SLOTS, "the second to have every slot", LONG)
     assert two.store.stats()["counts"].get("restored", 0) == restored
     two.stop()
     assert changelog(bootstrap, group, topic, tmp_path / "new", SLOTS) == expected(values)
@@ -201,7 +199,7 @@ def test_a_topic_that_was_never_enrolled_keeps_state_at_least_once(
     values = write(bootstrap, topic, 1500)
     killed = child(bootstrap, group, topic, tmp_path / "killed")
     lines = Lines(killed)
-    eventually(lambda: lines.count > 700, "the one that dies", PATIENCE)
+    eventually(lambda: lines.count > 700, "the one that dies", LONG)
     killed.kill()
     killed.wait(30)
     member = Member(bootstrap, group, topic, tmp_path / "next")
@@ -211,7 +209,7 @@ def test_a_topic_that_was_never_enrolled_keeps_state_at_least_once(
         state = kept(member)
         return all(state.get(key, [0, 0])[0] >= seen for key, (seen, _) in wanted.items())
 
-    eventually(nothing_missing, "every record", PATIENCE)
+    eventually(nothing_missing, "every record", LONG)
     member.stop()
     found = changelog(bootstrap, group, topic, tmp_path / "new", 1, partitions=2)
     assert all(found[key][0] >= seen for key, (seen, _) in wanted.items())
