@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from kpsplit import Consumer
+from kpsplit.demo.parent import die_with_parent
 
 
 def main(bootstrap: str, group: str, topic: str, more: str) -> None:
@@ -52,4 +53,5 @@ def main(bootstrap: str, group: str, topic: str, more: str) -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     main(*sys.argv[1:])

@@ -11,6 +11,7 @@ from typing import Any
 
 from kpsplit import Consumer
 from kpsplit.consumer.run import Output
+from kpsplit.demo.parent import die_with_parent
 from tests.broker.running import config
 
 
@@ -28,4 +29,5 @@ def main(bootstrap: str, group: str, topic: str, target: str) -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     main(*sys.argv[1:])

@@ -18,6 +18,7 @@ import tenacity
 
 from kpsplit import Consumer, Retry
 from kpsplit.consumer.state import JSON, TEXT, SlotId, StateStore
+from kpsplit.demo.parent import die_with_parent
 from tests.broker.running import config
 from tests.broker.state_member import take
 
@@ -128,4 +129,5 @@ def main(bootstrap: str, group: str, topic: str, directory: str) -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     main(*sys.argv[1:])

@@ -16,6 +16,7 @@ from pathlib import Path
 from confluent_kafka import Producer
 
 from kpsplit.consumer.state import SlotId, StateStore
+from kpsplit.demo.parent import die_with_parent
 from kpsplit.kafka.clock import Deadline
 
 GROUP = "state-tests"
@@ -121,4 +122,5 @@ def main(bootstrap: str, directory: str, topic: str, partition: str, index: str,
 
 
 if __name__ == "__main__":
+    die_with_parent()
     main(*sys.argv[1:])

@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from kpsplit import Producer
+from kpsplit.demo.parent import die_with_parent
 
 KEYS = [b"key-%d" % i for i in range(4)]
 
@@ -45,4 +46,5 @@ def main(bootstrap: str, topic: str, linger_ms: str) -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     main(*sys.argv[1:])
