@@ -102,27 +102,6 @@ def test_available_now_reads_everything_there_is_and_goes_on_the_next_time(
     assert headers == {(), (("mine", b"1"),)}
 
 
-def test_available_now_with_a_limit_is_mended_as_its_error_says(
-    spark, operations, bootstrap, make_topic, recorder
-) -> None:
-    history = History(operations, bootstrap, make_topic())
-    connection = {"bootstrap.servers": bootstrap}
-    with Producer(connection) as producer:
-        history.write(producer)
-    recorder.read_what_is_there(read_logical_stream(spark, history.topic, connection))
-    limited = read_logical_stream(spark, history.topic, connection, max_offsets_per_trigger=5)
-    for _ in range(2):
-        with pytest.raises(StreamingQueryException, match="remove the newest file"):
-            recorder.read_what_is_there(limited)
-    offsets = recorder.checkpoint / "offsets"
-    newest = max((p for p in offsets.iterdir() if p.name.isdecimal()), key=lambda p: int(p.name))
-    newest.unlink()
-    with Producer(connection) as producer:
-        history.write(producer)
-    recorder.read_what_is_there(read_logical_stream(spark, history.topic, connection))
-    assert recorder.offsets() == sorted(r.logical_offset for r in history.read())
-
-
 def test_a_query_begins_where_it_is_told_to_as_the_batch_view_does(spark, history, tmp_path) -> None:
     connection = {"bootstrap.servers": history.bootstrap}
     records = history.read()

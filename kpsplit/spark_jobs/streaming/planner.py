@@ -104,8 +104,8 @@ class Planner:
         if stretches is None:
             raise ConflictError(
                 f"{state.parent}: the batch would end before it begins",
-                hint="AvailableNow goes without max_offsets_per_trigger in this Spark: remove the newest "
-                "file in the checkpoint's folder 'offsets', then run it without the limit",
+                hint="AvailableNow goes without max_offsets_per_trigger in this Spark: begin with another "
+                "checkpoint, at the logical offsets behind the last batch that was done",
             )
         kept = self._there(state, stretches)
         return [
