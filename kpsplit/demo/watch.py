@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
 
+from kpsplit.demo.background import Background
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
@@ -16,6 +14,7 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
 
 INTERVAL_SECONDS = 0.5
+JOIN_SECONDS = 5.0
 
 
 class Samples:
@@ -56,7 +55,7 @@ class Samples:
         return sorted(places, key=lambda place: -self.grown(place, since))
 
 
-class Watch:
+class Watch(Background):
     """A thread that samples and then calls ``then``. ``places`` may be replaced at any time."""
 
     def __init__(
@@ -66,20 +65,7 @@ class Watch:
         self.places = tuple(places)
         self._connection = connection
         self._then = then
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="demo-watch", daemon=True)
-
-    def __enter__(self) -> Self:
-        """Begin to watch."""
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop."""
-        self._stop.set()
-        self._thread.join(5.0)
+        super().__init__("demo-watch", JOIN_SECONDS)
 
     def _run(self) -> None:
         admin = ClusterAdmin(self._connection)

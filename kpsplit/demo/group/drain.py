@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
+from kpsplit.demo.background import Background
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
@@ -49,7 +48,7 @@ def undrained(fold: CommitFold, group: str, state: PartitionState) -> set[int]:
     return left
 
 
-class DrainWatch:
+class DrainWatch(Background):
     """A thread that follows a group's range commits in one logical partition; ``told`` gets lines of text."""
 
     def __init__(
@@ -62,20 +61,7 @@ class DrainWatch:
         self._told = told
         self._state: PartitionState | None = None
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="demo-drain", daemon=True)
-
-    def __enter__(self) -> Self:
-        """Begin to follow."""
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop."""
-        self._stop.set()
-        self._thread.join(READ_SECONDS)
+        super().__init__("demo-drain", READ_SECONDS)
 
     def closed(self, state: PartitionState, at: float) -> None:
         """Take the state behind an operation that ended at a point in time."""
