@@ -2,6 +2,7 @@
 #
 #   make setup    virtual environment, locked packages, Kafka's jars and Spark's connector
 #   make test     all tests            (PYTEST_ARGS="-k split -x" is passed on)
+#   make test-core, make test-cluster   those without, and those with brokers or Spark
 #   make lint     style, types, import contracts
 #   make demo     the main job, on an embedded three-broker cluster
 #   make bench    what kpsplit costs a producer (BENCH=consumer, BENCH=spark_reconcile: the others)
@@ -17,6 +18,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 UV ?= uv
 BENCH ?= producer_overhead
+CLUSTER_TESTS := tests/broker tests/cli tests/fault tests/spark
+CORE_TESTS := $(filter-out $(CLUSTER_TESTS) %__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+NOTHING_SELECTED := 5
 
 # The stamps carry a checksum of what they stand for: a changed lock is installed, an unchanged one is not looked at.
 LOCK_SUM := $(shell cat requirements/build.txt requirements/dev.txt | cksum | cut -d' ' -f1)
@@ -24,7 +28,7 @@ PROJECT_SUM := $(shell cksum < pyproject.toml | cut -d' ' -f1)
 LOCKED := $(VENV)/.locked-$(LOCK_SUM)
 INSTALLED := $(VENV)/.installed-$(LOCK_SUM)-$(PROJECT_SUM)
 
-.PHONY: help setup jars test lint demo bench lock clean
+.PHONY: help setup jars test test-core test-cluster lint demo bench lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -36,8 +40,14 @@ jars: $(INSTALLED)
 	@$(BIN)/python -m kpsplit.devcluster.jars >/dev/null
 	@$(BIN)/python -c 'from kpsplit.spark_jobs.jars import ensure_connector; ensure_connector()'
 
-test: jars
-	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+test: test-core test-cluster
+
+test-core: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS) $(CORE_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
+
+# One process: one cluster and one Spark session per run, and nothing beside them that takes their time.
+test-cluster: jars
+	$(BIN)/python -m pytest $(PYTEST_ARGS) $(CLUSTER_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

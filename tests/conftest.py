@@ -1,22 +1,15 @@
-"""Fixtures that need real brokers. One cluster per session; each test makes topics of its own.
-
-When tests are divided between processes, all that need brokers or Spark stay in one of them: there is
-one cluster and one Spark session per run, while the other process runs the tests of the core.
-"""
+"""Fixtures that need real brokers. One cluster per session; each test makes topics of its own."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from xdist.scheduler import LoadScopeScheduling
 
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.jvm import KafkaRuntime
@@ -28,35 +21,6 @@ from kpsplit.kafka.served import await_served
 
 SERVED_SECONDS = 60.0
 _numbers = itertools.count(1)
-
-
-HERE = Path(__file__).parent
-TOGETHER = {"broker", "cli", "fault", "spark"}
-
-
-class OneCluster(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives all tests that share the cluster to one process, every other test to whoever has time."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        folder = nodeid.split("/")[1]
-        return "cluster" if folder in TOGETHER else nodeid
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneCluster:
-    """Divide the tests, where they are divided."""
-    return OneCluster(config, log)
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Let the process with the tests of the core give way to brokers and to what is timed there."""
-    if "PYTEST_XDIST_WORKER" in os.environ and item.path.relative_to(HERE).parts[0] not in TOGETHER:
-        _give_way()
-
-
-@functools.cache
-def _give_way() -> None:
-    os.nice(10)
 
 
 class MakeTopic(Protocol):

@@ -28,7 +28,7 @@ from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment, Segmen
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Partitioner
 
-MAX_PAUSE_MS = 10_000
+MAX_PAUSE_MS = 30_000
 START_SECONDS = 60.0
 FINISH_SECONDS = 120.0
 SERVED_SECONDS = 30.0

@@ -197,6 +197,7 @@ class PartitionFence(Generic[P, W]):
             self.transactions.begin(self.next_sequence, unresolved=unresolved)
         else:
             self.transactions.end(self.next_sequence, aborted=aborted)
+            self._fence_writers()
         self._reopen()
 
     def quiescent(self) -> bool:
@@ -255,14 +256,19 @@ class PartitionFence(Generic[P, W]):
         for gone in known.values():
             gone.open = gone.fenced = False
             self._remember(gone)
-        fenced = state.fenced_segments()
-        self.transactions.fence_seen(fenced=bool(fenced), newly=not self.state.fenced_segments())
-        for writer in writers:
-            writer.fenced = writer.segment.id in fenced
+        newly = not self.state.fenced_segments()
+        self.transactions.fence_seen(fenced=bool(state.fenced_segments()), newly=newly)
         self.state, self.layout, self.writers = state, layout, writers
+        self._fence_writers()
         self.bounds = layout.bounds
         self.backlog.assign({w.segment.id for w in writers}, self._segment_of)
         self._reopen()
+
+    def _fence_writers(self) -> None:
+        """Fence the segments that the view says, once a transaction that the fence waits for has ended."""
+        fenced = () if self.transactions.deferred else self.state.fenced_segments()
+        for writer in self.writers:
+            writer.fenced = writer.segment.id in fenced
 
     def _resolve(self, writer: W, *, lease_valid: bool) -> list[Final[P]]:
         finals: list[Final[P]] = []
@@ -308,7 +314,7 @@ class PartitionFence(Generic[P, W]):
 
     def _blocked(self, writer: W) -> bool:
         """Tell whether a segment must not be written to, apart from records that wait for it already."""
-        if self.suspended or (writer.fenced and not self.transactions.deferred):
+        if self.suspended or writer.fenced:
             return True
         return any(w.segment.range.overlaps(writer.segment.range) for w in self.closing)
 

@@ -1,7 +1,9 @@
 """What the application's transactions change for a fence, pure (design, section 6).
 
-A fence that is seen inside a transaction is *deferred*: the transaction goes on writing, and the fence holds
-and is acknowledged when it has ended. Records of an aborted transaction are never sent again.
+A fence that is seen inside a transaction is *deferred*: the transaction goes on writing, its records are
+final as before, and the fence holds and is acknowledged when it has ended. Otherwise an application that
+flushes before it commits would wait for the end of the fence, and the fence for that of the transaction.
+Records of an aborted transaction are never sent again.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 A record is reported to the application only when it is *final*:
 
 (a) when its acknowledgement was taken in hand the lease was valid and the view showed its segment open and
-    not fenced: no operator can have cut before that moment, so the record lies below any cut; or
+    not fenced (or fenced, and the fence waits for the transaction under way): no operator can have cut before
+    that moment, so the record lies below any cut; or
 (b) the view shows where the segment ended, and the record's offset lies before that end.
 
 Anything else stays pending. A record whose offset lies at or behind its segment's end went astray. One that

@@ -8,6 +8,8 @@ trusting a registration that was expired behind its back:
 1. Nothing is *owed* when the lease is renewed: every PREPARE in the view is answered and every fence that we
    answered is acknowledged. So while an operator waits for us in vain our lease runs out, and it is over
    before the registration can be expired. An answer counts for readings that were asked for behind it.
+   A fence that a producer with transactions has not acknowledged is not owed: no operator goes on without
+   that acknowledgement, whatever becomes of leases, and the transaction it waits for may be a long one.
 2. Only a lease that is still valid once the control topic was read can be renewed as it is: as long as it
    is valid no PREPARE that is newer than the lease can have been waited for in vain, though the view may have
    passed over that PREPARE and its end.
@@ -29,9 +31,10 @@ Seen = frozenset[tuple[str, int]]
 
 
 def owes(states: Iterable[PartitionState], own: ProducerRecord) -> bool:
-    """Tell whether an operator waits for us: a PREPARE to be answered or a fence to be acknowledged."""
+    """Tell whether an operator waits, no longer than a lease: for a PREPARE's answer, or a fence's."""
     known = list(states)
-    return not may_renew(known, own) or bool(to_acknowledge(known, own))
+    fences = own.transactional_id is None and to_acknowledge(known, own)
+    return not may_renew(known, own) or bool(fences)
 
 
 def seen(states: Iterable[PartitionState]) -> Seen:

@@ -39,11 +39,11 @@ class Final(Generic[P]):
 class SegmentWriter(Generic[P]):
     """One segment as this producer writes to it.
 
-    ``open``: new records may be sent now. ``sent`` counts records given to librdkafka (guarded by the
-    Producer's lock), ``done`` those whose fate librdkafka reported (written only by the thread that polls);
-    a stale ``done`` only makes the fence wait a little longer. ``slow`` counts those that were not final when
-    they were reported, or failed, ``final`` those of them that were delivered after all. ``pending``:
-    acknowledged, not final yet.
+    ``open``: new records may be sent now. ``fenced``: a fence is on that waits for no transaction. ``sent``
+    counts records given to librdkafka (guarded by the Producer's lock), ``done`` those whose fate librdkafka
+    reported (written only by the thread that polls); a stale ``done`` only makes the fence wait a little
+    longer. ``slow`` counts those that were not final when they were reported, or failed, ``final`` those of
+    them that were delivered after all. ``pending``: acknowledged, not final yet.
     """
 
     __slots__ = ("done", "fenced", "final", "open", "pending", "segment", "sent", "slow")

@@ -27,7 +27,7 @@ def main(bootstrap: str, group: str, topic: str, more: str) -> None:
         "group.id": group,
         "auto.offset.reset": "earliest",
         "auto.commit.interval.ms": 200,
-        "session.timeout.ms": 6000,
+        "session.timeout.ms": 10_000,  # killed or suspended
         "heartbeat.interval.ms": 500,
         **json.loads(more),
     }

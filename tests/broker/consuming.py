@@ -15,11 +15,8 @@ from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
 
-PATIENT = {"session_timeout_ms": 30_000}
-"""For members that nobody kills: a busy machine must not cost them their slots."""
-
 FAST = {
-    "session.timeout.ms": 6000,
+    "session.timeout.ms": 60_000,  # nobody kills these: a busy machine must not cost them their slots
     "heartbeat.interval.ms": 500,
     "auto.offset.reset": "earliest",
     "auto.commit.interval.ms": 300,

@@ -26,7 +26,7 @@ def config(bootstrap: str, group: str, **extra: Any) -> dict[str, Any]:
         "group.id": group,
         "auto.offset.reset": "earliest",
         "auto.commit.interval.ms": 300,
-        "session.timeout.ms": 30_000,
+        "session.timeout.ms": 60_000,
         "heartbeat.interval.ms": 500,
         **more,
     }

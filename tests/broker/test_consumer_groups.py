@@ -18,7 +18,7 @@ from kpsplit import Producer
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import slots_topic
 from tests.broker import consumer_child
-from tests.broker.consuming import PATIENT, Log, Member, consumer, drain, shared, wait_for
+from tests.broker.consuming import Log, Member, consumer, drain, shared, wait_for
 from tests.broker.operating import (
     PAUSE_MS,
     commit,
@@ -143,10 +143,10 @@ def test_without_a_death_nothing_is_handed_out_twice(bootstrap, make_topic):
     with operating(bootstrap) as operations:
         parent = shared(operations, topic)
         with traffic(bootstrap, topic) as (journal, _):
-            one = Member(bootstrap, group, [topic], log, "one", **PATIENT)
+            one = Member(bootstrap, group, [topic], log, "one")
             one.start()
             wait_for(lambda: log.count > 100, "the first member")
-            two = Member(bootstrap, group, [topic], log, "two", **PATIENT)
+            two = Member(bootstrap, group, [topic], log, "two")
             two.start()
             wait_for(lambda: any("two" in m for m in log.members.values()), "the second member")
             split(operations, parent, 4)
@@ -235,7 +235,7 @@ def test_a_group_that_committed_to_the_plain_topic_is_taken_over_at_its_position
 def test_a_topic_that_is_enrolled_while_a_group_reads_it_is_handed_over_to_slots(bootstrap, make_topic):
     topic, log = make_topic(partitions=2), Log()
     with operating(bootstrap) as operations, traffic(bootstrap, topic) as (journal, _):
-        members = [Member(bootstrap, f"g-{topic}", [topic], log, name, **PATIENT) for name in ("one", "two")]
+        members = [Member(bootstrap, f"g-{topic}", [topic], log, name) for name in ("one", "two")]
         for member in members:
             member.start()
         wait_for(lambda: log.count > 100, "records of the plain topic")
@@ -384,7 +384,7 @@ def test_slots_assigned_by_hand_are_read_and_committed_without_a_group(bootstrap
 
 def test_a_static_member_that_comes_back_goes_on_without_a_rebalance(bootstrap, make_topic):
     topic = make_topic()
-    settings = {"group_instance_id": "one", "session_timeout_ms": 30_000}
+    settings = {"group_instance_id": "one"}
     with operating(bootstrap) as operations:
         shared(operations, topic, 4)
         write(bootstrap, topic, 100)

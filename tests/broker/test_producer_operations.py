@@ -16,6 +16,7 @@ import pytest
 
 from kpsplit import Producer
 from kpsplit.errors import DeadlineExceededError
+from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.operations import Operations, StepDone
 from kpsplit.producer.lease_duty import LeaseDuty
 from kpsplit.splitter.key_range import KeyRange
@@ -377,6 +378,36 @@ def test_a_fence_waits_for_the_end_of_a_transaction(operations, bootstrap, make_
     committer.join(60)
     assert transactional.flush(30) == 0
     journal.check(operations, bootstrap, topic)
+
+
+def test_a_fence_waits_for_a_transaction_longer_than_a_lease_that_flushes_before_its_end(
+    operations, bootstrap, make_topic, transactional
+) -> None:
+    topic = make_topic(partitions=2)
+    parent = enrolled(operations, topic)
+    journal = Journal()
+
+    def go_on_for_longer_than_a_lease() -> None:
+        eventually(lambda: transactional.layout_stats().partitions[f"{topic}/0"].fences, "the fence")
+        over = Deadline(1.5 * SHORT_LEASE_MS / 1000)
+        while over.left() > 0:
+            for partition in range(2):
+                journal.send(transactional, topic, b"key", f"to-{partition}", partition=partition)
+            assert transactional.flush(30) == 0
+        transactional.commit_transaction(30)
+
+    committer = threading.Thread(target=go_on_for_longer_than_a_lease)
+
+    def observe(step: StepDone) -> None:
+        if step.name == "Prepare":
+            begin(transactional, topic, journal)
+            committer.start()
+
+    plan = operations.plan_split(parent, 2, even=True)
+    state = operations.run(plan, max_pause_ms=60_000, force=True, observer=observe).state
+    committer.join(60)
+    assert (state.epoch, transactional.layout_stats().partitions[f"{topic}/0"].strays) == (1, 0)
+    journal.check(operations, bootstrap, topic, 2)
 
 
 def test_transactions_that_begin_in_the_fence_are_held_and_then_committed_or_aborted(

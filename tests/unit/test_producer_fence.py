@@ -199,11 +199,12 @@ def test_a_transaction_that_began_before_the_fence_goes_on_and_defers_it() -> No
     fence.transaction(True)
     fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=True)
     assert fence.writers[0].open and not fence.quiescent()
-    writer, record = send(fence)
-    fence.acknowledged(writer, record, 0, lease_valid=True)
+    assert numbers(fence.acknowledged(*send(fence), 0, lease_valid=True)) == [(0, 0)]
+    assert fence.acknowledged(*send(fence), 1, lease_valid=False) == []
     assert not fence.quiescent() and fence.pending() == 1
     fence.transaction(False)
     assert fence.quiescent() and not fence.writers[0].open
+    assert fence.resolve(lease_valid=True) == [], "the fence holds now, and says nothing about the past"
 
 
 def test_a_transaction_that_begins_in_the_fence_is_held() -> None:

@@ -23,12 +23,15 @@ PREPARING, FENCED = apply(UNSPLIT, Prepare(SPLIT)), fenced(UNSPLIT, SPLIT)
 ME, MINE = str(PARENT), SPLIT.id
 
 
-def own(ready: str | None = None, acknowledged: str | None = None) -> ProducerRecord:
+def own(
+    ready: str | None = None, acknowledged: str | None = None, transactional: str | None = None
+) -> ProducerRecord:
     return ProducerRecord(
         instance=1,
         generation=1,
         client_id="c",
         topics=("orders",),
+        transactional_id=transactional,
         ready={} if ready is None else {ME: ready},
         acknowledged={} if acknowledged is None else {ME: acknowledged},
     )
@@ -45,6 +48,8 @@ def own(ready: str | None = None, acknowledged: str | None = None) -> ProducerRe
         (FENCED, own(MINE), True),
         (FENCED, own(MINE, "older"), True),
         (FENCED, own(MINE, MINE), False),
+        (PREPARING, own(transactional="t"), True),
+        (FENCED, own(MINE, transactional="t"), False),  # waited for to the end, lease or not
         (committed(UNSPLIT, SPLIT, {0: 3}), own(MINE), False),
     ],
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kpsplit.demo.group.drain import DrainWatch
-from kpsplit.demo.group.judging import Victim
+from kpsplit.demo.group.judging import IN_HAND_SECONDS, Victim
 from kpsplit.demo.group.members import Members
 from kpsplit.demo.group.orders import MemberOrders
 from kpsplit.kafka.clock import monotonic
@@ -16,14 +16,16 @@ from kpsplit.kafka.operations import Operations
 
 FIRST_MEMBERS = ("reader-1", "reader-2", "reader-3")
 KILLED, SUSPENDED, JOINS_LATE = "reader-1", "reader-2", "reader-4"
-SESSION_MS = 10_000
-"""After so long without a heartbeat a member's slots are given to others: a busy machine must not do that."""
+DOOMED_SESSION_MS = 10_000
+"""After so long without a heartbeat the slots of a member that is killed or suspended are given to others."""
+SESSION_MS = 60_000
+"""The same for members that nobody hurts: a busy machine must not cost them their slots."""
 START_SECONDS = 60.0
 READ_SECONDS = 90.0
 
 
 class GroupActs:
-    """See the module. ``victims``: who was killed or suspended, with what that is called."""
+    """See the module."""
 
     def __init__(
         self,
@@ -35,7 +37,7 @@ class GroupActs:
     ) -> None:
         self.members = members
         self.drains = drains
-        self.victims: dict[str, Victim] = {}
+        self._hurt: dict[str, list[Victim]] = {}
         self.progress: PartitionProgress | None = None
         self._operations = operations
         self._topic = topic
@@ -50,14 +52,14 @@ class GroupActs:
 
     def kill_one(self) -> None:
         """Kill a member; another joins."""
-        self.victims[KILLED] = Victim("the kill", monotonic())
+        self._hurt[KILLED] = [Victim("the kill", monotonic() - IN_HAND_SECONDS)]
         self.members.named(KILLED).kill()
         self.members.join([JOINS_LATE])
         self._say(f"{KILLED} is killed (SIGKILL), {JOINS_LATE} joins the group")
 
     def suspend_one(self) -> None:
         """Suspend a member."""
-        self.victims[SUSPENDED] = Victim("the suspension", monotonic())
+        self._hurt[SUSPENDED] = [Victim("the suspension", monotonic() - IN_HAND_SECONDS)]
         self.members.named(SUSPENDED).suspend()
         self._say(f"{SUSPENDED} is suspended (SIGSTOP): the group goes on without it")
 
@@ -81,6 +83,15 @@ class GroupActs:
         self.members.wait("read everything", self._at_the_end, READ_SECONDS)
         self.members.finish(READ_SECONDS)
 
+    def victims(self) -> dict[str, list[Victim]]:
+        """Return what befell members: also what the coordinator took from those that nobody hurt."""
+        found = {name: list(hurt) for name, hurt in self._hurt.items()}
+        for member in self.members.all:
+            if member.name not in found and member.news.lost_at is not None:
+                since = member.news.lost_at - SESSION_MS / 1000 - IN_HAND_SECONDS
+                found[member.name] = [Victim(f"{member.name} lost its slots", since)]
+        return found
+
     def _at_the_end(self) -> bool:
         found = self._operations.offsets(group_of(self._topic), self._topic)
         return not self.drains.waiting and all(progress.lag == 0 for progress in found)
@@ -99,7 +110,7 @@ def orders_of(connection: Connection, topic: str, folder: Path) -> Callable[[str
         group=group_of(topic),
         topic=topic,
         journal=str(folder / f"{name}.worked"),
-        session_ms=SESSION_MS,
+        session_ms=DOOMED_SESSION_MS if name in (KILLED, SUSPENDED) else SESSION_MS,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from kpsplit.demo.group.worked import NO_KEY, Worked
@@ -15,10 +15,10 @@ IN_HAND_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A member that was killed or suspended: what that is called, and when it was."""
+    """What took slots from a member: how that is called, and since when its work may not be committed."""
 
     what: str
-    at: float
+    since: float
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ def judge(
     journals: Mapping[str, Iterable[Worked]],
     read: Mapping[int, Set[int]],
     lineages: Iterable[Lineage],
-    victims: Mapping[str, Victim],
+    victims: Mapping[str, Sequence[Victim]],
 ) -> GroupVerdict:
     """Look at all journals in the order of time.
 
@@ -95,7 +95,7 @@ def judge(
         journals: what each member worked on.
         read: the logical offsets that a fresh reader found, by logical partition.
         lineages: of all partitions.
-        victims: the members that were killed or suspended: only what they had in hand may be worked on twice.
+        victims: what befell members: only what one of those had in hand may be worked on twice.
     """
     verdict = GroupVerdict(sum(len(offsets) for offsets in read.values()))
     order = KeyOrder(lineages)
@@ -115,16 +115,16 @@ def judge(
 
 
 def _repeated(
-    verdict: GroupVerdict, both: tuple[str, float, str, float], victims: Mapping[str, Victim]
+    verdict: GroupVerdict, both: tuple[str, float, str, float], victims: Mapping[str, Sequence[Victim]]
 ) -> None:
     """Count a record that came twice: who worked on it when, first and again."""
     first, first_at, again, again_at = both
-    why = _excuse(victims.get(first), first_at) or _excuse(victims.get(again), again_at)
+    why = _excuse(victims.get(first, ()), first_at) or _excuse(victims.get(again, ()), again_at)
     if why is None:
         verdict.unexplained += 1
     else:
         verdict.redelivered[why] += 1
 
 
-def _excuse(victim: Victim | None, at: float) -> str | None:
-    return victim.what if victim is not None and at >= victim.at - IN_HAND_SECONDS else None
+def _excuse(victims: Sequence[Victim], at: float) -> str | None:
+    return next((victim.what for victim in victims if at >= victim.since), None)

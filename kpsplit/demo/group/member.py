@@ -22,6 +22,8 @@ NEWS_SECONDS = 0.25
 BATCH = 500
 POLL_SECONDS = 0.1
 COMMIT_MS = 500
+HEARTBEAT_MS = 1500
+"""By its answers a member learns that it has to join again."""
 
 
 class Work:
@@ -33,6 +35,7 @@ class Work:
         self._ended = threading.Event()
         self._news_at = 0.0
         self._worked_on = 0
+        self._lost_at: float | None = None
 
     def end(self, *_: object) -> None:
         """Make it leave the group soon; from any thread or signal handler."""
@@ -42,13 +45,16 @@ class Work:
         """Work; return the last news."""
         consumer: Any = Consumer(_config(self._orders))
         try:
-            consumer.subscribe([self._orders.topic])
+            consumer.subscribe([self._orders.topic], on_lost=self._lost)
             while not self._ended.is_set():
                 self._work_on(consumer.consume(BATCH, POLL_SECONDS))
                 self._tell(consumer)
         finally:
             consumer.close()
-        return MemberNews(self._worked_on, done=True)
+        return MemberNews(self._worked_on, lost_at=self._lost_at, done=True)
+
+    def _lost(self, *_: object) -> None:
+        self._lost_at = self._lost_at or monotonic()
 
     def _work_on(self, messages: list[Any]) -> None:
         for message in messages:
@@ -63,7 +69,7 @@ class Work:
         now = monotonic()
         if now >= self._news_at:
             self._news_at = now + NEWS_SECONDS
-            tell(MemberNews(self._worked_on, len(consumer.stats()["slots"])))
+            tell(MemberNews(self._worked_on, len(consumer.stats()["slots"]), self._lost_at))
 
 
 def tell(news: MemberNews) -> None:
@@ -81,7 +87,7 @@ def _config(orders: MemberOrders) -> dict[str, Any]:
         "kpsplit.messages": "logical",
         "auto.commit.interval.ms": COMMIT_MS,
         "session.timeout.ms": orders.session_ms,
-        "heartbeat.interval.ms": orders.session_ms // 6,
+        "heartbeat.interval.ms": min(orders.session_ms // 6, HEARTBEAT_MS),
     }
 
 

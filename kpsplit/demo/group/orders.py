@@ -33,10 +33,14 @@ class MemberOrders:
 
 @dataclass(frozen=True, slots=True)
 class MemberNews:
-    """What a member reports, several times a second. ``slots``: how many it owns."""
+    """What a member reports, several times a second.
+
+    ``slots``: how many it owns; ``lost_at``: when slots were first taken from it that it had not given up.
+    """
 
     worked_on: int = 0
     slots: int = 0
+    lost_at: float | None = None
     done: bool = False
     error: str | None = None
 

@@ -26,5 +26,5 @@ class GroupOutcome:
 def outcome_of(acts: GroupActs, back: ReadBack, lineages: Iterable[Lineage]) -> GroupOutcome:
     """Judge what the members wrote down by what a fresh reader found."""
     journals = {name: read_worked(path) for name, path in acts.members.journals().items()}
-    verdict = judge(journals, back.offsets, lineages, acts.victims)
+    verdict = judge(journals, back.offsets, lineages, acts.victims())
     return GroupOutcome(verdict, tuple(acts.drains.drains), acts.progress)
