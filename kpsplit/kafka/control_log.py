@@ -89,10 +89,11 @@ class OperationLog:
         self._destroy()
         if not self._offsets_partitions:
             self._offsets_partitions = self._count_offsets_partitions(deadline)
+        name = operator_transactional_id(self._parent)
         producer = Producer(
             self._connection.client(
                 "operator",
-                transactional_id=operator_transactional_id(self._parent),
+                transactional_id=name,
                 transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
                 linger_ms=0,
                 # Connect to the leader of the offset log now: connecting at the commit would be pause.
@@ -103,7 +104,7 @@ class OperationLog:
             producer.init_transactions(max(deadline.left(), MIN_TIMEOUT))
             producer.list_topics(OFFSETS_TOPIC, timeout=max(deadline.left(), MIN_TIMEOUT))
         except KafkaException as exception:
-            raise translate(error_of(exception), f"claim {self._parent}") from exception
+            raise translate(error_of(exception), f"claim {self._parent} as {name}") from exception
         self._producer = producer
         self._tail.read_to_end(deadline)
         return self._state()

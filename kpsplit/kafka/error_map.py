@@ -16,6 +16,7 @@ from kpsplit.errors import (
     UsageError,
 )
 
+RIGHTS_HINT = "ask for the right, then retry; all that are needed: kpsplit acls"
 _RIGHTS = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "a right on a topic (Read, Write, Create, Alter or Delete)",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "the right to read a group",
@@ -86,7 +87,7 @@ def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> 
     if code in _RIGHTS:
         return AuthorizationError(
             f"could not {what}: missing {_RIGHTS[code]}",
-            hint="ask for the right, then retry; all that are needed: kpsplit acls",
+            hint=RIGHTS_HINT,
         )
     if code in _FENCED:
         return FencedError(f"could not {what}: another operator took over", hint="look at: kpsplit status")

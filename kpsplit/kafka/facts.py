@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from confluent_kafka import IsolationLevel
 
 from kpsplit.errors import KpsplitError
+from kpsplit.kafka.allowed import allowed_on
 from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
 from kpsplit.kafka.connection import Connection
@@ -22,11 +23,14 @@ from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import Attempt, OperationKind, PartitionState, SubTopicState
 from kpsplit.splitter.ports import Deadline
+from kpsplit.splitter.records.keys import CONTROL_TOPIC, OFFSETS_TOPIC, PRODUCERS_TOPIC
+from kpsplit.splitter.rights import Right, lacking
 
 TRANSACTION_SECONDS = 4.0
 """An open transaction that stays for longer is reported."""
 
 _MARKER_SECONDS = 3.0
+_OWN_TOPICS = (CONTROL_TOPIC, PRODUCERS_TOPIC, OFFSETS_TOPIC)
 _PAUSE = 0.1
 
 
@@ -85,6 +89,7 @@ class FactsGatherer:
             opening=len(attempt.ranges),
             subtopic=attempt.subtopic,
             names=frozenset(self._admin.topics()),
+            lacking=self._lacking(parent.topic, {s.source.topic for s in state.lineage if s.is_open}),
             under_way=under_way(state),
             sources=self._layouts(closing, topic),
             logs=logs,
@@ -92,6 +97,10 @@ class FactsGatherer:
             partitioner=found[0],
             useful=found[1],
         )
+
+    def _lacking(self, topic: str, sources: Collection[str]) -> tuple[Right, ...]:
+        """Return which rights on the topics of an operation are missing, of those that the brokers tell."""
+        return lacking(topic, allowed_on(self._admin, {topic, *sources, *_OWN_TOPICS}))
 
     def logs(
         self, state: PartitionState, looked_into: Collection[PhysicalPartition], deadline: Deadline

@@ -9,6 +9,7 @@ from kpsplit.kafka.topic_facts import TopicFacts
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import OperationKind, PartitionState
 from kpsplit.splitter.records.control import Enrolment
+from kpsplit.splitter.rights import Right
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ class Facts:
 
     ``closing`` are the segments that it would close, ``opening`` the number of ranges that it would open;
     ``subtopic`` its sub-topic's name, ``names`` the topics of the cluster. ``hung_transaction`` describes an
-    open transaction that stayed while we watched, None if there is none. ``sampled`` and ``useful`` come from
+    open transaction that stayed while we watched, None if there is none. ``lacking``: rights on topics that exist
+    which the brokers say we do not have. ``sampled`` and ``useful`` come from
     the sample, None where none was taken.
     """
 
@@ -44,5 +46,6 @@ class Facts:
     sources: tuple[TopicFacts, ...] = ()
     logs: dict[PhysicalPartition, LogFacts] = field(default_factory=dict)
     hung_transaction: str | None = None
+    lacking: tuple[Right, ...] = ()
     partitioner: Check | None = None
     useful: Check | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kpsplit.errors import CheckFailedError, ConflictError, KpsplitError, UsageError
+from kpsplit.errors import AuthorizationError, CheckFailedError, ConflictError, KpsplitError, UsageError
 from kpsplit.kafka import log_checks, topic_checks
 from kpsplit.kafka.log_checks import LOG_WHOLE, truncation
 from kpsplit.kafka.plans import Check
@@ -123,12 +123,14 @@ _REFUSALS: dict[str, type[KpsplitError]] = {
     "ranges": UsageError,
     "same topic": ConflictError,
     "no operation": ConflictError,
+    "rights": AuthorizationError,
     "sub-topic name": ConflictError,
 }
 _MAKERS: tuple[Callable[[Facts, TopicFacts, PartitionState], Check | None], ...] = (
     _same_topic,
     _no_operation,
     _ranges,
+    topic_checks.rights,
     topic_checks.not_compacted,
     topic_checks.replication,
     topic_checks.min_insync,

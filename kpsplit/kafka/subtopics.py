@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from kpsplit.errors import (
+    AuthorizationError,
     EXIT_CONFLICT,
     CheckFailedError,
     DeadlineExceededError,
@@ -13,13 +14,16 @@ from kpsplit.errors import (
     UnknownOutcomeError,
     UsageError,
 )
+from kpsplit.kafka.allowed import allowed_on
 from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.error_map import RIGHTS_HINT
 from kpsplit.kafka.served import await_served
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Attempt
 from kpsplit.splitter.ports import Deadline
+from kpsplit.splitter.rights import lacking
 
 SEALED_CONFIG = ("max.message.bytes", "0")
 """With this setting the broker itself rejects every write to a topic."""
@@ -78,7 +82,7 @@ class SubTopics:
         config = copied_config(beside.explicit)
         try:
             self._order(name, config, assignment, deadline)
-            return self._await(name, assignment, deadline)
+            return self._await(parent, name, assignment, deadline)
         except SubTopicTakenError:
             raise
         except (Exception, KeyboardInterrupt):
@@ -143,14 +147,23 @@ class SubTopics:
         if found is None or replicas != assignment or not self.is_empty(found):
             raise self._taken(name)
 
-    def _await(self, name: str, assignment: list[list[int]], deadline: Deadline) -> str:
+    def _await(
+        self, parent: PhysicalPartition, name: str, assignment: list[list[int]], deadline: Deadline
+    ) -> str:
         await_served(self._connection, self._admin.brokers(), {name: len(assignment)}, deadline)
+        self._check_rights(parent, name)
         found = self._admin.layout(name)
         if found is None:
             raise DeadlineExceededError(f"topic {name} vanished while it was created")
         if not self.is_empty(found):
             raise self._taken(name)
         return found.topic_id
+
+    def _check_rights(self, parent: PhysicalPartition, name: str) -> None:
+        """Refuse a sub-topic that we could not seal or delete later, while nobody writes to it yet."""
+        missing = lacking(parent.topic, allowed_on(self._admin, {name}))
+        if missing:
+            raise AuthorizationError(f"missing {', '.join(map(str, missing))}", hint=RIGHTS_HINT)
 
     def is_empty(self, topic: TopicFacts) -> bool:
         """Tell whether no partition of a topic has ever held a record."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kpsplit.kafka.error_map import RIGHTS_HINT
 from kpsplit.kafka.plans import Check
 from kpsplit.kafka.precondition_facts import Facts
 from kpsplit.kafka.topic_facts import TopicFacts
@@ -53,6 +54,17 @@ def clean_election(facts: Facts, topic: TopicFacts, state: PartitionState) -> Ch
         value != "true",
         f"unclean.leader.election.enable is {value}",
         "" if value != "true" else f"set unclean.leader.election.enable=false on topic {topic.name}",
+    )
+
+
+def rights(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    """A right that is missing is told before anything changes, not in the middle."""
+    missing = ", ".join(map(str, facts.lacking))
+    return Check(
+        "rights",
+        not missing,
+        f"missing {missing}" if missing else "all rights on the topics that exist",
+        RIGHTS_HINT if missing else "",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -33,7 +34,10 @@ class Resource(StrEnum):
 
 
 class Operation(StrEnum):
-    """What is allowed, in Kafka's words. Read, Write, Delete and Alter bring Describe with them."""
+    """What is allowed, in Kafka's words.
+
+    Read, Write, Delete and Alter bring Describe with them, AlterConfigs brings DescribeConfigs.
+    """
 
     READ = "Read"
     WRITE = "Write"
@@ -53,6 +57,11 @@ class Right:
     name: str
     prefixed: bool
     operation: Operation
+
+    def covers(self, topic: str) -> bool:
+        """Tell whether it is about a topic."""
+        named = topic.startswith(self.name) if self.prefixed else topic == self.name
+        return self.resource is Resource.TOPIC and named
 
     def __str__(self) -> str:
         """Return it as people say it."""
@@ -92,20 +101,23 @@ def rights_for(
             return _verifier(topic)
 
 
-def _operator(topic: str) -> tuple[Right, ...]:
-    data = (
-        Operation.READ,
-        Operation.WRITE,
-        Operation.CREATE,
-        Operation.DELETE,
-        Operation.ALTER,
-        Operation.ALTER_CONFIGS,
-        Operation.DESCRIBE_CONFIGS,
+def lacking(topic: str, allowed: Mapping[str, Set[Operation]]) -> tuple[Right, ...]:
+    """Return what an operator of a topic lacks on topics that exist, by what the brokers say is allowed there."""
+    return tuple(
+        Right(Resource.TOPIC, name, False, right.operation)
+        for name, operations in sorted(allowed.items())
+        for right in _operator(topic)
+        if right.covers(name) and right.operation not in {*operations, Operation.CREATE}
     )
-    own = (Operation.READ, Operation.WRITE, Operation.CREATE, Operation.DESCRIBE_CONFIGS)
+
+
+def _operator(topic: str) -> tuple[Right, ...]:
+    data = (Operation.READ, Operation.WRITE)
+    subtopics = (*data, Operation.CREATE, Operation.DELETE, Operation.ALTER_CONFIGS)
+    own = (*data, Operation.CREATE, Operation.DESCRIBE_CONFIGS)
     return (
-        *_on(Resource.TOPIC, topic, *data),
-        *_on(Resource.TOPIC, subtopics_prefix(topic), *data, prefixed=True),
+        *_on(Resource.TOPIC, topic, *data, Operation.DESCRIBE_CONFIGS),
+        *_on(Resource.TOPIC, subtopics_prefix(topic), *subtopics, prefixed=True),
         *_on(Resource.TOPIC, CONTROL_TOPIC, *own),
         *_on(Resource.TOPIC, PRODUCERS_TOPIC, *own),
         *_on(Resource.TOPIC, OFFSETS_TOPIC, *own),
@@ -118,7 +130,7 @@ def _operator(topic: str) -> tuple[Right, ...]:
         ),
         *_on(Resource.TRANSACTIONAL_ID, f"kpsplit.op.{topic}.", Operation.WRITE, prefixed=True),
         *_on(Resource.GROUP, "", Operation.DESCRIBE, prefixed=True),
-        *_on(Resource.CLUSTER, "kafka-cluster", Operation.ALTER, Operation.DESCRIBE),
+        *_on(Resource.CLUSTER, "kafka-cluster", Operation.ALTER),
     )
 
 

@@ -19,7 +19,7 @@ from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.offsets import Position, RangeCommit
 
-SECONDS = 30.0
+SECONDS = 120.0
 
 
 @dataclass(slots=True)

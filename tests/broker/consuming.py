@@ -36,7 +36,7 @@ def dotted(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def drain(member: Consumer, count: int, seconds: float = 60.0) -> list[Message]:
+def drain(member: Consumer, count: int, seconds: float = 180.0) -> list[Message]:
     """Poll until so many records came."""
     found: list[Message] = []
     end = time.monotonic() + seconds
@@ -130,12 +130,12 @@ class Member(threading.Thread):
     def stop(self) -> None:
         """Close the consumer and tell what went wrong."""
         self._over.set()
-        self.join(60)
+        self.join(180)
         assert self.error is None, repr(self.error)
         assert not self.is_alive()
 
 
-def wait_for(condition: Callable[[], Any], why: str, seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], Any], why: str, seconds: float = 180.0) -> None:
     """Wait until a condition holds."""
     end = time.monotonic() + seconds
     while not condition():

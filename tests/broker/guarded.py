@@ -1,11 +1,13 @@
-"""A cluster that knows its users and allows only what its access lists say."""
+"""A cluster behind TLS that knows its users by SCRAM and allows only what its access lists say."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import trustme
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -14,14 +16,18 @@ from confluent_kafka.admin import (
     AdminClient,
     ResourcePatternType,
     ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
 )
+from cryptography.hazmat.primitives import serialization
 
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.splitter.rights import Resource, Right
 
 ADMIN = "admin"
 USERS = ("operator", "producer", "consumer", "verifier")
-SECONDS = 20.0
+SECONDS = 60.0
 _TYPES = {
     Resource.TOPIC: ResourceType.TOPIC,
     Resource.GROUP: ResourceType.GROUP,
@@ -35,45 +41,88 @@ def password_of(user: str) -> str:
     return f"secret-of-{user}"
 
 
-def client(bootstrap: str, user: str) -> dict[str, Any]:
-    """How a user connects."""
-    return {"bootstrap.servers": bootstrap, **_credentials(user)}
+class Guarded(NamedTuple):
+    """The cluster, and the certificate of who signed its brokers' ones."""
+
+    cluster: DevCluster
+    authority: Path
+
+    def client(self, user: str) -> dict[str, Any]:
+        """How a user connects."""
+        return {"bootstrap.servers": self.cluster.bootstrap, **_credentials(self.authority, user)}
 
 
-def _credentials(user: str) -> dict[str, Any]:
+def _credentials(authority: Path, user: str) -> dict[str, Any]:
     return {
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "PLAIN",
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.location": str(authority),
+        "sasl.mechanism": "PLAIN" if user == ADMIN else "SCRAM-SHA-512",
         "sasl.username": user,
         "sasl.password": password_of(user),
     }
 
 
 @contextmanager
-def guarded_cluster() -> Iterator[DevCluster]:
-    """One broker with an authorizer; only the admin may do anything unless an entry allows it."""
-    users = " ".join(f'user_{user}="{password_of(user)}"' for user in (ADMIN, *USERS))
+def guarded_cluster(folder: Path, brokers: int = 1) -> Iterator[Guarded]:
+    """Brokers with an authorizer; only the admin may do anything unless an entry allows it.
+
+    The admin and the brokers use PLAIN: SCRAM's users are in the cluster, which has to be there first.
+    """
+    authority, store = _certificates(folder)
     jaas = (
         "org.apache.kafka.common.security.plain.PlainLoginModule required "
-        f'username="{ADMIN}" password="{password_of(ADMIN)}" {users};'
+        f'username="{ADMIN}" password="{password_of(ADMIN)}" user_{ADMIN}="{password_of(ADMIN)}";'
     )
     properties = {
-        "listener.security.protocol.map": "BROKER:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
-        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.security.protocol.map": "BROKER:SASL_SSL,CONTROLLER:PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
         "sasl.mechanism.inter.broker.protocol": "PLAIN",
         "listener.name.broker.plain.sasl.jaas.config": jaas,
+        "listener.name.broker.scram-sha-512.sasl.jaas.config": (
+            "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+        ),
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(store),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(authority),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": f"User:{ADMIN};User:ANONYMOUS",
     }
-    with DevCluster(1, extra_properties=properties, client_config=_credentials(ADMIN)) as cluster:
-        yield cluster
+    config = _credentials(authority, ADMIN)
+    with DevCluster(brokers, extra_properties=properties, client_config=config) as cluster:
+        guarded = Guarded(cluster, authority)
+        _make_users(AdminClient(guarded.client(ADMIN)))
+        yield guarded
+
+
+def _certificates(folder: Path) -> tuple[Path, Path]:
+    """Make an authority and a broker's certificate; return the authority's file, and that of the broker."""
+    maker = trustme.CA()
+    broker = maker.issue_cert("127.0.0.1")
+    authority, store = folder / "authority.pem", folder / "broker.pem"
+    maker.cert_pem.write_to_path(str(authority))
+    key = serialization.load_pem_private_key(broker.private_key_pem.bytes(), None)
+    store.write_bytes(
+        key.private_bytes(  # the only form of a key that Kafka reads
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        + b"".join(blob.bytes() for blob in broker.cert_chain_pems)
+    )
+    return authority, store
+
+
+def _make_users(admin: AdminClient) -> None:
+    info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+    wanted = [UserScramCredentialUpsertion(user, info, password_of(user).encode()) for user in USERS]
+    for future in admin.alter_user_scram_credentials(wanted).values():
+        future.result(SECONDS)
 
 
 class AccessLists:
     """Gives and takes rights, as the admin."""
 
-    def __init__(self, bootstrap: str) -> None:
-        self._admin = AdminClient(client(bootstrap, ADMIN))
+    def __init__(self, guarded: Guarded) -> None:
+        self._admin = AdminClient(guarded.client(ADMIN))
 
     def give(self, user: str, rights: Iterable[Right]) -> None:
         """Allow a user these."""

@@ -17,7 +17,7 @@ from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 
 
-def eventually(what: Callable[[], Any], why: str, seconds: float = 30.0) -> Any:
+def eventually(what: Callable[[], Any], why: str, seconds: float = 180.0) -> Any:
     """Wait until a condition holds; return its value."""
     end = time.monotonic() + seconds
     while not (value := what()):

@@ -11,7 +11,7 @@ import confluent_kafka
 from kpsplit.consumer.consumer import Consumer
 from kpsplit.kafka.clock import Deadline
 
-PATIENCE = 80.0
+PATIENCE = 240.0
 KEYS = [b"key-%d" % i for i in range(40)]
 
 

@@ -94,7 +94,7 @@ class Member:
         self.batches += batches
         return batches
 
-    def read_until(self, done: Callable[[], Any], why: str, seconds: float = 30.0) -> None:
+    def read_until(self, done: Callable[[], Any], why: str, seconds: float = 180.0) -> None:
         """Read until a condition holds."""
         end = time.monotonic() + seconds
         while not done():

@@ -99,7 +99,7 @@ class Member(threading.Thread):
     def stop(self) -> None:
         """End the run, close everything, and tell what went wrong."""
         self.consumer.stop()
-        self.join(60)
+        self.join(180)
         assert self.error is None, repr(self.error)
         assert not self.is_alive()
 

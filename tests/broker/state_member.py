@@ -20,7 +20,7 @@ from kpsplit.demo.parent import die_with_parent
 from kpsplit.kafka.clock import Deadline
 
 GROUP = "state-tests"
-SECONDS = 60.0
+SECONDS = 180.0
 
 
 def open_store(bootstrap: str, directory: Path, standbys: int = 0) -> StateStore:

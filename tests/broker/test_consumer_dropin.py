@@ -39,7 +39,7 @@ def committed_by(bootstrap, group, topic, partition=0):
         client.close()
 
 
-def next_event(member, seconds=30.0):
+def next_event(member, seconds=180.0):
     """The next record or error event."""
     message = member.poll(seconds)
     assert message is not None, f"nothing in {seconds} s; {dict(member.stats())}"

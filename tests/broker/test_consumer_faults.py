@@ -23,7 +23,7 @@ def set_config(admin, topic, name, value):
     admin.incremental_alter_configs([resource])[resource].result(20)
 
 
-def event_of(member, seconds=60.0):
+def event_of(member, seconds=180.0):
     """The next error event."""
     end = time.monotonic() + seconds
     while True:

@@ -66,7 +66,7 @@ class Child:
     def end(self):
         """Have it close, and return what it told at the end."""
         self.signal(signal.SIGTERM)
-        self.process.wait(60)
+        self.process.wait(180)
         self._reader.join(10)
         return self.events[-1]
 

@@ -15,10 +15,10 @@ from time import monotonic, sleep
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
 REPOSITORY = Path(__file__).parents[2]
-PATIENCE = 280
+PATIENCE = 800
 PASS = re.compile(
     r"PASS sent=(\d+) delivered=(\d+) lost=0 duplicated=0 out_of_order=0 strays=(\d+) "
     r"pause_p50_ms=\d+ pause_p99_ms=\d+ pause_max_ms=\d+"
@@ -78,7 +78,7 @@ def result_of(demo: subprocess.Popen[str], folder: Path) -> tuple[int, str]:
 
 
 def test_a_short_demo_passes_and_draws_its_page(bootstrap: str, tmp_path: Path) -> None:
-    with running(bootstrap, tmp_path, "--duration", "4", "--rate", "1500", "--seed", "11") as demo:
+    with running(bootstrap, tmp_path, "--duration", "4", "--rate", "600", "--seed", "11") as demo:
         code, last = result_of(demo, tmp_path)
     told = (tmp_path / "stderr").read_text()
     match = PASS.fullmatch(last)

@@ -167,7 +167,7 @@ def test_the_command_line_starts_shows_and_ends_a_cluster(
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         program = "from kpsplit.admin_cli.commands.cluster import cluster; cluster()"
         command = [sys.executable, "-c", program, *arguments, "--data", str(tmp_path / "cluster")]
-        return subprocess.run(command, capture_output=True, text=True, timeout=100)
+        return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
     up = run("up", "--brokers", "1")
     assert up.returncode == 0, up.stderr

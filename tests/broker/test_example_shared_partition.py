@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "shared_partition.py"
-SECONDS = 240
+SECONDS = 800
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(SECONDS + 30)]
 

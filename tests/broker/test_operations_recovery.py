@@ -133,7 +133,7 @@ with Operations(Connection({"bootstrap.servers": sys.argv[1]})) as operations:
 @pytest.mark.parametrize("step", ["Fence"])
 def test_a_killed_process_leaves_what_a_resume_finishes(operations, bootstrap, make_topic, step) -> None:
     parent = enrolled(operations, make_topic(partitions=1))
-    killed = subprocess.run([sys.executable, "-c", KILLED, bootstrap, parent.topic, step], timeout=60)
+    killed = subprocess.run([sys.executable, "-c", KILLED, bootstrap, parent.topic, step], timeout=180)
     assert killed.returncode == 9
     assert operations.resume(parent) is not None
     assert_at_rest(operations, parent, epoch=1)
@@ -191,12 +191,12 @@ def test_a_claim_fences_the_one_before(operations, bootstrap, make_topic) -> Non
     parent = enrolled(operations, make_topic(partitions=1))
     attempt = operations.plan_split(parent, 2, even=True).attempt("zombie", PAUSE_MS)
     older, newer = (OperationLog(operations._connection, parent) for _ in range(2))
-    state = older.claim(Deadline(30))
-    newer.claim(Deadline(30))
+    state = older.claim(Deadline(120))
+    newer.claim(Deadline(120))
     with pytest.raises(FencedError):
-        older.record(state, Prepare(attempt), Deadline(30))
-    prepared = newer.record(state, Prepare(attempt), Deadline(30))
-    newer.record(prepared, Abort(attempt.id, EndedBy.OPERATOR, "done"), Deadline(30))
+        older.record(state, Prepare(attempt), Deadline(120))
+    prepared = newer.record(state, Prepare(attempt), Deadline(120))
+    newer.record(prepared, Abort(attempt.id, EndedBy.OPERATOR, "done"), Deadline(120))
     older.close()
     newer.close()
     assert_at_rest(operations, parent, epoch=0)
@@ -206,14 +206,14 @@ def test_a_truncated_log_freezes_the_partition_until_a_human_thaws_it(operations
     parent = enrolled(operations, make_topic(partitions=1))
     attempt = operations.plan_split(parent, 2, even=True).attempt("somebody", PAUSE_MS)
     log = OperationLog(operations._connection, parent)
-    state = log.claim(Deadline(30))
+    state = log.claim(Deadline(120))
     for event in (
         Prepare(attempt),
         Fence(attempt.id, "some-id"),
         Commit(attempt.id, (Cut(0, 1000, 0),)),  # nothing is there: as if the log had lost it
         Finish(attempt.id),
     ):
-        state = log.record(state, event, Deadline(30))
+        state = log.record(state, event, Deadline(120))
     log.close()
     with pytest.raises(CheckFailedError, match="it was truncated"):
         operations.run(operations.plan_merge(parent), max_pause_ms=PAUSE_MS, force=True)

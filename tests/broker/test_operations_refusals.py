@@ -110,7 +110,7 @@ def test_a_foreign_topic_of_the_subtopics_name_is_left_alone(
     plan = operations.plan_split(parent, 2, even=True)
     admin.create_topics([NewTopic(name, 2, 3)])[name].result(30)
     connection = Connection({"bootstrap.servers": bootstrap})
-    await_served(connection, ClusterAdmin(connection).brokers(), {name: 2}, Deadline(30))
+    await_served(connection, ClusterAdmin(connection).brokers(), {name: 2}, Deadline(120))
     with pytest.raises(ConflictError, match=f"a topic named {name} exists already"):
         operations.run(plan, max_pause_ms=PAUSE_MS)
     assert state_of(operations, parent).revision == 0
@@ -205,9 +205,9 @@ def test_markers_whose_outcome_was_unknown_are_found_again(operations, bootstrap
     ]
     markers = Markers(operations._connection, ClusterAdmin(operations._connection))
     markers.prepare(places)
-    cuts = markers.append(planned, Deadline(20))
+    cuts = markers.append(planned, Deadline(120))
     assert [(c.segment, c.offset, c.leader_epoch) for c in cuts] == [(0, 3, 0), (1, 0, 0)]
     markers._unknown.add("attempt")
-    assert markers.append(planned, Deadline(20)) == cuts
+    assert markers.append(planned, Deadline(120)) == cuts
     assert [log_end(admin, place) for place in places] == [4, 1]
     markers.close()

@@ -126,7 +126,7 @@ def test_a_silent_producer_is_expired_and_the_pauses_of_the_others_are_reported(
         from kpsplit.kafka.clock import Deadline
         from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
 
-        writer.write(PRODUCERS_TOPIC, record.key, record.encode(), Deadline(20))
+        writer.write(PRODUCERS_TOPIC, record.key, record.encode(), Deadline(120))
 
     def answer(step) -> None:
         attempt = state_of(operations, parent).attempt

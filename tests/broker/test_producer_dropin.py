@@ -26,7 +26,7 @@ from tests.broker.operating import records
 from tests.broker.producing import eventually
 from tests.conftest import MakeTopic
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.broker]
 
 
 @pytest.fixture(params=["plain", "enrolled"])

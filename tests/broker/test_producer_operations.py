@@ -38,7 +38,7 @@ from tests.broker.operating import (
 )
 from tests.broker.producing import Journal, Writer, eventually, records_of
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.broker]
 
 
 def begun(producer: Producer, topic: str, journal: Journal) -> None:
@@ -375,7 +375,7 @@ def test_a_fence_waits_for_the_end_of_a_transaction(operations, bootstrap, make_
     plan = operations.plan_split(parent, 2, even=True)
     with suppress(DeadlineExceededError):  # on a slow machine; the transaction is kept in any case
         operations.run(plan, max_pause_ms=SHORT_LEASE_MS * 9 // 10, force=True, observer=observe)
-    committer.join(60)
+    committer.join(180)
     assert transactional.flush(30) == 0
     journal.check(operations, bootstrap, topic)
 
@@ -405,7 +405,7 @@ def test_a_fence_waits_for_a_transaction_longer_than_a_lease_that_flushes_before
 
     plan = operations.plan_split(parent, 2, even=True)
     state = operations.run(plan, max_pause_ms=60_000, force=True, observer=observe).state
-    committer.join(60)
+    committer.join(180)
     assert (state.epoch, transactional.layout_stats().partitions[f"{topic}/0"].strays) == (1, 0)
     journal.check(operations, bootstrap, topic, 2)
 

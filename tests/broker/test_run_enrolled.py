@@ -53,7 +53,7 @@ class Running(threading.Thread):
     def stop(self) -> RunStats:
         """End the run, close, and tell what went wrong."""
         self.consumer.stop()
-        self.join(60)
+        self.join(180)
         assert self.error is None, repr(self.error)
         assert not self.is_alive()
         assert self.stats is not None
@@ -77,7 +77,7 @@ def test_members_that_run_share_one_partition_and_hand_slots_over_without_doubli
         return call
 
     first = Running(bootstrap, f"g-{topic}", topic, handle("first"), workers=4)
-    eventually(lambda: len(seen.values) > 100, "the first member at work", seconds=60)
+    eventually(lambda: len(seen.values) > 100, "the first member at work")
     second = Running(bootstrap, f"g-{topic}", topic, handle("second"), workers=4)
     more = 600
     while not by_member["second"]:
@@ -85,8 +85,8 @@ def test_members_that_run_share_one_partition_and_hand_slots_over_without_doubli
         more += 200
         assert more < 20_000
         written = len(values)
-        eventually(lambda written=written: len(set(seen.values)) == written, "all so far", seconds=60)
-    eventually(lambda: len(set(seen.values)) == len(values), "all records", seconds=60)
+        eventually(lambda written=written: len(set(seen.values)) == written, "all so far")
+    eventually(lambda: len(set(seen.values)) == len(values), "all records")
     first.stop()
     second.stop()
     assert Counter(seen.values) == Counter(values)
@@ -114,7 +114,7 @@ def test_a_run_goes_through_a_split_and_a_merge_without_noticing(
         operate(operations, parent)
     writer.stop()
     assert producer.flush(60) == 0
-    eventually(lambda: sum(map(len, order.values())) >= len(journal.values), "the rest", seconds=60)
+    eventually(lambda: sum(map(len, order.values())) >= len(journal.values), "the rest")
     member.stop()
     producer.close()
     assert_same(order, {key: sent for (_, key), sent in journal.sent.items()})
@@ -136,7 +136,7 @@ def test_a_transactional_run_that_is_killed_has_each_record_in_the_output_once(
         copied = read(bootstrap, target, len(values))
     finally:
         second.send_signal(signal.SIGTERM)
-        second.wait(60)
+        second.wait(180)
     assert second.returncode == 0
     copied = read(bootstrap, target, len(values))
     assert Counter(m.value() for m in copied) == Counter(values)
@@ -159,7 +159,7 @@ def test_a_transactional_run_over_a_plain_topic_is_exactly_once_as_well(
         read(bootstrap, target, len(values))
     finally:
         second.send_signal(signal.SIGTERM)
-        second.wait(60)
+        second.wait(180)
     copied = read(bootstrap, target, len(values))
     assert Counter(m.value() for m in copied) == Counter(values)
     _check_order([(m.key() or b"", m.value() or b"") for m in copied])
@@ -181,11 +181,11 @@ def test_outputs_of_a_transactional_run_follow_the_split_of_their_topic(
     member = Running(
         bootstrap, f"g-{source}", source, copy, workers=4, transactional=True, commit_seconds=0.1
     )
-    eventually(lambda: len(done) > 100, "the run to begin", seconds=60)
+    eventually(lambda: len(done) > 100, "the run to begin")
     split(operations, target)
     for first in range(200, 1000, 200):
         values += write(bootstrap, source, 200, first=first)
-    eventually(lambda: len(done) == len(values), "all records", seconds=60)
+    eventually(lambda: len(done) == len(values), "all records")
     member.stop()
     copied, _ = records_of(operations, bootstrap, target)
     assert Counter(r.value for r in copied) == Counter(values)

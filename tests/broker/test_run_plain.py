@@ -173,7 +173,7 @@ def test_a_record_that_is_not_finished_in_time_is_not_committed(
 
         def handle(record: Any) -> None:
             if record.value() == values[10]:
-                let_go.wait(60)
+                let_go.wait(180)
             else:
                 seen.add(record)
 

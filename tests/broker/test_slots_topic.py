@@ -98,7 +98,7 @@ def test_an_enrolment_of_an_older_version_gets_slots_after_a_lease_without_plain
     first = operations.enrol(topic, KIND, slots=2)
     old = Enrolment(topic, first.topic_id, KIND, settled=True)
     writer = AcknowledgedWriter(Connection({"bootstrap.servers": bootstrap}), "tests")
-    writer.write(CONTROL_TOPIC, enrolment_key(topic), encode_enrolment(old), Deadline(30))
+    writer.write(CONTROL_TOPIC, enrolment_key(topic), encode_enrolment(old), Deadline(120))
     assert operations.view().enrolments[topic].slots is None
     seen = []
 
@@ -145,5 +145,5 @@ def test_two_that_enrol_at_the_same_time_agree(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(180)
     assert found == [operations.view().enrolments[topic]] * 2

@@ -54,7 +54,7 @@ class Kpsplit:
         ours |= {"PYTHONUTF8": "1", "NO_COLOR": "1"}
         self.env = ours if bootstrap is None else {**ours, "KPSPLIT_BOOTSTRAP_SERVER": bootstrap}
 
-    def __call__(self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 60) -> Ran:
+    def __call__(self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 180) -> Ran:
         done = subprocess.run(
             [*self.command, *arguments],
             env={**self.env, **(env or {})},

@@ -110,7 +110,6 @@ def composed() -> Iterator[str]:
 
 
 @pytest.mark.compose
-@pytest.mark.timeout(300)
 def test_the_brokers_serve_the_host(composed: str) -> None:
     admin = AdminClient({"bootstrap.servers": composed})
     assert set(admin.list_topics(timeout=30).brokers) == {1, 2, 3}

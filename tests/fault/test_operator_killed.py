@@ -29,11 +29,11 @@ from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.states import Phase
 from tests.broker.operating import PAUSE_MS
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
 MAX_PAUSE_MS = 10_000
 SIDE_BY_SIDE = 3
-CASE_SECONDS = 200.0
+CASE_SECONDS = 800.0
 
 
 class Case(NamedTuple):
@@ -127,7 +127,7 @@ class Play:
         """Let the operator die while records are written; what must hold then is asserted."""
         self._writer.start()
         try:
-            self._writer.await_delivery(20, 60)
+            self._writer.await_delivery(20, 180)
             with Operations(Connection({"bootstrap.servers": self._bootstrap})) as operations:
                 self._play(operations)
         finally:
@@ -164,7 +164,7 @@ class Play:
 
     def _assert_writable_again(self) -> None:
         """A record that is sent now is delivered, though nobody does anything about the dead operator."""
-        self._writer.await_delivery(self._writer.sent, 90)
+        self._writer.await_delivery(self._writer.sent, 180)
 
     def _assert_nothing_lost(self, operations: Operations) -> None:
         """What was reported as delivered is read once, in order per key; nothing else was doubled."""

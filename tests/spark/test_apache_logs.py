@@ -12,7 +12,7 @@ from kpsplit.spark_jobs import Verdict, read_logical, verify
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.broker.operating import PAUSE_MS, enrolled, merge
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 REPOSITORY = Path(__file__).parents[2]
 

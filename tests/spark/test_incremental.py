@@ -19,8 +19,6 @@ from kpsplit.splitter.key_range import WHOLE, key_hash
 from kpsplit.splitter.records.offsets import Cause
 from tests.spark.histories import KEYS, TOPIC, World, busy, judge
 
-pytestmark = [pytest.mark.timeout(300)]
-
 Expect = Callable[[Verdict], None]
 Case = Callable[[World], Generator[Expect, None, None]]
 RUNS = 4

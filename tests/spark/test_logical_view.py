@@ -15,7 +15,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.reading import reader_hash
 from tests.broker.operating import enrolled, state_of
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.broker]
 
 
 def flat(record: LogicalRecord, parent: PhysicalPartition, range_: KeyRange) -> tuple[object, ...]:

@@ -14,7 +14,7 @@ from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.broker.operating import enrolled, state_of
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.broker]
 
 LONG_AGO, NOW = 1_600_000_000_000, 1_700_000_000_000
 CONFLICT = 5

@@ -22,8 +22,6 @@ from kpsplit.splitter.records.producers import Certificate
 from kpsplit.splitter.records.stamp import HEADER, Stamp
 from tests.spark.histories import KEYS, Record, World, busy, judge, lived
 
-pytestmark = [pytest.mark.timeout(300)]
-
 Expect = Callable[[Verdict], None]
 """What the verdict of the case's partition must say."""
 

@@ -17,7 +17,7 @@ from kpsplit.splitter.records.stamp import Stamp
 from tests.spark.live import History
 from tests.spark.streams import Recorder
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 SECRET = "hunter2-and-more"
 

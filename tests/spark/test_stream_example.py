@@ -12,7 +12,7 @@ import pytest
 from kpsplit.kafka.operations import Operations
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "logical_pipeline.py"
-SECONDS = 420
+SECONDS = 1200
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(SECONDS + 30)]
 

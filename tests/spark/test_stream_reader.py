@@ -32,7 +32,7 @@ from tests.broker.operating import (
     split,
 )
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.broker]
 
 Open = Callable[..., "Asker"]
 
@@ -228,7 +228,7 @@ def test_a_topic_that_was_made_anew_ends_the_query(ask: Open, topic, send, admin
     assert asker.batch() == 10
     asker.reader._plan()._lookout.short_patience = 1.0
     admin.delete_topics([topic])[topic].result(30)
-    limit = Deadline(60)
+    limit = Deadline(180)
     while not made(admin, topic):
         limit.check("the topic to be made again")
     connection = Connection({"bootstrap.servers": bootstrap})

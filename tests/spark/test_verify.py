@@ -19,7 +19,7 @@ from kpsplit.spark_jobs.verification.job import take_snapshot
 from kpsplit.splitter.records.stamp import HEADER, Stamp
 from tests.broker.operating import enrolled, split, state_of
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.broker]
 
 
 def run(bootstrap: str, *arguments: str) -> Result:

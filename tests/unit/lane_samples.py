@@ -20,7 +20,7 @@ PARENT = PhysicalPartition("orders", 3)
 UNSPLIT = Lineage.unsplit(PARENT)
 FIRST = UNSPLIT.segments[0]
 WHOLE_SLOT = OwnedSlot(PARENT, 0, 1)
-PATIENCE = 20.0
+PATIENCE = 120.0
 
 
 def keys_in(range_: KeyRange, count: int) -> list[bytes]:

@@ -15,6 +15,7 @@ from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import OperationKind
 from kpsplit.splitter.records.control import Enrolment, Partitioner
+from kpsplit.splitter.rights import Role, rights_for
 from tests.unit.samples import PARENT, UNSPLIT, committed, phantom, split_attempt
 
 HEALTHY = PartitionFacts(0, (0, 1, 2), (0, 1, 2))
@@ -57,6 +58,7 @@ BAD = {
     "same topic": replace(SOUND, topic=replace(TOPIC, topic_id="another")),
     "no operation": replace(SOUND, under_way="orders/3: a split by x is in progress"),
     "ranges": replace(SOUND, opening=65),
+    "rights": replace(SOUND, lacking=rights_for(Role.OPERATOR, "orders")[:1]),
     "not compacted": replace(SOUND, topic=config(cleanup_policy="compact,delete")),
     "replication": replace(SOUND, topic=with_partition(PartitionFacts(0, (0, 1), (0, 1)))),
     "min.insync.replicas": replace(SOUND, topic=config(min_insync_replicas="1")),

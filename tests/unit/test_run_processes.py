@@ -21,7 +21,7 @@ from kpsplit.kafka.clock import Deadline
 from tests.unit import run_handlers
 from tests.unit.lane_samples import FIRST, PATIENCE, WHOLE_SLOT, batch, eventually, record, start
 
-SECONDS = 60.0
+SECONDS = 180.0
 
 
 @pytest.fixture
