@@ -109,9 +109,13 @@ class Dispatcher(Context):
         """Return how many records went astray so far."""
         return sum(f.statistics.strays for f in self.fences())
 
+    def pending(self) -> int:
+        """Return how many records the broker acknowledged that are not final yet."""
+        return sum(f.pending() for f in self.fences())
+
     def unresolved(self) -> int:
         """Return how many records the application has no report for, apart from those inside librdkafka."""
-        return self.held.waiting() + sum(f.pending() for f in self.fences()) + len(self.callbacks)
+        return self.held.waiting() + self.pending() + len(self.callbacks)
 
     def expire(self, now: float) -> None:
         """Fail records that have waited longer than the message timeout (``lock`` held).

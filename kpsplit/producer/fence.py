@@ -185,9 +185,15 @@ class PartitionFence(Generic[P, W]):
             finals += self._resolve(writer, lease_valid=lease_valid)
         return finals
 
+    def register(self) -> None:
+        """Stay closed until the control topic was read to an end asked for behind our registration."""
+        self.transactions.registering = True
+        self.suspend(True)
+
     def suspend(self, suspended: bool) -> None:
         """Close or reopen everything: without a valid lease nothing new is sent."""
         self.suspended = suspended
+        self.transactions.registering &= suspended
         self._reopen()
 
     def transaction(self, active: bool, *, aborted: bool = False) -> None:

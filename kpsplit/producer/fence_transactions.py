@@ -3,6 +3,11 @@
 A fence that is seen inside a transaction is *deferred*: the transaction goes on writing, its records are
 final as before, and the fence holds and is acknowledged when it has ended. Otherwise an application that
 flushes before it commits would wait for the end of the fence, and the fence for that of the transaction.
+
+That is safe because an operator waits for a producer with transactions, or has fenced its transactional id.
+One that looked at the registrations before ours was there does neither: its fence is in the first view that
+could open the segments to us, and holds at once.
+
 Records of an aborted transaction are never sent again.
 """
 
@@ -10,11 +15,16 @@ from __future__ import annotations
 
 
 class FenceTransactions:
-    """See the module. ``deferred``: a fence waits for the end of the transaction under way."""
+    """See the module.
+
+    ``deferred``: a fence waits for the end of the transaction under way; ``registering``: there may be a
+    fence whose operator does not know us.
+    """
 
     def __init__(self) -> None:
         self.active = False
         self.deferred = False
+        self.registering = False
         self._began = 0
         self._aborted: list[range] = []
 
@@ -33,7 +43,7 @@ class FenceTransactions:
 
     def fence_seen(self, *, fenced: bool, newly: bool) -> None:
         """Take the fence of a newer view."""
-        self.deferred = fenced and (self.deferred or (newly and self.active))
+        self.deferred = fenced and (self.deferred or (newly and self.active and not self.registering))
 
     def abandoned(self, sequence: int) -> bool:
         """Tell whether a record is of an aborted transaction."""

@@ -145,7 +145,7 @@ class TopicDuty:
             raise KpsplitError(f"topic {enrolment.topic} is not enrolled any more", retriable=True)
         fence: Fence = Fence(state, lambda segment: RouteWriter(segment, parent), self._dispatcher.tally)
         fence.transaction(self._dispatcher.in_transaction)
-        fence.suspend(True)  # until the control topic was read again behind the registration
+        fence.register()
         return fence
 
     def _refuse(self, topic: str, error: KpsplitError) -> None:

@@ -80,11 +80,11 @@ class Transactions:
         while True:
             self._polling.serve(self._flush, min(SLICE_SECONDS, deadline.left()))
             with self._dispatcher.lock:
-                waiting = self._dispatcher.held.waiting()
+                waiting = self._dispatcher.held.waiting() + self._dispatcher.pending()
             if not waiting and not self._queued():
                 return
             if deadline.left() <= 0:
                 raise KafkaException(
-                    KafkaError(KafkaError._TIMED_OUT, "records are still held by a fence", retriable=True)
+                    KafkaError(KafkaError._TIMED_OUT, "records wait for a fence still", retriable=True)
                 )
             self._dispatcher.wake.wait(LOOK_SECONDS)

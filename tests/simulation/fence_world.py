@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, cast
 from kpsplit.producer.backlog import Tally
 from kpsplit.producer.context import Context
 from kpsplit.producer.fence import PartitionFence
+from kpsplit.producer.fence_transactions import FenceTransactions
 from kpsplit.producer.lease import Renewal, owes, seen
 from kpsplit.producer.routes import RouteWriter
 from kpsplit.producer.segment_writer import Acknowledged, Final, Outgoing
@@ -105,6 +106,13 @@ class Held(NamedTuple):
     expired: bool
     ready: str | None
     acknowledged: str | None
+    begun: int = -1
+    """The first record of the transaction under way; -1: none (``TransactionalWorld`` only, as all below)."""
+    committed: tuple[int, ...] = ()
+    spoilt: bool = False
+    """A record of the transaction went astray: it must be aborted."""
+    dead: bool = False
+    """An operator fenced the transactional id."""
 
 
 class Operator(NamedTuple):
@@ -379,7 +387,7 @@ class World:
         producer = world.producers[index]
         state = self.states[world.control[producer.view]]
         fence = self._new_fence(state)
-        fence.suspend(True)
+        fence.register()
         unanswered = to_answer([state], self._record(index, producer._replace(registered=True)))
         ready = unanswered[0].attempt.id if unanswered and unanswered[0].attempt else None
         joined = producer._replace(fence=self._snapshot(fence), registered=True, ready=ready, asking=None)
@@ -742,6 +750,7 @@ class World:
             tuple((r.key_hash, r.sequence) for r in backlog.strays),
             tuple(_writer_state(w) for w in fence.writers),
             tuple(_writer_state(w) for w in fence.closing),
+            _transactions_state(fence.transactions),
         )
         number = self._snapshot_ids.get(taken)
         if number is None:
@@ -750,13 +759,14 @@ class World:
         return number
 
     def _restore(self, taken: Any) -> PartitionFence[Any, RouteWriter]:
-        state, suspended, next_sequence, held, strays, writers_, closing = taken
+        state, suspended, next_sequence, held, strays, writers_, closing, transactions = taken
         fence = self._new_fence(self.states[state])
         fence.suspended = suspended
         fence.backlog.held = {i: deque(Outgoing(k, n, None) for k, n in records) for i, records in held}
         fence.backlog.strays = [Outgoing(key, sequence, None) for key, sequence in strays]
         fence.backlog.tally.count = len(fence.backlog)
         fence.next_sequence = next_sequence
+        _restore_transactions(fence.transactions, transactions)
         lineage = self.states[state].lineage
         for segment, *rest in closing:
             writer = RouteWriter(lineage.get(segment), PARENT)
@@ -925,6 +935,18 @@ def _restore_writer(writer: RouteWriter, rest: list[Any]) -> None:
     writer.open, writer.fenced, writer.sent, pending = rest
     nothing: Any = None
     writer.pending = [Acknowledged(Outgoing(key, number, nothing), offset) for key, number, offset in pending]
+
+
+def _transactions_state(transactions: FenceTransactions) -> tuple[Any, ...]:
+    t = transactions
+    aborted = tuple((a.start, a.stop) for a in t._aborted)
+    return t.active, t.deferred, t.registering, t._began, aborted
+
+
+def _restore_transactions(transactions: FenceTransactions, taken: tuple[Any, ...]) -> None:
+    t = transactions
+    t.active, t.deferred, t.registering, t._began, aborted = taken
+    t._aborted = [range(*numbers) for numbers in aborted]
 
 
 def _agree(verdict: reading.Verdict, final: reading.Verdict) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -205,6 +206,28 @@ def test_a_transaction_that_began_before_the_fence_goes_on_and_defers_it() -> No
     fence.transaction(False)
     assert fence.quiescent() and not fence.writers[0].open
     assert fence.resolve(lease_valid=True) == [], "the fence holds now, and says nothing about the past"
+
+
+def test_a_fence_that_was_there_before_us_holds_in_a_transaction_at_once() -> None:
+    fence = fence_of()
+    fence.register()
+    fence.transaction(True)
+    fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=False)
+    fence.suspend(False)
+    assert not fence.writers[0].open
+
+
+def test_the_next_attempt_knows_of_us_and_waits_for_the_transaction() -> None:
+    fence = fence_of()
+    fence.register()
+    fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=False)
+    fence.suspend(False)
+    rolled_back = apply(fence.state, Abort(SPLIT.id, EndedBy.TAKEOVER, "gone"))
+    fence.observe(rolled_back, lease_valid=True)
+    fence.transaction(True)
+    another = replace(split_attempt(rolled_back, 0, WHOLE.split_evenly(4)), id="another")
+    fence.observe(fenced(rolled_back, another), lease_valid=True)
+    assert fence.writers[0].open and not fence.quiescent()
 
 
 def test_a_transaction_that_begins_in_the_fence_is_held() -> None:
