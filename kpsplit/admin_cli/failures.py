@@ -7,7 +7,7 @@ import traceback
 
 import click
 
-from kpsplit.admin_cli.render.text import one_line
+from kpsplit.admin_cli.render.text import one_line, shorten
 from kpsplit.admin_cli.verbs import BY_NAME
 from kpsplit.errors import (
     EXIT_FAILED,
@@ -22,6 +22,9 @@ from kpsplit.errors import (
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 EXIT_BROKEN_PIPE = 141
+
+_LONGEST_PART = 2000
+"""What was typed may be part of a message, and of any length."""
 
 UNCHANGED = "nothing was changed"
 _CHANGED = {False: UNCHANGED, True: "something was changed", None: "it is not known whether it took effect"}
@@ -41,7 +44,7 @@ class Interrupted(Exception):  # noqa: N818 - the user's wish
 
 def line_of(error: BaseException, verb: str | None) -> str:
     """Return the one line for an error, not yet redacted."""
-    parts = [part.strip().rstrip(".") for part in _parts(error, verb) if part.strip()]
+    parts = [shorten(part.strip().rstrip("."), _LONGEST_PART) for part in _parts(error, verb) if part.strip()]
     return one_line(f"kpsplit: error: {'; '.join(parts)}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,7 +62,7 @@ def _take_properties(ctx: click.Context, param: click.Parameter, value: Any) -> 
     """Take properties; those of the environment (one a line) count wherever -X does not say otherwise."""
     given = given_in(ctx)
     if ctx.parent is None:
-        lines = os.environ.get(PROPERTIES_VARIABLE, "").splitlines()
+        lines = re.split(r"\r\n?|\n", os.environ.get(PROPERTIES_VARIABLE, ""))
         given.properties.update(PROPERTY.convert(line, param, ctx) for line in lines if line.strip())
     given.properties.update(value)
 

@@ -12,8 +12,9 @@ import click
 from kpsplit.errors import UsageError
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.logical_offset import MAX_OFFSET
 from kpsplit.splitter.partition_state import MAX_RANGES
-from kpsplit.splitter.records.keys import is_topic_name, parse_partition
+from kpsplit.splitter.records.keys import MAX_PARTITION, is_topic_name, parse_partition
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
 _SHOWN_RANGE = re.compile(r"\[([0-9a-fA-F]+),([0-9a-fA-F]+)\)")
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     _Base = click.ParamType[Any, Any]
 else:
     _Base = click.ParamType  # not generic in older versions of click
+
+
+def is_sendable(text: str) -> bool:
+    """Tell whether the client library takes a text as it is: it cuts at NUL, and half characters are none."""
+    return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 class _Type(_Base):
@@ -114,6 +120,30 @@ class DurationType(_Type):
         return seconds
 
 
+class NameType(_Type):
+    """A name that Kafka may hold: any text, but no bytes that are none, and no NUL, where it would be cut."""
+
+    name = "name"
+
+    def read(self, text: str) -> str:
+        """Check the name."""
+        if not is_sendable(text):
+            raise UsageError(f"{text[:60]!r} is not UTF-8 text", hint="check the terminal's encoding")
+        return text
+
+
+class PrintableType(_Type):
+    """A name that is printed as a part of a command, exactly as it is."""
+
+    name = "name"
+
+    def read(self, text: str) -> str:
+        """Check the name."""
+        if not text.isprintable():
+            raise UsageError(f"{text[:60]!r} has characters that cannot be printed")
+        return text
+
+
 class PropertyType(_Type):
     """``key=value``. A text without ``=`` is never shown: it may be a secret."""
 
@@ -161,5 +191,10 @@ KEY_RANGES = KeyRangesType()
 BASE64 = Base64Type()
 HEX = HexType()
 DURATION = DurationType()
+NAME = NameType()
+PRINTABLE = PrintableType()
 PROPERTY = PropertyType()
 RANGES = click.IntRange(MIN_RANGES, MAX_RANGES)
+OFFSET = click.IntRange(0, MAX_OFFSET)
+COUNT = click.IntRange(1, MAX_OFFSET)
+PARTITION_NUMBER = click.IntRange(0, MAX_PARTITION)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kpsplit.admin_cli.given import Given
+from kpsplit.admin_cli.param_types import is_sendable
 from kpsplit.admin_cli.redaction import Redactor
 from kpsplit.errors import AuthorizationError, ConfigurationError, KpsplitError, UnreachableError
 from kpsplit.kafka.connection import Connection, read_properties
@@ -67,9 +68,24 @@ def connect(given: Given) -> Connection:
         UnreachableError: no broker answered within REACH_SECONDS.
         AuthorizationError: the brokers refused the credentials.
     """
-    connection = Connection(properties_of(given))
+    properties = properties_of(given)
+    check_sendable(properties)
+    connection = Connection(properties)
     reach(connection, min(REACH_SECONDS, given.timeout))
     return connection
+
+
+def check_sendable(properties: Mapping[str, str]) -> None:
+    """Do nothing if the client library takes every property as it is.
+
+    Raises:
+        ConfigurationError: one has a character that it would cut the value at, or cannot take.
+    """
+    for name, value in properties.items():
+        if not is_sendable(name) or not is_sendable(value):
+            raise ConfigurationError(
+                f"property {name[:60]!r} has a character that is none", hint="write it in UTF-8, without NUL"
+            )
 
 
 def reach(connection: Connection, seconds: float) -> None:

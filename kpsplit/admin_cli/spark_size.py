@@ -11,6 +11,7 @@ import click
 
 from kpsplit.errors import ConfigurationError
 
+MOST_CORES = 1024
 _SIZE = re.compile(r"[1-9][0-9]{0,5}[mg]")
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -22,7 +23,7 @@ def spark_size_options(function: Decorated) -> Decorated:
         "--memory", default="1g", show_default=True, metavar="SIZE", help="Heap of Spark's JVM."
     )
     cores = click.option(
-        "--cores", type=click.IntRange(min=1), metavar="N", help="Threads of Spark.  [default: all]"
+        "--cores", type=click.IntRange(1, MOST_CORES), metavar="N", help="Threads of Spark.  [default: all]"
     )
     return cores(memory(function))
 

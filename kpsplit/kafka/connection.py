@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,12 @@ _SECRET_WORDS = ("password", "secret", "ssl.key.pem", "sasl.jaas.config", "oauth
 
 FETCH_WAIT_MS = 100
 """Bounds how late a reader notices the end of a log; a record that arrives is handed over at once."""
+
+MOST_PROPERTIES = 1 << 20
+"""Bytes of the largest file of properties."""
+
+_LINE_END = re.compile(r"\r\n?|\n")
+"""As in Kafka's own files: values may hold everything else that Python takes for the end of a line."""
 
 quiet = logging.getLogger("kpsplit.librdkafka")
 """librdkafka's own log lines go here instead of to stderr; attach a handler to see them."""
@@ -118,13 +125,8 @@ def read_properties(path: Path) -> dict[str, str]:
     Raises:
         ConfigurationError: the file cannot be read or a line has no ``=``; the line itself is never shown.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigurationError(f"cannot read {path}: {reason}") from None
     properties: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_LINE_END.split(_text_of(path)), 1):
         text = line.strip()
         if not text or text[0] in "#!":
             continue
@@ -133,3 +135,17 @@ def read_properties(path: Path) -> dict[str, str]:
             raise ConfigurationError(f"{path}, line {number}: not a key=value line")
         properties[name.strip()] = value.strip()
     return properties
+
+
+def _text_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_PROPERTIES + 1)
+        if len(data) <= MOST_PROPERTIES:
+            return data.decode("utf-8")
+        reason = f"more than {MOST_PROPERTIES} bytes"
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+    except ValueError:
+        reason = "not UTF-8 text"
+    raise ConfigurationError(f"cannot read {path}: {reason}")

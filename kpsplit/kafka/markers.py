@@ -141,11 +141,10 @@ class Markers:
 
     def _find(self, m: PlannedMarker, start: int, end: int, deadline: Deadline) -> int | None:
         limit = RealDeadline(deadline.left())
-        for message in read_slice(self._connection, m.source, start, end, limit, "read_uncommitted"):
-            if marker_of(message) == m.marker:
-                return message.offset()
+        behind = read_slice(self._connection, m.source, start, end, limit, "read_uncommitted")
+        found = newest_of(behind, m.marker)
         limit.check(f"{m.source} to be read back")
-        return None
+        return found
 
     def _leader_epochs(
         self, places: Iterable[PhysicalPartition], deadline: Deadline
@@ -234,6 +233,19 @@ def is_connected(statistics: Mapping[str, Any]) -> bool:
     brokers = [b for b in statistics.get("brokers", {}).values() if b.get("nodeid", -1) >= 0]
     assigned = statistics.get("eos", {}).get("idemp_state") == "Assigned"
     return assigned and bool(brokers) and all(b.get("state") == "UP" for b in brokers)
+
+
+def newest_of(messages: Iterable[Message], marker: Marker) -> int | None:
+    """Return the offset of the last record that is this marker, None if there is none.
+
+    The last one: whoever may write data could have put one like it before records that count, never behind
+    the fence before any. What stands before the end is delivered, so a later end loses nothing.
+    """
+    found = None
+    for message in messages:
+        if marker_of(message) == marker:
+            found = message.offset()
+    return found
 
 
 def marker_of(message: Message) -> Marker | None:

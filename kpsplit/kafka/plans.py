@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kpsplit.errors import RecordError
-from kpsplit.splitter.key_range import KeyRange
+from kpsplit.splitter.key_range import KeyRange, is_row
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Attempt, OperationKind, Target
 from kpsplit.splitter.records.keys import is_topic_name, place_field
@@ -189,7 +189,10 @@ def _range(fields: Fields) -> KeyRange:
 
 
 def _shares(fields: Fields) -> tuple[float, ...]:
-    return tuple(ppm / _PPM for ppm in fields.integers("ppm"))
+    shares = fields.integers("ppm")
+    if any(ppm > _PPM for ppm in shares):
+        fields.fail("a share is over 1")
+    return tuple(ppm / _PPM for ppm in shares)
 
 
 def _hot_key(fields: Fields) -> HotKey:
@@ -219,6 +222,8 @@ def _drain(fields: Fields) -> Drain:
 def _check_shape(plan: Plan) -> None:
     if not plan.sources or not plan.ranges:
         raise RecordError("plan: no sources or no ranges")
+    if len(set(plan.sources)) != len(plan.sources) or not is_row(plan.ranges):
+        raise RecordError("plan: sources that stand twice, or ranges that do not follow each other")
     if plan.subtopic is not None and not is_topic_name(plan.subtopic):
         raise RecordError("plan: subtopic is not a topic's name")
     if plan.shares is not None and len(plan.shares) != len(plan.ranges):

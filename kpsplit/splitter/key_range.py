@@ -19,6 +19,7 @@ KEY_SPACE = 1 << 32
 MULTIPLIER = 1640531527
 """Odd, so the product is a permutation of the key space; moves CRC-32's low bits into the high ones."""
 
+_SHOWN = 60
 _RANGE = re.compile(r"(0[xX])?([0-9a-fA-F]{1,9}):(0[xX])?([0-9a-fA-F]{1,9})")
 
 
@@ -82,7 +83,8 @@ class KeyRange:
         match = _RANGE.fullmatch(text.strip())
         if match is None:
             raise UsageError(
-                f"{text!r} is not a key range", hint="write lo:hi in hexadecimal, e.g. 40000000:80000000"
+                f"{text[:_SHOWN]!r} is not a key range",
+                hint="write lo:hi in hexadecimal, e.g. 40000000:80000000",
             )
         return cls(int(match[2], 16), int(match[4], 16))
 
@@ -94,6 +96,11 @@ WHOLE = KeyRange(0, KEY_SPACE)
 def ranges_between(cuts: Sequence[int]) -> tuple[KeyRange, ...]:
     """Return the ranges between consecutive cuts."""
     return tuple(KeyRange(a, b) for a, b in pairwise(cuts))
+
+
+def is_row(ranges: Sequence[KeyRange]) -> bool:
+    """Tell whether each range begins where the one before it ends."""
+    return all(a.hi == b.lo for a, b in pairwise(ranges))
 
 
 def uncovered(ranges: Iterable[KeyRange]) -> list[KeyRange]:
@@ -112,6 +119,6 @@ def uncovered(ranges: Iterable[KeyRange]) -> list[KeyRange]:
 def union_of_adjacent(ranges: Iterable[KeyRange]) -> KeyRange | None:
     """Return the one range that the given ones tile without hole or overlap, or None if they do not."""
     ordered = sorted(ranges)
-    if not ordered or any(a.hi != b.lo for a, b in pairwise(ordered)):
+    if not ordered or not is_row(ordered):
         return None
     return KeyRange(ordered[0].lo, ordered[-1].hi)

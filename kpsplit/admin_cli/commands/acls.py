@@ -11,7 +11,7 @@ import click
 
 from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.param_types import TOPIC
+from kpsplit.admin_cli.param_types import PRINTABLE, TOPIC
 from kpsplit.splitter.rights import Resource, Right, Role, rights_for
 
 if TYPE_CHECKING:
@@ -27,10 +27,17 @@ if TYPE_CHECKING:
     required=True,
     help="Who is to get the rights.",
 )
-@click.option("--principal", metavar="USER", required=True, help="Kafka's principal, e.g. User:app.")
-@click.option("--group", metavar="GROUP", help="The consumer's group.")
+@click.option(
+    "--principal",
+    type=PRINTABLE,
+    metavar="USER",
+    required=True,
+    help="Kafka's principal, e.g. User:app.",
+)
+@click.option("--group", type=PRINTABLE, metavar="GROUP", help="The consumer's group.")
 @click.option(
     "--transactional-id",
+    type=PRINTABLE,
     metavar="PREFIX",
     help="With what the producer's transactional ids begin, if it uses transactions.",
 )

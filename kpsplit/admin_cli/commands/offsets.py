@@ -6,9 +6,9 @@ import click
 
 from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.param_types import TOPIC_OR_PARTITION
+from kpsplit.admin_cli.param_types import NAME, TOPIC_OR_PARTITION
 
-group_option = click.option("--group", metavar="NAME", required=True, help="The consumer group.")
+group_option = click.option("--group", type=NAME, metavar="NAME", required=True, help="The consumer group.")
 
 
 @click.command("offsets", cls=VerbCommand)

@@ -13,7 +13,7 @@ import click
 from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
 from kpsplit.admin_cli.lookup import find_state
-from kpsplit.admin_cli.param_types import PARTITION
+from kpsplit.admin_cli.param_types import COUNT, OFFSET, PARTITION
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 @click.option(
     "--from",
     "first",
-    type=click.IntRange(min=0),
+    type=OFFSET,
     default=0,
     metavar="OFFSET",
     help="The first logical offset.  [default: the first one there is]",
 )
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
+@click.option("--limit", type=COUNT, metavar="N", help="Stop after N records.")
 @global_options
 @pass_call
 def command(call: Call, partition: PhysicalPartition, first: int, limit: int | None) -> None:

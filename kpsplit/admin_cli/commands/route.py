@@ -9,7 +9,7 @@ import click
 from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
 from kpsplit.admin_cli.lookup import check_partition, find_state, not_enrolled, partition_count
-from kpsplit.admin_cli.param_types import BASE64, HEX, TOPIC
+from kpsplit.admin_cli.param_types import BASE64, HEX, PARTITION_NUMBER, TOPIC
 from kpsplit.admin_cli.partition_choice import partition_of
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.layout import Layout
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("--key-hex", type=HEX, metavar="HEX", help="The key's bytes in hexadecimal.")
 @click.option(
     "--partition",
-    type=click.IntRange(min=0),
+    type=PARTITION_NUMBER,
     metavar="P",
     help="The partition, where the key does not tell it.",
 )
@@ -63,14 +63,18 @@ def command(
 
 
 def _key(text: str | None, base64: bytes | None, hexadecimal: bytes | None) -> bytes:
-    given = [
-        k
-        for k in (None if text is None else text.encode("utf-8", "surrogateescape"), base64, hexadecimal)
-        if k is not None
-    ]
+    given = [k for k in (None if text is None else _bytes_of(text), base64, hexadecimal) if k is not None]
     if len(given) != 1:
         raise click.UsageError("give one of --key, --key-base64 and --key-hex")
     return given[0]
+
+
+def _bytes_of(text: str) -> bytes:
+    """Return what was typed, byte for byte, UTF-8 or not."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise click.UsageError("--key is no text; give --key-base64 or --key-hex") from None
 
 
 def _as_json(key: bytes, state: PartitionState, segment: Segment, partitioner: str) -> dict[str, Any]:

@@ -24,6 +24,9 @@ else:
     _Base = click.ParamType  # not generic in older versions of click
 
 
+_DIGITS = len(str(MAX_OFFSET))
+
+
 class TargetType(_Base):
     """``earliest``, ``latest``, a logical offset, or a time with its zone."""
 
@@ -38,9 +41,10 @@ class TargetType(_Base):
         if value in (Whence.EARLIEST, Whence.LATEST):
             return Target(Whence(value))
         if value.isascii() and value.isdecimal():
-            if int(value[:20]) > MAX_OFFSET:
+            digits = value.lstrip("0") or "0"
+            if len(digits) > _DIGITS or int(digits) > MAX_OFFSET:
                 self.fail("the offset is over 2^63 - 1", param, ctx)
-            return Target(Whence.OFFSET, int(value))
+            return Target(Whence.OFFSET, int(digits))
         return Target(Whence.TIMESTAMP, self._milliseconds(value, param, ctx))
 
     def _milliseconds(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -93,6 +97,7 @@ def command(
     """
     from kpsplit.admin_cli.render.console import stderr
     from kpsplit.admin_cli.render.offsets import seek_json, show_seek
+    from kpsplit.admin_cli.render.text import one_line
 
     with call.operations() as operations:
         seek = operations.plan_seek(group, partition, keys or WHOLE, target)
@@ -101,7 +106,7 @@ def command(
             call.say("dry run: nothing was changed")
             return
         show_seek(seek, stderr())
-        call.confirm(f"Move group {group} of {partition} now?", yes)
+        call.confirm(f"Move group {one_line(group)} of {partition} now?", yes)
         operations.seek(seek)
-    text = f"group {group} is moved to {target.whence} in {seek.cursor.range} of {partition}"
+    text = f"group {one_line(group)} is moved to {target.whence} in {seek.cursor.range} of {partition}"
     call.show(seek_json(seek, written=True), lambda console: console.print(text))

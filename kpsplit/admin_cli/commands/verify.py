@@ -10,7 +10,7 @@ import click
 
 from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.param_types import TOPIC_OR_PARTITION
+from kpsplit.admin_cli.param_types import NAME, TOPIC_OR_PARTITION
 from kpsplit.admin_cli.spark_size import require_spark, spark_size_options
 from kpsplit.errors import CheckFailedError, ConfigurationError, KpsplitError
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @click.option(
     "--group",
     "groups",
+    type=NAME,
     multiple=True,
     metavar="GROUP",
     help="Check the range commits of this group; may be repeated.  [default: of all groups]",
@@ -120,10 +121,11 @@ def _save(verdict: Verdict, file: StateFile, say: Callable[[str], None]) -> Kpsp
 
 
 def _show(verdict: Verdict, console: Console) -> None:
+    from kpsplit.admin_cli.render.text import safe
     from kpsplit.spark_jobs.verification.summary import summary_lines
 
     for line in summary_lines(verdict):
-        console.print(line, soft_wrap=True)
+        console.print(safe(line), soft_wrap=True)
 
 
 def _judge(verdict: Verdict) -> None:

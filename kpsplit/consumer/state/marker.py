@@ -38,7 +38,8 @@ class Marker:
         if len(data) <= _FORM.size or data[0] != _VERSION:
             return None
         _, position, as_of_ms = _FORM.unpack(data[: _FORM.size])
-        return cls(data[_FORM.size :].decode("ascii", "replace"), position, as_of_ms)
+        topic_id = data[_FORM.size :]
+        return cls(topic_id.decode("ascii"), position, as_of_ms) if topic_id.isascii() else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from kpsplit.spark_jobs.transforms.cells import BUCKET_BITS, SHELF_BITS
+from kpsplit.spark_jobs.verification.counted import Span
 from kpsplit.spark_jobs.verification.numbers import (
     Run,
     bits_of,
@@ -27,6 +28,11 @@ SHELF = 1 << SHELF_BITS
 MOST_NUMBERS = 1 << 35
 """What a certificate says beyond so many numbers is not looked for: no producer sends that much."""
 _BUCKET = 1 << BUCKET_BITS
+
+MOST_SHELVES = 256
+"""So many shelves of sequence numbers are looked at number by number: at most 16 million numbers."""
+MOST_MISSING = (MOST_SHELVES + 2) * SHELF
+"""So many missing numbers are on more shelves than are looked at."""
 
 Who = tuple[int, str]
 """Partition, producer."""
@@ -97,6 +103,22 @@ def numbers_given(writers: Writers, past: State, tops: Mapping[Who, int]) -> dic
         if writer.certificate and (who in found or not past.ledger(*who).closed):
             found[who] = min(writer.certificate.next_sequence, MOST_NUMBERS)
     return found
+
+
+def tops_of(spans: Iterable[Span], past: State) -> dict[Who, int]:
+    """Return the greatest number of each producer that is there as data and that can be believed.
+
+    Anybody who may write data can forge a stamp with any number. One that would leave more numbers missing
+    than are ever looked at counts as the last of those: what is missing is told all the same, and what is
+    done about it does not depend on the forged number.
+    """
+    last: dict[Who, int] = {}
+    records: dict[Who, int] = defaultdict(int)
+    for span in spans:
+        who = span.partition, span.producer
+        last[who] = max(last.get(who, -1), span.last)
+        records[who] += span.records
+    return {who: min(top, past.ledger(*who).next + records[who] + MOST_MISSING) for who, top in last.items()}
 
 
 def incomplete(

@@ -13,6 +13,7 @@ from kpsplit.spark_jobs.verification import tables
 from kpsplit.spark_jobs.verification.counted import Span
 from kpsplit.spark_jobs.verification.numbers import Run, members, united, unsigned
 from kpsplit.spark_jobs.verification.sequence_checks import (
+    MOST_SHELVES,
     Bucket,
     Holes,
     Shelf,
@@ -21,12 +22,11 @@ from kpsplit.spark_jobs.verification.sequence_checks import (
     holes,
     incomplete,
     numbers_given,
+    tops_of,
 )
 from kpsplit.spark_jobs.verification.state import State
 from kpsplit.spark_jobs.verification.writers import Writers
 
-MOST_SHELVES = 256
-"""So many shelves of sequence numbers are looked at number by number: at most 16 million numbers."""
 MOST_EARLY = 200_000
 """So many buckets of numbers that earlier runs may know are looked at."""
 
@@ -84,11 +84,7 @@ class Sequences:
 
     def look(self, spans: Collection[Span]) -> Looked:
         """Look at everything; ``spans``: the producers' new data by segment."""
-        tops: dict[Who, int] = {}
-        for span in spans:
-            who = span.partition, span.producer
-            tops[who] = max(tops.get(who, -1), span.last)
-        looked = Looked(numbers_given(self._writers, self._past, tops))
+        looked = Looked(numbers_given(self._writers, self._past, tops_of(spans, self._past)))
         early = self._early(spans, looked)
         accounted = self._known_before(early, looked)
         shelves = tables.shelf_rows(cells.shelves(self._buckets))

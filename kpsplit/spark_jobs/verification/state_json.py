@@ -89,6 +89,8 @@ def _read_partition(fields: Fields, topic: str) -> tuple[int, PartitionPast]:
     if not all(map(_PRODUCER.fullmatch, ledgers)):
         fields.fail("producers are not named as producers are")
     places = fields.objects("read", _read_place)
+    if len(dict(places)) != len(places):
+        fields.fail("a log is there twice")
     return number, PartitionPast(
         topic_id=fields.text("topic_id", 100),
         read=dict(places),
@@ -143,6 +145,8 @@ def _ledger(ledger: Ledger) -> dict[str, Any]:
 
 def _read_ledger(fields: Fields) -> Ledger:
     held = _tuples(fields, "segments", 4)
+    if len({segment for segment, *_ in held}) != len(held):
+        fields.fail("a segment is there twice")
     return Ledger(
         next=fields.integer("next"),
         fresh=_runs(fields, "fresh"),

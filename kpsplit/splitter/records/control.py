@@ -7,9 +7,9 @@ from enum import StrEnum
 from typing import Any
 
 from kpsplit.errors import RecordError
-from kpsplit.splitter.key_range import KEY_SPACE, KeyRange
+from kpsplit.splitter.key_range import KEY_SPACE, KeyRange, is_row
 from kpsplit.splitter.lineage import Lineage, Segment, SegmentKind
-from kpsplit.splitter.logical_offset import Progression
+from kpsplit.splitter.logical_offset import MAX_OFFSET, Progression
 from kpsplit.splitter.partition_state import (
     Attempt,
     EndedBy,
@@ -214,12 +214,19 @@ def _check_phase(fields: Fields, state: PartitionState) -> None:
         fields.fail("frozen_reason belongs to phase frozen and to no other")
     if state.epoch != max(s.opened_epoch for s in state.lineage):
         fields.fail("the epoch is not that of the newest segment")
+    if any(s.closed_epoch is not None and s.closed_epoch > state.epoch for s in state.lineage):
+        fields.fail("a segment is closed in an epoch that was not reached")
+    if any(s.end is not None and s.logical(s.end) > MAX_OFFSET for s in state.lineage):
+        fields.fail("a logical offset is over 2^63 - 1")
+    if len({t.name for t in state.subtopics}) != len(state.subtopics):
+        fields.fail("a sub-topic is listed twice")
     if state.attempt:
         _check_attempt(fields, state, state.attempt)
 
 
 def _check_attempt(fields: Fields, state: PartitionState, attempt: Attempt) -> None:
-    sources = [s for s in state.lineage if s.id in attempt.sources]
+    named = frozenset(attempt.sources)
+    sources = [s for s in state.lineage if s.id in named]
     if len(sources) != len(attempt.sources):
         fields.fail("the attempt names an unknown segment")
     before = state.phase in (Phase.PREPARING, Phase.FENCED)
@@ -296,6 +303,8 @@ def _attempt(fields: Fields) -> Attempt:
         fields.fail("subtopic is not a topic's name")
     if not attempt.sources or not attempt.ranges:
         fields.fail("an attempt without sources or ranges")
+    if not is_row(attempt.ranges):
+        fields.fail("the ranges of an attempt do not follow each other")
     return attempt
 
 

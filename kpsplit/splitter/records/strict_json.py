@@ -19,6 +19,7 @@ MAX_BYTES = 900_000
 _MAX_INT = (1 << 63) - 1
 _MAX_VERSION = 0xFFFF
 _SHOWN = 60
+_LONGEST_NAME = 1000
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
@@ -204,28 +205,23 @@ class Fields:
 
     def text_map(self, name: str, longest: int = 1000) -> dict[str, str]:
         """Take an object whose values are strings."""
-        value = self._take(name)
-        if not isinstance(value, dict) or not all(
-            _is_text(v, longest) and _is_text(k, longest) for k, v in value.items()
-        ):
+        value = self._map(name)
+        if not all(_is_text(v, longest) for v in value.values()):
             self.fail(f"{name} is not a map of texts")
-        return dict(value)
+        return value
 
     def number_map(self, name: str) -> dict[str, int]:
         """Take an object whose values are integers from 0 on."""
-        value = self._take(name)
-        if not isinstance(value, dict) or not all(
+        value = self._map(name)
+        if not all(
             isinstance(v, int) and not isinstance(v, bool) and 0 <= v <= _MAX_INT for v in value.values()
         ):
             self.fail(f"{name} is not a map of integers")
-        return dict(value)
+        return value
 
     def object_map(self, name: str, read: Callable[[Fields], T]) -> dict[str, T]:
         """Take an object whose values are objects, each read by ``read``."""
-        value = self._take(name)
-        if not isinstance(value, dict):
-            self.fail(f"{name} is not a map")
-        return {k: self._object(v, name, read) for k, v in value.items()}
+        return {k: self._object(v, name, read) for k, v in self._map(name).items()}
 
     def guard(self, make: Callable[[], T]) -> T:
         """Build a value; what its type refuses becomes a rejected record."""
@@ -235,6 +231,12 @@ class Fields:
             raise
         except KpsplitError as error:
             self.fail(error.message)
+
+    def _map(self, name: str) -> dict[str, Any]:
+        value = self._take(name)
+        if not isinstance(value, dict) or not all(_is_text(k, _LONGEST_NAME) for k in value):
+            self.fail(f"{name} is not a map by names of at most {_LONGEST_NAME} characters")
+        return dict(value)
 
     def _object(self, value: Any, name: str, read: Callable[[Fields], T]) -> T:
         if not isinstance(value, dict):
