@@ -25,11 +25,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import repeat
+from math import inf
 
 from confluent_kafka import Message
 
 from kpsplit.consumer.batch import Batch, OwnedSlot
 from kpsplit.consumer.progress import Progress, without
+from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -47,6 +49,8 @@ class FetchBuffer:
     def __init__(self, *, locked: bool = FREE_THREADED) -> None:
         self._ready: deque[Message] = deque()
         self._last = [0]
+        self._open_until = [inf]
+        self._found_shut = False
         self._progress = Progress()
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
@@ -55,17 +59,19 @@ class FetchBuffer:
         self._held_back: list[Batch] | None = None
         self._released = NOTHING
         self.take: Callable[[], Message] = self._locked_taker() if locked else self._taker()
-        """Return the next record; IndexError if there is none, or attention is asked for: then ``wait``."""
+        """Return the next record; IndexError if there is none, or not now: then ``wait``."""
 
     # the application's thread
 
     def consume(self, count: int, held: int = 0) -> list[Message]:
-        """Return up to ``count`` of the records that are there; none if attention is asked for.
+        """Return up to ``count`` of the records that are there; none if attention is asked for, or not now.
 
         ``held``: how many of those handed out last are not processed yet.
         """
         records: list[Message] = []
         popleft, append = self._ready.popleft, records.append
+        if monotonic() > self._open_until[0]:
+            return records
         with self._guard:
             self._last[0] = held + count
             try:
@@ -127,6 +133,14 @@ class FetchBuffer:
         with self._lock:
             self._advance(len(self._ready))
             return self._progress.waiting_bytes + sum(batch.bytes for batch in self._held_back or ())
+
+    def keep_open(self, until: float) -> None:
+        """Hand out nothing once this moment has passed, until a later one is named."""
+        self._open_until[0] = until
+        if self._found_shut and until:
+            with self._lock:
+                self._found_shut = False
+                self._arrived.notify_all()
 
     def cursor(self, slot: OwnedSlot) -> Sequence[Cursor]:
         """Return what of a slot is processed."""
@@ -195,7 +209,12 @@ class FetchBuffer:
         return self._waiters > 0
 
     def _worth_waking(self) -> bool:
-        return bool(self._ready) or self._held_back is not None
+        if self._held_back is not None or not self._ready:
+            return self._held_back is not None
+        if monotonic() <= self._open_until[0]:
+            return True
+        self._found_shut = True  # noted with the lock held: whoever names a later moment wakes who waits
+        return False
 
     def _advance(self, left: int) -> None:
         handed_out = self._progress.added - left
@@ -227,10 +246,12 @@ class FetchBuffer:
             self._put(kept)
 
     def _taker(self) -> Callable[[], Message]:
-        last, popleft = self._last, self._ready.popleft
+        last, popleft, until, now = self._last, self._ready.popleft, self._open_until, monotonic
 
         def take() -> Message:
             last[0] = 1
+            if now() > until[0]:
+                raise IndexError
             return popleft()
 
         return take

@@ -16,6 +16,11 @@ DEFAULT_STRATEGY = "cooperative-sticky"
 QUEUE_BACKOFF_MS = 5
 """How long librdkafka rests when it has fetched enough ahead; its default, 1 s, halves the throughput."""
 
+REMOTE_KNOWN_SECONDS = 10.0
+"""With ``group.protocol=consumer`` the session is the broker's: 45 s, unless its settings were changed."""
+LEAST_KNOWN_SECONDS = 0.5
+"""A shorter gap between two turns of the engine is an everyday one."""
+
 _FETCH_PREFIXES = ("fetch.", "queued.")
 _FETCH_KEYS = frozenset(
     {
@@ -80,7 +85,7 @@ class ConsumerSettings:
     ``auto_store``: records count as processed when the next poll() asks for more; else ``store_offsets``
     tells. ``reset``: earliest, latest or error. ``wrap_all``: every message has ``.segment`` and
     ``.source()``. ``incremental``: rebalances take and give single slots. ``fetch``: settings of the
-    consumer that reads data.
+    consumer that reads data. ``known_for``: how long it holds good that a member owns its slots.
     """
 
     group: str
@@ -98,6 +103,7 @@ class ConsumerSettings:
     eof: bool
     incremental: bool
     strategy: str
+    known_for: float
     on_commit: Callable[[Any, Any], None] | None
     fetch: Mapping[str, Any]
 
@@ -157,6 +163,7 @@ def _settings(given: Mapping[str, Any]) -> ConsumerSettings:
         eof=flag(given, "enable.partition.eof", False),
         incremental=remote or strategy == "cooperative-sticky",
         strategy=strategy,
+        known_for=REMOTE_KNOWN_SECONDS if remote else _known_for(given),
         on_commit=given.get("on_commit"),
         fetch={
             "fetch.queue.backoff.ms": QUEUE_BACKOFF_MS,
@@ -168,6 +175,13 @@ def _settings(given: Mapping[str, Any]) -> ConsumerSettings:
 def _revocation_timeout(given: Mapping[str, Any], max_poll: float) -> float:
     """Two tries and the commit fit into the broker's rebalance timeout, unless somebody says otherwise."""
     return number(given, "kpsplit.revocation.timeout.ms", int(min(30.0, max_poll / 3) * 1000), least=1) / 1000
+
+
+def _known_for(given: Mapping[str, Any]) -> float:
+    """Half of the least time in which a session can end: its last heartbeat may be one interval old."""
+    session = number(given, "session.timeout.ms", 45_000, least=1)
+    heartbeat = number(given, "heartbeat.interval.ms", 3000, least=1)
+    return max((session - heartbeat) / 2000, LEAST_KNOWN_SECONDS)
 
 
 def _choice(given: Mapping[str, Any], name: str, default: str, allowed: Any) -> str:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.committer import Committer
+from kpsplit.consumer.confirming import Confirming
 from kpsplit.consumer.context import Context, kafka_error, named
 from kpsplit.consumer.engine_states import Event, State
 from kpsplit.consumer.holdings import IN_SINK, STARTING
@@ -57,6 +58,7 @@ class Engine(threading.Thread):
         self.subscribing = Subscribing(context, self.membership)
         self.withholding = Withholding(context, self.committer)
         self.peers = Peers(context, self.membership)
+        self.confirming = Confirming(context, self.membership)
         self.fatal: KpsplitError | None = None
         self.closing = False
         self._pulse = pulse
@@ -112,6 +114,7 @@ class Engine(threading.Thread):
         """Do what can be done now; wait for records for a moment. A duty that fails stops no other."""
         self._serve_requests()
         now = monotonic()
+        self.confirming.turned(now)
         if nested or now >= self._chores_at:
             self._chores_at = now + SLICE_SECONDS
             self._chores(nested)
@@ -129,6 +132,7 @@ class Engine(threading.Thread):
             self._duty(self._poll_group)
             self._duty(self._watch_application)
         if self.fatal is None:
+            self._duty(lambda: self.confirming.turn(nested=nested))
             self._duty(lambda: self.subscribing.turn(nested=nested))
             self._duty(self.starter.turn)
             self._duty(self._note_start)
@@ -292,6 +296,7 @@ def statistics(engine: Engine) -> Mapping[str, Any]:
         "edges": {f"{s} {e}": n for (s, e), n in sorted(context.life.edges.items())},
         "slots": {str(h.slot): h.stage.value for h in context.holdings},
         "waiting_bytes": context.sink.waiting_bytes(),
+        "held": engine.confirming.held,
         "view_fresh": context.views.fresh(),
         "enrolment_unseen": context.views.unseen,
         "offset_log_garbage": context.ledger.garbage,

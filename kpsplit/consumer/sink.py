@@ -29,6 +29,13 @@ class Sink(Protocol):
     def waiting_bytes(self) -> int:
         """Return how many bytes of records were offered and are not given out yet (back-pressure)."""
 
+    def keep_open(self, until: float) -> None:
+        """Hand out nothing once this moment has passed, until a later one is named.
+
+        Named with every turn of the engine, by the clock of ``kafka.clock.monotonic``: a member that has not
+        turned for long may have lost its slots (``waking``). Where none was named, it hands out for ever.
+        """
+
     def cursor(self, slot: OwnedSlot) -> Sequence[Cursor]:
         """Return how far a slot is *processed*: one or more pieces that tile ``slot.range``."""
 

@@ -25,6 +25,7 @@ from kpsplit.consumer.events import Events
 from kpsplit.consumer.group import GroupConsumer
 from kpsplit.consumer.ledger import Start
 from kpsplit.consumer.subscriptions import subscribed
+from kpsplit.kafka.group_members import Members, Owner
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import key_hash
@@ -108,6 +109,11 @@ class Coordinator:
     def held(self) -> set[int]:
         """The slots that the member has not let go."""
         return set(self._assigned)
+
+    def members(self) -> Members:
+        """What the group tells of itself: everything that the member holds is its own."""
+        place, me = slots_topic(TOPIC), Owner(self.memberid(), "", "")
+        return Members(True, True, {PhysicalPartition(place, number): me for number in self.held()})
 
 
 def _parts(indexes: tuple[int, ...]) -> list[TopicPartition]:
@@ -200,6 +206,7 @@ class Ledger:
         self.starts_gate.set()
         self.commit_gate.set()
         self.failures: deque[Exception] = deque()
+        self.members: Callable[[], Members] | None = None
         self.asked = 0
 
     def starts(self, wanted: list[Any]) -> list[Start]:
@@ -235,6 +242,7 @@ class World:
         extra = {name.replace("_", "."): value for name, value in settings.items()}
         _, chosen = split_config({**config, **extra})
         self.coordinator, self.views, self.reader, self.ledger = Coordinator(), Views(), Reader(), Ledger()
+        self.ledger.members = self.coordinator.members
         self.buffer = FetchBuffer()
         self.events = Events(self.buffer.ask_attention)
         self.pulse = [0]

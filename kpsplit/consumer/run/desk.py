@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 from kpsplit.consumer.batch import Batch, OwnedSlot
@@ -20,6 +21,7 @@ from kpsplit.consumer.run.outbox import Outbox, Transfer
 from kpsplit.consumer.run.output import Output
 from kpsplit.consumer.run.policies import DeadLetter, Final, Judge, Rest, Skip, Stop, stopped
 from kpsplit.errors import ConflictError, KpsplitError
+from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.cursor import Cursor
 
 if TYPE_CHECKING:
@@ -86,6 +88,9 @@ class Desk:
         """Set when the run has to end, by ``end()`` or an error."""
         self.on_attention: Callable[[], None] = lambda: None
         """Called with the lock held when the runner has to look: the run is over, or a commit is wanted."""
+        self._open_until = inf
+        self._found_shut = False
+        """A worker has found that moment passed, and waits."""
         self._commit_wanted = False
         self._buffer_bytes = buffer_bytes
         self._judge = judge
@@ -117,6 +122,14 @@ class Desk:
         waiting = self.scheduler.waiting_bytes + (self._outbox.bytes if self._outbox else 0)
         return max(waiting, self._buffer_bytes) if self.scheduler.crowded else waiting
 
+    def keep_open(self, until: float) -> None:
+        """See ``Sink``."""
+        self._open_until = until
+        if self._found_shut and until:
+            with self.lock:
+                self._found_shut = False
+                self.wake(-1)
+
     def cursor(self, slot: OwnedSlot) -> Sequence[Cursor]:
         """See ``Sink``: neighbouring lanes at the same positions are one piece."""
         with self.lock:
@@ -147,6 +160,9 @@ class Desk:
         """Return a lane to work on, None if there is none now. The lock is held by the caller."""
         full = self._outbox is not None and self._outbox.full
         if self.closed or full:
+            return None
+        if monotonic() > self._open_until:
+            self._found_shut = True
             return None
         lane = self.scheduler.next()
         while lane is not None and self._state is not None and not self._attempted(lane, self._state):

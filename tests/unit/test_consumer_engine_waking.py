@@ -1,0 +1,271 @@
+"""A member whose engine has not turned for long: what it hands out when it goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from confluent_kafka import Message
+
+from kpsplit.consumer.engine_states import State
+from kpsplit.consumer.membership import by_hand
+from kpsplit.consumer.run.attaching import Attached, attach
+from kpsplit.consumer.run.desk import Desk
+from kpsplit.consumer.run.handlers import synchronous
+from kpsplit.consumer.run.policies import Judge, Stop
+from kpsplit.consumer.run.threads import ThreadWorkers
+from kpsplit.consumer.subscriptions import Mode, Subscribed
+from kpsplit.errors import UnreachableError
+from kpsplit.kafka.clock import Deadline, monotonic
+from kpsplit.kafka.group_members import Members, Owner
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.keys import slots_topic
+from tests.unit.engine_world import SLOTS, TOPIC, World, record, slot
+from tests.unit.lane_samples import keys_in
+
+PATIENCE = 60.0
+OTHER_KEY = keys_in(slot(1).range, 1)[0]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with World(session_timeout_ms=6000, heartbeat_interval_ms=5000) as one:
+        one.subscribe()
+        one.coordinator.give(0, 1)
+        one.polls(lambda: one.state is State.STABLE and len(one.reader.owned) == 2, "slots")
+        yield one
+
+
+@contextmanager
+def asleep(world: World) -> Iterator[None]:
+    """The engine does not turn, for longer than a member may sleep."""
+    over = threading.Event()
+    world.engine.ask(lambda: over.wait(PATIENCE))
+    deadline = Deadline(PATIENCE)
+    while monotonic() <= world.engine.confirming.until:
+        deadline.check("the latest turn to be too long ago")
+        deadline.pause(0.01)
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def buffered(world: World, *messages: Message) -> None:
+    """Records wait in the buffer."""
+    world.reader.write(*messages)
+    world.until(lambda: world.context.sink.waiting_bytes() > 0, "records in the buffer")
+
+
+def told(**names: int) -> Callable[[], Members]:
+    """What the coordinator answers: the owners of slots, by their names."""
+    owners = {
+        PhysicalPartition(slots_topic(TOPIC), index): Owner(name, "", "") for name, index in names.items()
+    }
+    return lambda: Members(True, True, owners)
+
+
+def no_answer() -> Members:
+    raise UnreachableError("could not describe group g: no answer in time")
+
+
+def of_other_slot(number: int) -> Message:
+    return Message(topic=TOPIC, partition=0, offset=number, key=OTHER_KEY, value=b"%d" % number)
+
+
+def held(world: World) -> bool:
+    return bool(world.stats()["held"])
+
+
+def test_while_the_engine_sleeps_and_until_the_coordinator_has_answered_nothing_is_handed_out(
+    world: World,
+) -> None:
+    answered = threading.Event()
+    truth = world.coordinator.members
+
+    def members() -> Members:
+        answered.wait(PATIENCE)
+        return truth()
+
+    world.ledger.members = members
+    buffered(world, record(0), record(1))
+    with asleep(world):
+        assert world.poll() is None
+        assert world.buffer.consume(10) == []
+    assert world.polls(lambda: held(world), "the sleep to be noticed") == []
+    assert world.poll() is None
+    assert world.count("held_after_sleep")
+    answered.set()
+    assert [m.value() for m in world.take(2)] == [b"0", b"1"]
+    world.until(lambda: not held(world), "everything to be as ever")
+    assert [name for name, _ in world.told] == ["assign"]
+
+
+def test_an_application_that_waits_is_woken_by_the_confirmation(world: World) -> None:
+    buffered(world, record(0))
+    woken: list[bool] = []
+    with asleep(world):
+        waiter = threading.Thread(target=lambda: woken.append(world.buffer.wait(PATIENCE)))
+        waiter.start()
+        world.until(lambda: world.buffer.waited_for, "the application to wait")
+        assert not woken
+    waiter.join(PATIENCE)
+    assert woken == [True]
+    assert world.take(1)
+
+
+def test_woken_without_its_slots_a_member_drops_what_it_had_buffered_and_tells_of_the_loss(
+    world: World,
+) -> None:
+    buffered(world, record(0), of_other_slot(1))
+    world.ledger.members = told(other=0, third=1)
+    with asleep(world):
+        assert world.poll() is None
+    assert world.polls(lambda: world.told[-1][0] == "lost", "on_lost") == []
+    assert world.poll() is None
+    assert world.ledger.commits == []
+    assert world.count("slots_lost") == 2
+    world.coordinator.lose(0, 1)
+    world.coordinator.give(0)
+    world.ledger.members = world.coordinator.members
+    world.polls(lambda: world.state is State.STABLE and world.reader.owned, "a slot again")
+    assert [name for name, _ in world.told] == ["assign", "lost", "assign"]
+
+
+def test_slots_that_stay_are_handed_out_when_others_were_lost(world: World) -> None:
+    buffered(world, record(0), of_other_slot(1), record(2))
+    world.ledger.members = told(other=0, me=1)
+    with asleep(world):
+        assert world.poll() is None
+    assert [m.value() for m in world.take(1)] == [b"1"]
+    assert world.poll() is None
+    assert set(world.reader.owned) == {slot(1)}
+
+
+def test_while_the_group_cannot_be_asked_nothing_is_handed_out_and_the_statistics_say_why(
+    world: World,
+) -> None:
+    buffered(world, record(0))
+    world.ledger.members = no_answer
+    with asleep(world):
+        assert world.poll() is None
+    assert world.polls(lambda: "no answer in time" in str(world.stats()["trouble"]), "the trouble") == []
+    assert held(world)
+    world.ledger.members = world.coordinator.members
+    assert [m.value() for m in world.take(1)] == [b"0"]
+    assert world.stats()["trouble"] is None
+
+
+def test_a_loss_that_the_group_tells_ends_the_wait_for_a_coordinator_that_cannot_be_asked(
+    world: World,
+) -> None:
+    buffered(world, record(0))
+    world.ledger.members = no_answer
+    with asleep(world):
+        world.coordinator.lose(0, 1)
+    assert world.polls(lambda: world.told[-1][0] == "lost" and not held(world), "the loss") == []
+    world.coordinator.give(0)
+    world.polls(lambda: world.reader.owned, "a slot again")
+    buffered(world, record(1))
+    assert [m.value() for m in world.take(1)] == [b"1"]
+
+
+def test_a_revocation_during_the_wait_hands_over_as_ever(world: World) -> None:
+    world.reader.write(record(0), record(1))
+    world.take(1)
+    world.ledger.members = no_answer
+    with asleep(world):
+        world.coordinator.take(0, 1)
+    assert world.polls(lambda: not world.coordinator.held(), "the hand-over") == []
+    assert world.ledger.commits == [{slot(0).range: 1, slot(1).range: 1}]
+    assert world.told[-1][0] == "revoke"
+
+
+def test_what_was_assigned_by_hand_beside_a_group_is_nothing_that_the_group_can_give_to_others(
+    world: World,
+) -> None:
+    mine = by_hand(Subscribed(TOPIC, slots_topic(TOPIC), Mode.SLOTS, SLOTS), 0)
+    world.engine.ask(lambda: world.engine.membership.hold([mine])).result(PATIENCE)
+    world.ledger.members = told(other=0, third=1)
+    with asleep(world):
+        pass
+    world.polls(lambda: world.told[-1][0] == "lost" and not held(world), "the loss")
+    assert [h.slot for h in world.context.holdings] == [mine.slot]
+
+
+def test_partitions_assigned_by_hand_are_handed_out_whatever_the_engine_does() -> None:
+    with World(session_timeout_ms=3000, heartbeat_interval_ms=2500) as world:
+        known = Subscribed(TOPIC, slots_topic(TOPIC), Mode.SLOTS, SLOTS)
+        world.engine.ask(lambda: world.engine.membership.hold([by_hand(known, 0)])).result(PATIENCE)
+        world.polls(lambda: world.reader.owned, "the partition")
+        buffered(world, record(0))
+        over = threading.Event()
+        world.engine.ask(lambda: over.wait(PATIENCE))
+        Deadline(PATIENCE).pause(1.0)  # so long it sleeps
+        assert world.poll()
+        over.set()
+        assert not held(world)
+        assert world.count("held_after_sleep") == 0
+
+
+class Lanes:
+    """A run with two workers in the place of the poll buffer; ``seen``: what the handler was called with."""
+
+    def __init__(self, world: World) -> None:
+        self.seen: list[bytes] = []
+        self._world = world
+        self.desk = Desk(2, 1 << 20, Judge(Stop()))
+        handler = synchronous(lambda message: self.seen.append(message.value()), transactional=False)
+        self.workers = ThreadWorkers(self.desk, [handler] * 2, None)  # type: ignore[arg-type]
+        self._attached = Attached(self.desk, world.context.settings, lambda: None)
+
+    def __enter__(self) -> Lanes:
+        self._before = self._attach(self._attached)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.desk.end()
+        self._attach(self._before)
+
+    def _attach(self, to: Attached) -> Attached:
+        context: Any = self._world.context
+        return self._world.engine.ask(lambda: attach(context, to)).result(PATIENCE)
+
+
+def test_workers_get_nothing_behind_a_sleep_until_the_slots_are_confirmed(world: World) -> None:
+    with Lanes(world) as lanes:
+        buffered(world, record(0), of_other_slot(1))
+        world.ledger.members = no_answer
+        with asleep(world):
+            lanes.workers.start()
+        world.until(lambda: world.stats()["trouble"], "the coordinator not to answer")
+        assert lanes.seen == []
+        world.ledger.members = world.coordinator.members
+        world.until(lambda: sorted(lanes.seen) == [b"0", b"1"], "the workers to go on")
+
+
+def test_workers_get_nothing_of_slots_that_were_lost_in_a_sleep(world: World) -> None:
+    with Lanes(world) as lanes:
+        buffered(world, record(0), of_other_slot(1))
+        world.ledger.members = told(other=0, me=1)
+        with asleep(world):
+            lanes.workers.start()
+        world.until(lambda: lanes.seen, "the workers to go on")
+        world.until(lambda: lanes.desk.stats().processed == 1, "the record of the slot that stays")
+        assert lanes.seen == [b"1"]
+        assert world.polls(lambda: world.told[-1][0] == "lost", "on_lost") == []
+
+
+def test_a_sink_that_takes_over_behind_a_sleep_hands_out_nothing_either(world: World) -> None:
+    world.ledger.members = no_answer
+    with asleep(world):
+        pass
+    world.until(lambda: world.stats()["trouble"], "the coordinator not to answer")
+    with Lanes(world) as lanes:
+        buffered(world, record(0))
+        with lanes.desk.lock:
+            assert lanes.desk.take() is None
+            assert lanes.desk.scheduler.next() is not None
