@@ -95,7 +95,7 @@ def let_the_lease_run_out_while_the_fence_waits(patch: pytest.MonkeyPatch) -> No
 
 LOST, STUCK = "LOST", "stays open"
 TABLE: list[tuple[Callable[[pytest.MonkeyPatch], None], Scope, str]] = [
-    (fence_nobody, Scope(ONE), "stands still"),
+    (fence_nobody, Scope(ONE), LOST),
     (defer_a_fence_that_was_there_before_us, JOINING, LOST),
     (acknowledge_inside_the_transaction, Scope(TWO, lapses=False), LOST),
     (hold_back_reports_until_the_fence_is_over, Scope(TWO, lapses=False), STUCK),
@@ -121,7 +121,7 @@ def test_a_guard_that_is_left_out_is_missed(
 def test_to_go_on_when_the_lease_has_run_out_would_only_cost_the_transaction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without a lease nothing is final, so nothing is committed before its end is known."""
+    """Without a lease nothing is final, so nothing is committed before its segment's end is known."""
     monkeypatch.setattr(TransactionalWorld, "_patience_over", World._patience_over)
     found = explore(TransactionalWorld(Scope(ONE)))
     assert found.violation is None and found.complete, str(found)
