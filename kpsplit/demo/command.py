@@ -48,7 +48,7 @@ SEEDS = 1_000_000
 @click.option(
     "--duration",
     type=click.FloatRange(2, 3600),
-    default=24.0,
+    default=16.0,
     show_default=True,
     metavar="SECONDS",
     help="Time of steady writing between operations, in all.",
@@ -56,7 +56,7 @@ SEEDS = 1_000_000
 @click.option(
     "--rate",
     type=click.FloatRange(10, 200_000),
-    default=4000.0,
+    default=1500.0,
     show_default=True,
     metavar="N",
     help="Records per second of all producers together; with --input at most.",

@@ -21,7 +21,7 @@ from kpsplit.kafka.clock import monotonic
 NEWS_SECONDS = 0.25
 BATCH = 500
 POLL_SECONDS = 0.1
-COMMIT_MS = 500
+COMMIT_MS = 1000
 HEARTBEAT_MS = 1500
 """By its answers a member learns that it has to join again."""
 
