@@ -48,7 +48,7 @@ SEEDS = 1_000_000
 @click.option(
     "--duration",
     type=click.FloatRange(2, 3600),
-    default=16.0,
+    default=8.0,
     show_default=True,
     metavar="SECONDS",
     help="Time of steady writing between operations, in all.",
