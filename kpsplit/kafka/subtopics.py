@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from kpsplit.errors import (
-    AuthorizationError,
     EXIT_CONFLICT,
+    AuthorizationError,
     CheckFailedError,
     DeadlineExceededError,
     KpsplitError,

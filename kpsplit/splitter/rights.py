@@ -102,7 +102,7 @@ def rights_for(
 
 
 def lacking(topic: str, allowed: Mapping[str, Set[Operation]]) -> tuple[Right, ...]:
-    """Return what an operator of a topic lacks on topics that exist, by what the brokers say is allowed there."""
+    """Return what an operator of a topic lacks on topics that exist; ``allowed``: what the brokers say."""
     return tuple(
         Right(Resource.TOPIC, name, False, right.operation)
         for name, operations in sorted(allowed.items())
