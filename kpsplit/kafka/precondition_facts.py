@@ -29,8 +29,8 @@ class Facts:
     ``closing`` are the segments that it would close, ``opening`` the number of ranges that it would open;
     ``subtopic`` its sub-topic's name, ``names`` the topics of the cluster. ``hung_transaction`` describes an
     open transaction that stayed while we watched, None if there is none. ``lacking``: rights on topics that
-    exist which the brokers say we do not have. ``partitioner`` and ``useful`` come from the sample, None where
-    none was taken.
+    exist which the brokers say we do not have. ``partitioner`` and ``useful`` come from the sample, None
+    where none was taken.
     """
 
     parent: PhysicalPartition
