@@ -6,6 +6,7 @@
 #   make lint     style, types, import contracts
 #   make demo     the main job, on an embedded three-broker cluster
 #   make bench    what kpsplit costs a producer (BENCH=consumer, BENCH=spark_reconcile: the others)
+#   make chaos    faults on real brokers for a long time (MINUTES=20, CHAOS_ARGS="--seed 7")
 #   make lock     resolve requirements/*.txt again from pyproject.toml (needs uv)
 #   make clean    remove the virtual environment and tool caches (the jars stay in the cache folder)
 
@@ -18,6 +19,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 UV ?= uv
 BENCH ?= producer_overhead
+MINUTES ?= 20
 CLUSTER_TESTS := tests/broker tests/cli tests/fault tests/spark
 CORE_TESTS := $(filter-out $(CLUSTER_TESTS) %__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 NOTHING_SELECTED := 5
@@ -28,7 +30,7 @@ PROJECT_SUM := $(shell cksum < pyproject.toml | cut -d' ' -f1)
 LOCKED := $(VENV)/.locked-$(LOCK_SUM)
 INSTALLED := $(VENV)/.installed-$(LOCK_SUM)-$(PROJECT_SUM)
 
-.PHONY: help setup jars test test-core test-cluster lint demo bench lock clean
+.PHONY: help setup jars test test-core test-cluster lint demo bench chaos lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -60,6 +62,9 @@ demo: jars
 
 bench: jars
 	$(BIN)/python benchmarks/$(BENCH).py $(BENCH_ARGS)
+
+chaos: jars
+	$(BIN)/python -m tests.fault.chaos --minutes $(MINUTES) $(CHAOS_ARGS)
 
 # Any Python from 3.11 on; PYTHON=/path/to/python overrides the search.
 $(BIN)/python:

@@ -40,6 +40,11 @@ _UNREACHABLE = {
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_CONTROLLER,
 }
+_NO_COORDINATOR = {
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+}
 _TIMEOUTS = {
     KafkaError._TIMED_OUT,
     KafkaError._TIMED_OUT_QUEUE,
@@ -98,6 +103,8 @@ def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> 
             f"could not {what}: the brokers cannot be reached",
             hint="check -b/--bootstrap-server, the network and the security settings",
         )
+    if code in _NO_COORDINATOR:
+        return UnreachableError(text, hint="it is moving to another broker: retry", retriable=True)
     if code in _MISSING:
         return UsageError(f"could not {what}: no such topic or partition")
     return KpsplitError(text, retriable=error.retriable())

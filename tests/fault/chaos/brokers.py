@@ -1,0 +1,127 @@
+"""What a run asks of the brokers beyond kpsplit: who leads the quorum, replicas in sync, moved leaders."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+from confluent_kafka import ElectionType, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from kpsplit.devcluster.jvm import KafkaRuntime
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.leaders import reassign, reordered
+from kpsplit.splitter.lineage import PhysicalPartition
+
+ASK_SECONDS = 5.0
+TOOL_SECONDS = 120.0
+POLL_SECONDS = 0.2
+QUIET = {"log_level": 0}
+
+
+class Brokers:
+    """Looks at a cluster, and moves its leaders. Not thread safe."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._connection = Connection({"bootstrap.servers": bootstrap})
+
+    def active_controller(self, seconds: float) -> int:
+        """Return the node that leads the quorum.
+
+        Raises:
+            DeadlineExceededError: none does, or nobody says so, in time.
+        """
+        deadline = Deadline(seconds)
+        while (leader := self._quorum_leader()) is None:
+            deadline.check("an active controller")
+            deadline.pause(POLL_SECONDS)
+        return leader
+
+    def _quorum_leader(self) -> int | None:
+        from kafka.admin import KafkaAdminClient
+        from kafka.errors import KafkaError as PythonError
+
+        try:
+            client = KafkaAdminClient(bootstrap_servers=self._bootstrap.split(","))
+            try:
+                found: dict[str, Any] = client.describe_metadata_quorum()
+            finally:
+                client.close()
+        except (PythonError, OSError):
+            return None
+        leader = int(found["topics"][0]["partitions"][0]["leader_id"])
+        return leader if leader >= 0 else None
+
+    def throttle(self, bytes_per_second: int | None) -> None:
+        """Set, or take away (None), the quota of every client, by Kafka's own tool.
+
+        Raises:
+            KpsplitError: the tool failed.
+        """
+        if bytes_per_second is None:
+            change = ["--delete-config", "producer_byte_rate,consumer_byte_rate"]
+        else:
+            rate = bytes_per_second
+            change = ["--add-config", f"producer_byte_rate={rate},consumer_byte_rate={rate}"]
+        kafka = KafkaRuntime.find(heap_mb=128, log_level="ERROR")
+        who = ["--bootstrap-server", self._bootstrap, "--entity-type", "clients", "--entity-default"]
+        command = kafka.command("kafka.admin.ConfigCommand", *who, "--alter", *change)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_SECONDS)
+        if ended.returncode != 0:
+            raise KpsplitError(f"quotas cannot be set: {(ended.stderr or ended.stdout)[-500:]}")
+
+    def await_in_sync(self, replicas: int, seconds: float) -> None:
+        """Return when every partition has a leader and all its replicas.
+
+        Raises:
+            DeadlineExceededError: not in time.
+        """
+        deadline = Deadline(seconds)
+        while not self._in_sync(replicas):
+            deadline.check("all replicas to be in sync")
+            deadline.pause(POLL_SECONDS)
+
+    def shuffle_leaders(self, prefixes: tuple[str, ...], random: Random) -> int:
+        """Make another replica of each partition of some topics its leader; return of how many."""
+        lists = {
+            place: reordered(replicas, random.choice(replicas))
+            for place, replicas in self._replicas()
+            if place.topic.startswith(prefixes)
+        }
+        if not lists:
+            return 0
+        with suppress(KpsplitError):  # a topic is gone, or the operator moves it at the same time
+            reassign(self._connection, lists, Deadline(ASK_SECONDS))
+        partitions = [TopicPartition(p.topic, p.partition) for p in lists]
+        with suppress(KafkaException, TimeoutError):
+            self._client().elect_leaders(ElectionType.PREFERRED, partitions).result(ASK_SECONDS)
+        return len(lists)
+
+    def _in_sync(self, replicas: int) -> bool:
+        try:
+            topics = self._client().list_topics(timeout=ASK_SECONDS).topics.values()
+        except KafkaException:
+            return False
+        found = [p for topic in topics for p in topic.partitions.values()]
+        return bool(found) and all(p.leader >= 0 and len(p.isrs) >= replicas for p in found)
+
+    def _replicas(self) -> Iterable[tuple[PhysicalPartition, list[int]]]:
+        try:
+            topics = self._client().list_topics(timeout=ASK_SECONDS).topics
+        except KafkaException:
+            return []
+        return [
+            (PhysicalPartition(name, number), sorted(p.replicas))
+            for name, topic in topics.items()
+            for number, p in topic.partitions.items()
+        ]
+
+    def _client(self) -> AdminClient:
+        """Return a new client: one that has learnt of dead brokers might ask those."""
+        return AdminClient({**QUIET, "bootstrap.servers": self._bootstrap})

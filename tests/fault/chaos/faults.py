@@ -1,0 +1,182 @@
+"""Which fault comes next, how long it lasts and how long the rest behind it is: drawn from one seed. Pure.
+
+A run goes through *mixes*: kinds of faults that belong together, in an order that the seed decides. Behind
+each mix comes a long rest, in which the system has to get somewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Kind(StrEnum):
+    """What is done. The values are the rows of the table."""
+
+    BROKER_KILLED = "broker SIGKILL, started again"
+    BROKER_STOPPED = "broker SIGSTOP"
+    TWO_BROKERS_STOPPED = "two of three brokers SIGSTOP"
+    CONTROLLER_KILLED = "active controller SIGKILL, started again"
+    CONTROLLER_STOPPED = "active controller SIGSTOP"
+    LEADERS_MOVED = "leaders moved in a loop"
+    OPERATOR_KILLED = "operator SIGKILL"
+    OPERATOR_STOPPED = "operator SIGSTOP, woken later"
+    WRITER_KILLED = "writer SIGKILL"
+    WRITER_STOPPED = "writer SIGSTOP, woken later"
+    MEMBER_KILLED = "member SIGKILL"
+    MEMBER_STOPPED = "member SIGSTOP, woken later"
+    SUSPENSIONS = "writers and members SIGSTOP, many short ones"
+    CUT_OFF = "clients and operators cut off, both ways"
+    REQUESTS_HELD = "clients and operators cut off, requests only"
+    RESPONSES_HELD = "clients and operators cut off, responses only"
+    DELAYED = "network slow, each way"
+    RESPONSES_LOST = "responses lost after the write"
+    THROTTLED = "quota throttle"
+
+
+PREPARING = ("Claim", "Prepare", "CreateSubTopic", "CoLocateLeaders", "AwaitReady")
+FENCED = ("Fence", "AwaitAcknowledged")
+CUT = ("AppendMarkers",)
+BEHIND = ("Commit", "SealSubTopics", "Finish")
+STEPS = (*PREPARING, *FENCED, *CUT, *BEHIND)
+"""Behind which step of an operation a fault can be made to strike."""
+
+ACROSS_THE_CUT = ("Prepare", "AwaitReady", "Fence")
+"""Where a fault begins that is to last beyond the cut."""
+
+MIXES: dict[str, tuple[Kind, ...]] = {
+    "brokers": (Kind.BROKER_KILLED, Kind.BROKER_STOPPED, Kind.CONTROLLER_KILLED, Kind.LEADERS_MOVED),
+    "frozen": (Kind.BROKER_STOPPED, Kind.TWO_BROKERS_STOPPED, Kind.CONTROLLER_STOPPED),
+    "operators": (Kind.OPERATOR_KILLED, Kind.OPERATOR_STOPPED),
+    "clients": (Kind.WRITER_KILLED, Kind.WRITER_STOPPED, Kind.MEMBER_KILLED, Kind.MEMBER_STOPPED),
+    "network": (
+        Kind.CUT_OFF,
+        Kind.REQUESTS_HELD,
+        Kind.RESPONSES_HELD,
+        Kind.DELAYED,
+        Kind.RESPONSES_LOST,
+        Kind.THROTTLED,
+    ),
+    "suspensions": (*(Kind.SUSPENSIONS,) * 3, Kind.OPERATOR_STOPPED),
+    "everything": tuple(Kind),
+}
+OF_PROCESSES = tuple(kind for kind in Kind if kind not in MIXES["network"])
+"""Everything that is done to processes, and the leaders that are moved; the rest is done to the network."""
+
+_FAULTS_OF_A_MIX = {"frozen": 2, "brokers": 4, "suspensions": 20}
+"""How many there are; twenty of the last make about two hundred suspensions."""
+
+_FAULTS = 8
+_REST = (0.5, 4.0)
+_HOLD: dict[Kind, tuple[float, float]] = {
+    Kind.BROKER_KILLED: (0.5, 12.0),
+    Kind.BROKER_STOPPED: (3.0, 45.0),
+    Kind.TWO_BROKERS_STOPPED: (10.0, 45.0),
+    Kind.CONTROLLER_KILLED: (0.5, 12.0),
+    Kind.CONTROLLER_STOPPED: (3.0, 45.0),
+    Kind.LEADERS_MOVED: (5.0, 20.0),
+    Kind.OPERATOR_KILLED: (0.0, 5.0),
+    Kind.OPERATOR_STOPPED: (0.5, 20.0),
+    Kind.WRITER_KILLED: (0.0, 3.0),
+    Kind.WRITER_STOPPED: (0.3, 8.0),
+    Kind.MEMBER_KILLED: (0.0, 3.0),
+    Kind.MEMBER_STOPPED: (0.3, 16.0),
+    Kind.SUSPENSIONS: (10.0, 25.0),
+    Kind.CUT_OFF: (2.0, 30.0),
+    Kind.REQUESTS_HELD: (2.0, 30.0),
+    Kind.RESPONSES_HELD: (2.0, 30.0),
+    Kind.DELAYED: (5.0, 20.0),
+    Kind.RESPONSES_LOST: (1.0, 8.0),
+    Kind.THROTTLED: (5.0, 20.0),
+}
+_TARGETED = (Kind.OPERATOR_KILLED, Kind.OPERATOR_STOPPED)
+_AT_A_STEP = (
+    Kind.WRITER_STOPPED,
+    Kind.MEMBER_STOPPED,
+    Kind.BROKER_KILLED,
+    Kind.TWO_BROKERS_STOPPED,
+    Kind.CUT_OFF,
+    Kind.RESPONSES_LOST,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault. Times are in seconds.
+
+    ``hold``: how long it lasts; ``rest``: how long nothing is done behind it; ``target``: which of the
+    processes in question is struck, counted on from any; ``step``: behind which step of an operation it
+    strikes, None: at once.
+    """
+
+    kind: Kind
+    hold: float
+    rest: float
+    target: int
+    step: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Faults that follow one another, and behind them a long rest."""
+
+    name: str
+    faults: tuple[Fault, ...]
+
+
+class Schedule:
+    """The faults of a run: the same for the same seed.
+
+    Args:
+        seed: of everything that is drawn.
+        longest: no fault, and no rest behind one, lasts longer than so many seconds.
+    """
+
+    def __init__(self, seed: int, longest: float = 45.0) -> None:
+        self._random = Random(seed)
+        self._longest = longest
+
+    def mixes(self, names: Sequence[str] = tuple(MIXES)) -> Iterator[Mix]:
+        """Yield mixes without end; each comes once before any comes again."""
+        while True:
+            for name in self._shuffled(names):
+                number = _FAULTS_OF_A_MIX.get(name, _FAULTS)
+                kinds = self._turns(MIXES[name], number)
+                yield Mix(name, tuple(self.draw(kind) for kind in kinds))
+
+    def each_once(self, kinds: Sequence[Kind] = tuple(Kind)) -> Mix:
+        """Return one fault of each kind, for a short run."""
+        return Mix("each once", tuple(self.draw(kind) for kind in self._shuffled(kinds)))
+
+    def draw(self, kind: Kind) -> Fault:
+        """Return a fault of a kind."""
+        low, high = _HOLD[kind]
+        return Fault(
+            kind,
+            min(self._longest, self._random.uniform(low, high)),
+            min(self._longest, self._random.uniform(*_REST)),
+            self._random.randrange(1 << 16),
+            self._step(kind),
+        )
+
+    def _step(self, kind: Kind) -> str | None:
+        if kind in _TARGETED:
+            return self._random.choice(STEPS)
+        if kind in _AT_A_STEP and self._random.random() < 0.5:
+            return self._random.choice(ACROSS_THE_CUT)
+        return None
+
+    def _turns(self, kinds: Sequence[Kind], number: int) -> list[Kind]:
+        """Return so many kinds; none comes twice more often than another."""
+        turns: list[Kind] = []
+        while len(turns) < number:
+            turns += self._shuffled(kinds)
+        return turns[:number]
+
+    def _shuffled(self, items: Sequence[T]) -> list[T]:
+        return self._random.sample(items, len(items))

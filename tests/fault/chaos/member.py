@@ -1,0 +1,81 @@
+"""One member of a run's group, a process: ``python -m tests.fault.chaos.member``, orders on stdin.
+
+It works as the demo's members do. Beside its journal it leaves when it lost slots (JOURNAL.lost) and what the
+library logs (JOURNAL.log); SIGUSR1 puts the stacks of all its threads into JOURNAL.stacks.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+from confluent_kafka import KafkaException
+
+from kpsplit.demo.group.member import Work, tell
+from kpsplit.demo.group.orders import MemberNews, MemberOrders
+from kpsplit.demo.parent import die_with_parent
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import monotonic
+
+
+def beside(journal: Path, what: str) -> Path:
+    """Return where something else of a member is: lost, log or stacks."""
+    return journal.with_name(f"{journal.name}.{what}")
+
+
+def losses_of(journal: Path) -> list[float]:
+    """Return when a member lost slots, in monotonic seconds."""
+    path = beside(journal, "lost")
+    return [float(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class Member(Work):
+    """A member that writes down when slots were taken from it that it had not given up."""
+
+    def __init__(self, orders: MemberOrders, journal: BinaryIO, losses: TextIO) -> None:
+        super().__init__(orders, journal)
+        self._losses = losses
+
+    def _lost(self, *what: object) -> None:
+        super()._lost(*what)
+        self._losses.write(f"{monotonic()}\n")
+        self._losses.flush()
+
+
+def _listen(member: Member) -> None:
+    sys.stdin.readline()
+    member.end()
+
+
+def main() -> int:
+    """Work; return the exit code."""
+    die_with_parent()
+    orders = MemberOrders.decode(sys.stdin.readline())
+    path = Path(orders.journal)
+    logging.basicConfig(
+        filename=beside(path, "log"), level=logging.INFO, format="%(asctime)s %(name)s %(message)s"
+    )
+    with (
+        beside(path, "stacks").open("w") as stacks,
+        beside(path, "lost").open("w") as losses,
+        path.open("ab", buffering=0) as journal,
+    ):
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+        member = Member(orders, journal, losses)
+        signal.signal(signal.SIGTERM, member.end)
+        threading.Thread(target=_listen, args=(member,), daemon=True).start()
+        try:
+            tell(member.run())
+        except (KpsplitError, KafkaException) as error:
+            tell(MemberNews(error=str(error)))
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

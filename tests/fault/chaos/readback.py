@@ -1,0 +1,79 @@
+"""Reads everything back along the lineage, with a fresh client, for the checker of histories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kpsplit.consumer.lineage_reader import LineageReader
+from kpsplit.consumer.logical_record import LogicalRecord
+from kpsplit.demo.journal import Entry, read_journal
+from kpsplit.demo.traffic import sequence_in, writer_in
+from kpsplit.kafka.connection import Connection
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.testing import Delivery, HistoryChecker, HistoryReport, Send, SendOutcome
+
+PATIENCE = 120.0
+
+
+@dataclass(slots=True)
+class ReadBack:
+    """What was found. ``offsets``: logical offsets by logical partition."""
+
+    history: HistoryReport
+    strays: int = 0
+    gaps: list[str] = field(default_factory=list)
+    offsets: dict[int, set[int]] = field(default_factory=dict)
+
+
+def read_back(
+    connection: Connection, topic: str, states: Iterable[PartitionState], journals: dict[str, Path]
+) -> ReadBack:
+    """Read all partitions to their ends, and check them against what the writers were told."""
+    states = list(states)
+    checker = HistoryChecker([state.lineage for state in states])
+    for writer, journal in journals.items():
+        for entry in read_journal(journal) if journal.exists() else ():
+            checker.sent(_send(topic, writer, entry))
+    found = ReadBack(checker.report())
+    for state in states:
+        offsets = found.offsets.setdefault(state.parent.partition, set())
+        with LineageReader(connection, state, patience=PATIENCE) as reader:
+            for record in reader.records():
+                offsets.add(record.logical_offset)
+                checker.delivered(_delivery(state.parent, record))
+            found.strays += reader.tally.strays
+            found.gaps += [str(gap) for gap in reader.tally.gaps]
+    found.history = checker.report()
+    return found
+
+
+def _send(topic: str, writer: str, entry: Entry) -> Send:
+    reported = entry.partition if entry.reported_partition is None else entry.reported_partition
+    ok = entry.outcome is SendOutcome.OK
+    parent = PhysicalPartition(topic, reported if ok else entry.partition)
+    return Send(
+        producer=writer,
+        partition=parent,
+        key=entry.key,
+        id=(writer, entry.sequence),
+        sequence=entry.sequence,
+        outcome=entry.outcome,
+        logical_offset=entry.offset if ok else None,
+    )
+
+
+def _delivery(parent: PhysicalPartition, record: LogicalRecord) -> Delivery:
+    value = record.value or b""
+    return Delivery(
+        parent,
+        record.logical_offset,
+        record.segment,
+        record.key,
+        (writer_in(value), sequence_in(value)),
+        PhysicalPartition(record.source_topic, record.source_partition),
+        record.source_offset,
+        None if record.stamp is None else record.stamp.epoch,
+    )

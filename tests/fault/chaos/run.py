@@ -1,0 +1,109 @@
+"""A run: a cluster of its own, a network before it, an enrolled topic, and a crew that plays on it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kpsplit.devcluster.cluster import DevCluster
+from kpsplit.devcluster.ports import PortReservation
+from kpsplit.kafka.clock import Deadline, monotonic
+from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.operations import Operations
+from kpsplit.kafka.served import await_served
+from kpsplit.splitter.records.control import Partitioner
+from tests.fault.chaos.brokers import Brokers
+from tests.fault.chaos.crew import Crew, Job
+from tests.fault.chaos.inflict import REPLICAS, Inflictor
+from tests.fault.chaos.listener import add_listener
+from tests.fault.chaos.play import Options, Play, say
+from tests.fault.chaos.proxy import Network
+from tests.fault.chaos.table import Operation, Strike, rendered
+from tests.fault.chaos.verdict import Verdict
+
+TOPIC = "chaos"
+PARTITIONS = 3
+SLOTS = 4
+LEASE_MS = 2000
+GROUP = "chaos-workers"
+SERVED_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run amounts to."""
+
+    verdict: Verdict
+    strikes: list[Strike]
+    operations: list[Operation]
+    seconds: float
+
+    def report(self) -> str:
+        """Return the table of what was done, in Markdown, and what operations and the group came to."""
+        endings = Counter(f"{o.verb} {o.ending}" for o in self.operations)
+        told = ", ".join(f"{number} {what}" for what, number in sorted(endings.items()))
+        return f"{rendered(self.strikes)}\noperations: {told}\ngroup: {self.verdict.group}\n{self.verdict}"
+
+
+def run(options: Options) -> Outcome:
+    """Run.
+
+    Raises:
+        KpsplitError: the cluster did not recover, or could not be read back.
+    """
+    began = monotonic()
+    with ExitStack() as stack:
+        folder = stack.enter_context(_folder())
+        network = stack.enter_context(Network())
+        ports = stack.enter_context(PortReservation())
+        cluster = stack.enter_context(DevCluster(brokers=REPLICAS, data_dir=folder / "cluster"))
+        proxied = add_listener(cluster, folder / "cluster", ports, network)
+        connection = Connection({"bootstrap.servers": cluster.bootstrap})
+        _prepare(connection)
+        job = Job(
+            direct=cluster.bootstrap,
+            proxied=proxied,
+            topic=TOPIC,
+            partitions=PARTITIONS,
+            group=GROUP,
+            folder=folder,
+            seed=options.seed,
+            rate=options.rate,
+        )
+        crew = stack.enter_context(Crew(job))
+        inflictor = Inflictor(cluster, Brokers(cluster.bootstrap), network, crew, options.seed)
+        verdict = Play(options, connection, crew, inflictor).run()
+        if not verdict.good:
+            _keep(folder)
+        return Outcome(verdict, inflictor.strikes, crew.operations, monotonic() - began)
+
+
+def _prepare(connection: Connection) -> None:
+    admin = ClusterAdmin(connection)
+    admin.create(TOPIC, {}, partitions=PARTITIONS, replication=REPLICAS)
+    await_served(connection, admin.brokers(), {TOPIC: PARTITIONS}, Deadline(SERVED_SECONDS))
+    with Operations(connection, SERVED_SECONDS) as operations:
+        operations.initialise(lease_ms=LEASE_MS)
+        operations.enrol(TOPIC, Partitioner.CONSISTENT_RANDOM, slots=SLOTS)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="kpsplit-chaos-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keep(folder: Path) -> None:
+    """Keep journals and logs of a run that failed, not the brokers' data."""
+    kept = Path(tempfile.mkdtemp(prefix="kpsplit-chaos-failed-"))
+    shutil.copytree(folder, kept, dirs_exist_ok=True, ignore=shutil.ignore_patterns("data"))
+    say(f"journals and logs are kept in {kept}")
