@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
@@ -21,6 +22,12 @@ from kpsplit.kafka.served import await_served
 
 SERVED_SECONDS = 60.0
 _numbers = itertools.count(1)
+
+
+def pytest_configure() -> None:
+    """Have Ctrl-C heard: who is started in the background of a shell inherits that it is ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class MakeTopic(Protocol):

@@ -6,8 +6,16 @@ import time
 
 import pytest
 from confluent_kafka import KafkaError, Producer, TopicPartition
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 
+from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
@@ -51,18 +59,20 @@ def test_an_offset_log_that_would_forget_commits_is_refused_by_name(bootstrap, m
             set_config(admin, OFFSETS_TOPIC, "cleanup.policy", "compact")
 
 
-def test_garbage_in_the_offset_log_is_counted_and_skipped(bootstrap, make_topic, admin):
-    topic = make_topic()
-    with operating(bootstrap) as operations:
-        parent = shared(operations, topic, 2)
-        write(bootstrap, topic, 10)
-        count = len(admin.list_topics(OFFSETS_TOPIC, timeout=10).topics[OFFSETS_TOPIC].partitions)
-        producer = Producer({"bootstrap.servers": bootstrap})
+def test_garbage_in_the_offset_log_is_counted_and_skipped(kafka_runtime):
+    """On a cluster of its own: who verifies a topic of the session's could not tell whose it was."""
+    with DevCluster(1) as alone, operating(alone.bootstrap) as operations:
+        admin = AdminClient({"bootstrap.servers": alone.bootstrap})
+        admin.create_topics([NewTopic("orders", 1, 1)])["orders"].result(60)
+        parent = shared(operations, "orders", 2)
+        write(alone.bootstrap, "orders", 10)
+        count = len(admin.list_topics(OFFSETS_TOPIC, timeout=30).topics[OFFSETS_TOPIC].partitions)
+        producer = Producer({"bootstrap.servers": alone.bootstrap})
         for _ in range(3):
             producer.produce(OFFSETS_TOPIC, b"garbage", b"garbage", offsets_partition(parent, count))
-        assert producer.flush(30) == 0
-        with consumer(bootstrap, f"g-{topic}") as member:
-            member.subscribe([topic])
+        assert producer.flush(60) == 0
+        with consumer(alone.bootstrap, "g") as member:
+            member.subscribe(["orders"])
             assert len(drain(member, 10)) == 10
             assert member.stats()["offset_log_garbage"] >= 3
 
