@@ -49,7 +49,8 @@ def orders_for(
     options: Options, lines: list[Line] | None, connection: Connection, topic: str, journals: Path
 ) -> list[Orders]:
     """Return what each writer is to do."""
-    rates = rates_of(options, lines)
+    stocks = stocks_of(lines)
+    rates = rates_of(options, stocks)
     return [
         Orders(
             name=name,
@@ -63,17 +64,26 @@ def orders_for(
             writers=WRITERS,
             input=str(options.input.resolve()) if options.input is not None else None,
             expression=options.expression,
+            stock=None if stocks is None else stocks[name],
         )
         for name in WRITERS
     ]
 
 
-def rates_of(options: Options, lines: list[Line] | None) -> dict[str, float]:
-    """Return each writer's rate: equal ones, or such that all come to the end of their lines together."""
+def stocks_of(lines: list[Line] | None) -> dict[str, int] | None:
+    """Return how many lines of a file are each writer's."""
     if lines is None:
-        return dict.fromkeys(WRITERS, options.rate / len(WRITERS))
-    total = min(options.rate, len(lines) / (options.duration + OPERATIONS_SECONDS))
+        return None
     owned = dict.fromkeys(WRITERS, 0)
     for line in lines:
         owned[owner_of(line, WRITERS)] += 1
-    return {name: max(0.1, total * number / len(lines)) for name, number in owned.items()}
+    return owned
+
+
+def rates_of(options: Options, stocks: dict[str, int] | None) -> dict[str, float]:
+    """Return each writer's first rate: equal ones, or such that lines are left to all for the whole demo."""
+    if stocks is None:
+        return dict.fromkeys(WRITERS, options.rate / len(WRITERS))
+    lines = sum(stocks.values())
+    total = min(options.rate, lines / (options.duration + OPERATIONS_SECONDS))
+    return {name: max(0.1, total * number / lines) for name, number in stocks.items()}

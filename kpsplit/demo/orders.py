@@ -30,7 +30,8 @@ class Orders:
     """What one writer is to do. Sent through a pipe: ``properties`` may hold secrets.
 
     ``input`` and ``expression``: the file and what finds its keys; None: records with skewed keys.
-    ``writers``: the names of all writers, among which lines are divided.
+    ``writers``: the names of all writers, among which lines are divided. ``stock``: how many lines are this
+    writer's; its rate falls with what is left of them.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Orders:
     writers: tuple[str, ...]
     input: str | None = None
     expression: str | None = None
+    stock: int | None = None
 
     def encode(self) -> str:
         """Return one line."""

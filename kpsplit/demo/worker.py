@@ -115,7 +115,7 @@ class Work:
         self._items = _items(orders)
         self._writer = writer
         self._commands = commands
-        self._pacer = Pacer(orders.rate, monotonic())
+        self._pacer = Pacer(orders.rate, monotonic(), orders.stock)
         self._finite = orders.input is not None
         self._stage = Stage.WRITING
         self._news_at = 0.0

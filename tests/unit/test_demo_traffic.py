@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kpsplit.demo.options import OPERATIONS_SECONDS, WRITERS, Options, rates_of
+from kpsplit.demo.options import OPERATIONS_SECONDS, WRITERS, Options, rates_of, stocks_of
 from kpsplit.demo.pacing import LONGEST_DELAY, Pacer
 from kpsplit.demo.traffic import (
     LINE_HEADER,
@@ -112,10 +112,10 @@ def test_without_a_file_all_writers_have_the_same_rate() -> None:
 
 
 def test_the_lines_of_a_file_last_for_the_whole_demo() -> None:
-    lines = [Line(n, b"", None) for n in range(3000)]
-    rates = rates_of(options(), lines)
+    stocks = stocks_of([Line(n, b"", None) for n in range(3000)])
+    rates = rates_of(options(), stocks)
     assert sum(rates.values()) == pytest.approx(3000 / (options().duration + OPERATIONS_SECONDS))
-    assert rates_of(options(rate=50.0), lines)[WRITERS[0]] == pytest.approx(10)
+    assert rates_of(options(rate=50.0), stocks)[WRITERS[0]] == pytest.approx(10)
 
 
 def test_a_pacer_keeps_the_rate_over_time() -> None:
@@ -130,6 +130,13 @@ def test_a_pacer_does_not_catch_up_after_a_long_delay() -> None:
     pacer = Pacer(1000.0, 0.0)
     assert pacer.due(60.0) == pytest.approx(1000 * LONGEST_DELAY, abs=1)
     assert pacer.due(60.1) == pytest.approx(100, abs=1)
+
+
+def test_a_pacer_with_a_stock_slows_down_and_has_some_left_for_long() -> None:
+    pacer = Pacer(400.0, 0.0, 10_000)
+    sent = [pacer.due(i * 0.25) for i in range(1, 4 * 120 + 1)]
+    assert sum(sent[:4]) == pytest.approx(400, abs=10)
+    assert 9_800 < sum(sent) < 10_000, "two minutes instead of 25 seconds"
 
 
 def test_a_pacer_reaches_rates_below_one_record_per_delay() -> None:
