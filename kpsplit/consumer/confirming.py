@@ -43,7 +43,7 @@ class Confirming:
     def turned(self, now: float) -> None:
         """Note a turn of the engine: before it reads, behind requests, which may change the sink."""
         context = self._context
-        if self._waking.turned(now, shared=self._membership.subscribed):
+        if self._waking.turned(now, shared=self._membership.subscribed or bool(self._holdings())):
             log.info("kpsplit: this member has not run for a while; the group is asked who owns its slots")
             context.counts["held_after_sleep"] += 1
             self._lost_before = context.counts["slots_lost"]

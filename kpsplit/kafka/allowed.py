@@ -17,7 +17,8 @@ _KNOWN = {operation.name: operation for operation in Operation}
 def allowed_on(admin: ClusterAdmin, topics: Collection[str]) -> dict[str, frozenset[Operation]]:
     """Return what is allowed on each topic that exists; nothing on one that we may not even see.
 
-    A cluster without an authorizer allows everything.
+    A cluster without an authorizer allows everything. Topics of which the brokers do not tell are left out:
+    on one that we see something is allowed.
 
     Raises:
         KpsplitError: no answer.
@@ -29,10 +30,12 @@ def allowed_on(admin: ClusterAdmin, topics: Collection[str]) -> dict[str, frozen
     found: dict[str, frozenset[Operation]] = {}
     for topic, future in futures.items():
         try:
-            operations = admin.answer(future, f"describe topic {topic}").authorized_operations or ()
+            operations = admin.answer(future, f"describe topic {topic}").authorized_operations
         except MissingError:
             continue
         except AuthorizationError:
-            operations = ()
-        found[topic] = frozenset(_KNOWN[o.name] for o in operations if o.name in _KNOWN)
+            found[topic] = frozenset()
+            continue
+        if operations:
+            found[topic] = frozenset(_KNOWN[o.name] for o in operations if o.name in _KNOWN)
     return found

@@ -192,14 +192,12 @@ class Producer(confluent_kafka.Producer):
         deadline = deadline_of(timeout)
         self._transactions.before_commit(deadline)
         left = -1 if timeout is None or timeout < 0 else deadline.left()
-        self._polling.guarded(super().commit_transaction, left)
-        self._transactions.ended()
+        self._transactions.end(super().commit_transaction, left)
 
     def abort_transaction(self, timeout: float = -1) -> None:
         """Abort the transaction; records of it that a fence held fail."""
         self._transactions.before_abort()
-        self._polling.guarded(super().abort_transaction, timeout)
-        self._transactions.ended(aborted=True)
+        self._transactions.end(super().abort_transaction, timeout, aborted=True)
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.error_map import error_of
 from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.polling import SLICE_SECONDS, Polling
 
@@ -67,6 +68,21 @@ class Transactions:
             if self._dispatcher.in_transaction:
                 self._dispatcher.purge()
 
+    def end(self, call: Callable[[float], object], timeout: float, *, aborted: bool = False) -> None:
+        """Commit or abort by librdkafka's ``call``.
+
+        Raises:
+            KafkaException: librdkafka's. Behind a fatal one no fence waits for the transaction any more.
+        """
+        try:
+            self._polling.guarded(call, timeout)
+        except KafkaException as exception:
+            error = error_of(exception)
+            if error is not None and error.fatal():
+                self.ended(aborted=True)
+            raise
+        self.ended(aborted=aborted)
+
     def ended(self, *, aborted: bool = False) -> None:
         """Note that the transaction ended: a fence that waited for it may be acknowledged."""
         with self._dispatcher.lock:
@@ -87,4 +103,5 @@ class Transactions:
                 raise KafkaException(
                     KafkaError(KafkaError._TIMED_OUT, "records wait for a fence still", retriable=True)
                 )
-            self._dispatcher.wake.wait(LOOK_SECONDS)
+            self._dispatcher.wake.wait(min(LOOK_SECONDS, deadline.left()))
+            self._dispatcher.wake.clear()

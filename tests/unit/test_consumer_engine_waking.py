@@ -173,6 +173,15 @@ def test_a_loss_that_the_group_tells_ends_the_wait_for_a_coordinator_that_cannot
     assert [m.value() for m in world.take(1)] == [b"1"]
 
 
+def test_to_leave_the_group_during_the_wait_lets_nothing_through(world: World) -> None:
+    buffered(world, record(0))
+    world.ledger.members = no_answer
+    with asleep(world):
+        world.context.group._topics = frozenset()  # as unsubscribe() does, before slots are handed over
+    assert world.polls(lambda: "no answer in time" in str(world.stats()["trouble"]), "the trouble") == []
+    assert held(world)
+
+
 def test_a_revocation_during_the_wait_hands_over_as_ever(world: World) -> None:
     world.reader.write(record(0), record(1))
     world.take(1)

@@ -554,6 +554,36 @@ def test_a_transaction_that_lost_a_record_must_be_aborted(how: str) -> None:
     transactions.before_commit(Deadline(1.0))
 
 
+def test_a_commit_waits_until_what_is_acknowledged_is_final() -> None:
+    ground = Ground(**{"transactional.id": "t"})
+    dispatcher = ground.dispatcher
+    transactions = Transactions(dispatcher, Polling(dispatcher), lambda _: 0, lambda: 0)
+    transactions.begun()
+    ground.send(b"a")
+    dispatcher.lapse()
+    ground.rdkafka.report(0)
+    with pytest.raises(KafkaException, match="wait for a fence") as caught:
+        transactions.before_commit(Deadline(0.01))
+    assert caught.value.args[0].retriable()
+    dispatcher.renew(monotonic() + 1000)
+    transactions.before_commit(Deadline(1.0))
+
+
+@pytest.mark.parametrize("fatal", [True, False])
+def test_only_a_fatal_error_ends_a_transaction_that_was_not_committed(fatal: bool) -> None:
+    ground = Ground(**{"transactional.id": "t"})
+    dispatcher = ground.dispatcher
+    transactions = Transactions(dispatcher, Polling(dispatcher), lambda _: 0, lambda: 0)
+    transactions.begun()
+
+    def refuse(_: float) -> None:
+        raise KafkaException(KafkaError(KafkaError._FENCED, "fenced", fatal=fatal))
+
+    with pytest.raises(KafkaException):
+        transactions.end(refuse, 1.0)
+    assert dispatcher.in_transaction is not fatal
+
+
 def test_only_errors_are_reported_where_only_errors_are_wanted() -> None:
     ground = Ground(**{"delivery.report.only.error": True})
     ground.send(b"a")
