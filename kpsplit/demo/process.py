@@ -26,6 +26,7 @@ class ChildProcess(ABC):
     def __init__(self, kind: str, name: str, module: str, orders: str) -> None:
         self.name = name
         self.suspended = False
+        self.killed = False
         self._kind = kind
         self._stderr = b""
         self._process = subprocess.Popen(
@@ -77,6 +78,17 @@ class ChildProcess(ABC):
         code = self._process.poll()
         if code is not None and (code != 0 or not self.done):
             raise ChildDiedError(f"{self._kind} {self.name} {self._how_it_ended(code)}")
+
+    def kill(self) -> None:
+        """End the process by SIGKILL."""
+        self.killed = True
+        self._process.kill()
+        self._process.wait()
+
+    def suspend(self) -> None:
+        """Stop the process by SIGSTOP."""
+        self._process.send_signal(signal.SIGSTOP)
+        self.suspended = True
 
     def resume(self) -> None:
         """Let a suspended process go on."""

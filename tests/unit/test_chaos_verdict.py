@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kpsplit.demo.group.judging import GroupVerdict
 from kpsplit.demo.group.worked import Worked
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.testing import HistoryChecker
@@ -11,7 +12,6 @@ from tests.fault.chaos.verdict import (
     EVERYBODY,
     IN_HAND_SECONDS,
     SETTLING_SECONDS,
-    GroupVerdict,
     Hurt,
     Verdict,
     judge_group,
@@ -73,7 +73,7 @@ def test_only_a_fault_of_the_same_member_at_that_time_explains_a_repetition(
     hurt: Hurt, explained: bool
 ) -> None:
     verdict = judged({"a": [worked(0, 100.0)], "b": [worked(0, 300.0)]}, {0}, [hurt])
-    assert (verdict.repeated.total() == 1, verdict.unexplained == 1) == (explained, not explained)
+    assert (verdict.redelivered.total() == 1, verdict.unexplained == 1) == (explained, not explained)
 
 
 def test_a_member_that_wakes_up_and_repeats_what_it_had_in_hand_is_explained() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kpsplit.demo.group.drain import Drain, told, undrained
-from kpsplit.demo.group.judging import GroupVerdict, Victim, judge
+from kpsplit.demo.group.judging import GroupVerdict, Victim, excused_by, judge
 from kpsplit.demo.group.worked import NO_KEY, Worked, pack, read_worked
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.key_range import WHOLE, key_hash
@@ -28,8 +28,8 @@ def worked(at: float, offset: int, segment: int = PARENT_SEGMENT, key: int = KEY
 def judged(*entries: Worked, records: int | None = None, **others: list[Worked]) -> GroupVerdict:
     offsets = {e.offset for e in entries} | {e.offset for journal in others.values() for e in journal}
     read = {PARENT.partition: offsets if records is None else set(range(records))}
-    victims = {"killed": [Victim("the kill", 2.0)]}
-    return judge({"one": list(entries), **others}, read, [LINEAGE], victims)
+    victims = {"killed": Victim("the kill", 2.0)}
+    return judge({"one": list(entries), **others}, read, [LINEAGE], excused_by(victims))
 
 
 def test_records_that_are_worked_on_once_and_in_order_are_good() -> None:

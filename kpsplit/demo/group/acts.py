@@ -37,7 +37,7 @@ class GroupActs:
     ) -> None:
         self.members = members
         self.drains = drains
-        self._hurt: dict[str, list[Victim]] = {}
+        self._hurt: dict[str, Victim] = {}
         self.progress: PartitionProgress | None = None
         self._operations = operations
         self._topic = topic
@@ -52,14 +52,14 @@ class GroupActs:
 
     def kill_one(self) -> None:
         """Kill a member; another joins."""
-        self._hurt[KILLED] = [Victim("the kill", monotonic() - IN_HAND_SECONDS)]
+        self._hurt[KILLED] = Victim("the kill", monotonic() - IN_HAND_SECONDS)
         self.members.named(KILLED).kill()
         self.members.join([JOINS_LATE])
         self._say(f"{KILLED} is killed (SIGKILL), {JOINS_LATE} joins the group")
 
     def suspend_one(self) -> None:
         """Suspend a member."""
-        self._hurt[SUSPENDED] = [Victim("the suspension", monotonic() - IN_HAND_SECONDS)]
+        self._hurt[SUSPENDED] = Victim("the suspension", monotonic() - IN_HAND_SECONDS)
         self.members.named(SUSPENDED).suspend()
         self._say(f"{SUSPENDED} is suspended (SIGSTOP): the group goes on without it")
 
@@ -83,13 +83,13 @@ class GroupActs:
         self.members.wait("read everything", self._at_the_end, READ_SECONDS)
         self.members.finish(READ_SECONDS)
 
-    def victims(self) -> dict[str, list[Victim]]:
+    def victims(self) -> dict[str, Victim]:
         """Return what befell members: also what the coordinator took from those that nobody hurt."""
-        found = {name: list(hurt) for name, hurt in self._hurt.items()}
+        found = dict(self._hurt)
         for member in self.members.all:
             if member.name not in found and member.news.lost_at is not None:
                 since = member.news.lost_at - SESSION_MS / 1000 - IN_HAND_SECONDS
-                found[member.name] = [Victim(f"{member.name} lost its slots", since)]
+                found[member.name] = Victim(f"{member.name} lost its slots", since)
         return found
 
     def _at_the_end(self) -> bool:

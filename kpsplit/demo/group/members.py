@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,7 +23,6 @@ class Member(ChildProcess):
     def __init__(self, orders: MemberOrders) -> None:
         self.orders = orders
         self.news = MemberNews()
-        self.killed = False
         super().__init__("group member", orders.name, "kpsplit.demo.group.member", orders.encode())
 
     @property
@@ -45,17 +43,6 @@ class Member(ChildProcess):
         """Do nothing while all is well, or if it was killed on purpose."""
         if not self.killed:
             super().check()
-
-    def kill(self) -> None:
-        """End the process by SIGKILL."""
-        self.killed = True
-        self._process.kill()
-        self._process.wait()
-
-    def suspend(self) -> None:
-        """Stop the process by SIGSTOP."""
-        self._process.send_signal(signal.SIGSTOP)
-        self.suspended = True
 
 
 class Members:

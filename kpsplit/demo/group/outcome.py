@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kpsplit.demo.group.acts import GroupActs
 from kpsplit.demo.group.drain import Drain
-from kpsplit.demo.group.judging import GroupVerdict, judge
+from kpsplit.demo.group.judging import GroupVerdict, excused_by, judge
 from kpsplit.demo.group.worked import read_worked
 from kpsplit.demo.readback import ReadBack
 from kpsplit.kafka.group_progress import PartitionProgress
@@ -26,5 +26,5 @@ class GroupOutcome:
 def outcome_of(acts: GroupActs, back: ReadBack, lineages: Iterable[Lineage]) -> GroupOutcome:
     """Judge what the members wrote down by what a fresh reader found."""
     journals = {name: read_worked(path) for name, path in acts.members.journals().items()}
-    verdict = judge(journals, back.offsets, lineages, acts.victims())
+    verdict = judge(journals, back.offsets, lineages, excused_by(acts.victims()))
     return GroupOutcome(verdict, tuple(acts.drains.drains), acts.progress)

@@ -28,24 +28,7 @@ DOOMED_SESSION_MS = 10_000
 """After so long without a heartbeat the slots of a member that is killed or suspended go to others."""
 
 
-class Struck(ChildProcess):
-    """A process that can be killed and suspended at any moment."""
-
-    killed = False
-
-    def kill(self) -> None:
-        """End it by SIGKILL."""
-        self.killed = True
-        self._process.kill()
-        self._process.wait()
-
-    def suspend(self) -> None:
-        """Stop it by SIGSTOP."""
-        self._process.send_signal(signal.SIGSTOP)
-        self.suspended = True
-
-
-class WriterProcess(Struck):
+class WriterProcess(ChildProcess):
     """One writer."""
 
     def __init__(self, orders: WriterOrders) -> None:
@@ -65,7 +48,7 @@ class WriterProcess(Struck):
         self.news = WriterNews(**json.loads(line))
 
 
-class MemberProcess(Struck):
+class MemberProcess(ChildProcess):
     """One member of the group."""
 
     def __init__(self, orders: MemberOrders) -> None:
@@ -90,7 +73,7 @@ class MemberProcess(Struck):
             self._process.send_signal(signal.SIGUSR1)
 
 
-class OperatorProcess(Struck):
+class OperatorProcess(ChildProcess):
     """The operator; ``operations`` collects what it does, over all that ever were."""
 
     def __init__(self, name: str, orders: OperatorOrders, operations: list[Operation]) -> None:
