@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from kpsplit.admin_cli.param_types import DURATION, PROPERTY
+from kpsplit.kafka.connection import LINE_END
 
 TABLE, JSON = "table", "json"
 DEFAULT_TIMEOUT = 60.0
@@ -62,7 +62,7 @@ def _take_properties(ctx: click.Context, param: click.Parameter, value: Any) -> 
     """Take properties; those of the environment (one a line) count wherever -X does not say otherwise."""
     given = given_in(ctx)
     if ctx.parent is None:
-        lines = re.split(r"\r\n?|\n", os.environ.get(PROPERTIES_VARIABLE, ""))
+        lines = LINE_END.split(os.environ.get(PROPERTIES_VARIABLE, ""))
         given.properties.update(PROPERTY.convert(line, param, ctx) for line in lines if line.strip())
     given.properties.update(value)
 

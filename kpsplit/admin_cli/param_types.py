@@ -15,6 +15,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.logical_offset import MAX_OFFSET
 from kpsplit.splitter.partition_state import MAX_RANGES
 from kpsplit.splitter.records.keys import MAX_PARTITION, is_topic_name, parse_partition
+from kpsplit.splitter.records.strict_json import is_unicode
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
 _SHOWN_RANGE = re.compile(r"\[([0-9a-fA-F]+),([0-9a-fA-F]+)\)")
@@ -31,7 +32,7 @@ else:
 
 def is_sendable(text: str) -> bool:
     """Tell whether the client library takes a text as it is: it cuts at NUL, and half characters are none."""
-    return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
+    return "\0" not in text and is_unicode(text)
 
 
 class _Type(_Base):

@@ -46,7 +46,7 @@ FETCH_WAIT_MS = 100
 MOST_PROPERTIES = 1 << 20
 """Bytes of the largest file of properties."""
 
-_LINE_END = re.compile(r"\r\n?|\n")
+LINE_END = re.compile(r"\r\n?|\n")
 """As in Kafka's own files: values may hold everything else that Python takes for the end of a line."""
 
 quiet = logging.getLogger("kpsplit.librdkafka")
@@ -126,7 +126,7 @@ def read_properties(path: Path) -> dict[str, str]:
         ConfigurationError: the file cannot be read or a line has no ``=``; the line itself is never shown.
     """
     properties: dict[str, str] = {}
-    for number, line in enumerate(_LINE_END.split(_text_of(path)), 1):
+    for number, line in enumerate(LINE_END.split(_text_of(path)), 1):
         text = line.strip()
         if not text or text[0] in "#!":
             continue

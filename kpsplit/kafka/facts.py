@@ -23,14 +23,13 @@ from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import Attempt, OperationKind, PartitionState, SubTopicState
 from kpsplit.splitter.ports import Deadline
-from kpsplit.splitter.records.keys import CONTROL_TOPIC, OFFSETS_TOPIC, PRODUCERS_TOPIC
+from kpsplit.splitter.records.keys import OWN_TOPICS
 from kpsplit.splitter.rights import Right, lacking
 
 TRANSACTION_SECONDS = 4.0
 """An open transaction that stays for longer is reported."""
 
 _MARKER_SECONDS = 3.0
-_OWN_TOPICS = (CONTROL_TOPIC, PRODUCERS_TOPIC, OFFSETS_TOPIC)
 _PAUSE = 0.1
 
 
@@ -100,7 +99,7 @@ class FactsGatherer:
 
     def _lacking(self, topic: str, sources: Collection[str]) -> tuple[Right, ...]:
         """Return which rights on the topics of an operation are missing, of those that the brokers tell."""
-        return lacking(topic, allowed_on(self._admin, {topic, *sources, *_OWN_TOPICS}))
+        return lacking(topic, allowed_on(self._admin, {topic, *sources, *OWN_TOPICS}))
 
     def logs(
         self, state: PartitionState, looked_into: Collection[PhysicalPartition], deadline: Deadline

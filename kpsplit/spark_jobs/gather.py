@@ -33,7 +33,7 @@ from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, LostReason, Sna
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.keys import CONTROL_TOPIC, OFFSETS_TOPIC, PRODUCERS_TOPIC
+from kpsplit.splitter.records.keys import CONTROL_TOPIC, OFFSETS_TOPIC, OWN_TOPICS, PRODUCERS_TOPIC
 from kpsplit.splitter.records.offsets import (
     Boundary,
     CommitKey,
@@ -80,7 +80,7 @@ class Gatherer:
             KpsplitError: the brokers cannot be reached, or a right is missing.
         """
         parents = self._parents()
-        for topic in (CONTROL_TOPIC, PRODUCERS_TOPIC, OFFSETS_TOPIC) if with_groups else (CONTROL_TOPIC,):
+        for topic in OWN_TOPICS if with_groups else (CONTROL_TOPIC,):
             if self._admin.known(topic) is None:
                 raise UsageError(f"there is no topic {topic}", hint="run: kpsplit init")
         commits, boundaries = self._offset_log(parents) if with_groups else ([], [])

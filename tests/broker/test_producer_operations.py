@@ -355,6 +355,30 @@ def test_a_transaction_longer_than_max_pause_aborts_the_attempt_and_is_kept(
     assert state_of(operations, parent).epoch == 1
 
 
+def begin_then_split(
+    operations: Operations,
+    parent: PhysicalPartition,
+    producer: Producer,
+    journal: Journal,
+    go_on: Callable[[], None],
+    max_pause_ms: int,
+) -> None:
+    """Split while a transaction is open that began before the fence; a thread goes on with it."""
+    thread = threading.Thread(target=go_on)
+
+    def observe(step: StepDone) -> None:
+        if step.name == "Prepare":
+            begin(producer, parent.topic, journal)
+            thread.start()
+
+    plan = operations.plan_split(parent, 2, even=True)
+    try:
+        operations.run(plan, max_pause_ms=max_pause_ms, force=True, observer=observe)
+    finally:
+        if thread.ident is not None:
+            thread.join(180)
+
+
 def test_a_fence_waits_for_the_end_of_a_transaction(operations, bootstrap, make_topic, transactional) -> None:
     topic = make_topic()
     parent = enrolled(operations, topic)
@@ -365,17 +389,10 @@ def test_a_fence_waits_for_the_end_of_a_transaction(operations, bootstrap, make_
         journal.send(transactional, topic, b"key")
         transactional.commit_transaction(30)
 
-    committer = threading.Thread(target=commit_in_the_fence)
-
-    def observe(step: StepDone) -> None:
-        if step.name == "Prepare":
-            begin(transactional, topic, journal)
-            committer.start()
-
-    plan = operations.plan_split(parent, 2, even=True)
     with suppress(DeadlineExceededError):  # on a slow machine; the transaction is kept in any case
-        operations.run(plan, max_pause_ms=SHORT_LEASE_MS * 9 // 10, force=True, observer=observe)
-    committer.join(180)
+        begin_then_split(
+            operations, parent, transactional, journal, commit_in_the_fence, SHORT_LEASE_MS * 9 // 10
+        )
     assert transactional.flush(30) == 0
     journal.check(operations, bootstrap, topic)
 
@@ -396,17 +413,11 @@ def test_a_fence_waits_for_a_transaction_longer_than_a_lease_that_flushes_before
             assert transactional.flush(30) == 0
         transactional.commit_transaction(30)
 
-    committer = threading.Thread(target=go_on_for_longer_than_a_lease)
-
-    def observe(step: StepDone) -> None:
-        if step.name == "Prepare":
-            begin(transactional, topic, journal)
-            committer.start()
-
-    plan = operations.plan_split(parent, 2, even=True)
-    state = operations.run(plan, max_pause_ms=60_000, force=True, observer=observe).state
-    committer.join(180)
-    assert (state.epoch, transactional.layout_stats().partitions[f"{topic}/0"].strays) == (1, 0)
+    begin_then_split(operations, parent, transactional, journal, go_on_for_longer_than_a_lease, 60_000)
+    assert (
+        state_of(operations, parent).epoch,
+        transactional.layout_stats().partitions[f"{topic}/0"].strays,
+    ) == (1, 0)
     journal.check(operations, bootstrap, topic, 2)
 
 

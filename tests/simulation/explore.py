@@ -98,3 +98,12 @@ def _trace(came_from: list[tuple[int, str]], number: int) -> Iterator[str]:
         number, label = came_from[number][0], came_from[number][1]
         labels.append(label)
     yield from reversed(labels)
+
+
+def check_missed(guard: str, world: World, expected: str) -> None:
+    """Without a guard a world must go wrong as expected (``|``: in one of these ways), with a trace."""
+    found = explore(world, limit=300_000)
+    print(f"{guard}: {found}")
+    assert found.violation is not None, f"no violation in {found.states} states"
+    assert any(word in found.violation for word in expected.split("|")), str(found)
+    assert found.trace

@@ -14,7 +14,7 @@ import pytest
 from kpsplit.producer.fence import PartitionFence
 from kpsplit.splitter.fence_answers import may_renew, to_acknowledge
 from tests.simulation import fence_world
-from tests.simulation.explore import explore
+from tests.simulation.explore import check_missed, explore
 from tests.simulation.fence_world import LOW, Scope, World
 from tests.simulation.transactional_world import TransactionalWorld
 
@@ -111,11 +111,7 @@ def test_a_guard_that_is_left_out_is_missed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     leave_out(monkeypatch)
-    found = explore(TransactionalWorld(scope), limit=300_000)
-    print(f"{leave_out.__name__}: {found}")
-    assert found.violation is not None, f"no violation in {found.states} states"
-    assert expected in found.violation, str(found)
-    assert found.trace
+    check_missed(leave_out.__name__, TransactionalWorld(scope), expected)
 
 
 def test_to_go_on_when_the_lease_has_run_out_would_only_cost_the_transaction(

@@ -16,6 +16,8 @@ from kpsplit.splitter.records.strict_json import Fields
 CONTROL_TOPIC = "__kpsplit.control"
 PRODUCERS_TOPIC = "__kpsplit.producers"
 OFFSETS_TOPIC = "__kpsplit.offsets"
+OWN_TOPICS = (CONTROL_TOPIC, PRODUCERS_TOPIC, OFFSETS_TOPIC)
+"""What kpsplit has once per cluster."""
 SLOTS_PREFIX = "__kpsplit.slots."
 SETTINGS_KEY = b"_cluster"
 

@@ -104,11 +104,16 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
+def is_unicode(text: str) -> bool:
+    """Tell whether a text can be written in UTF-8: half a surrogate pair is no character."""
+    return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
+
+
 def _is_text(value: object, longest: int) -> bool:
-    """Tell whether a value is a string within its limit; half a surrogate pair is no character."""
+    """Tell whether a value is a text within its limit."""
     if not isinstance(value, str) or len(value) > longest:
         return False
-    return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
+    return is_unicode(value)
 
 
 def _reject(_text: str) -> NoReturn:
