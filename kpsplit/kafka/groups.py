@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any
+from uuid import uuid4
 
 from confluent_kafka import (
     ConsumerGroupTopicPartitions,
@@ -12,11 +13,12 @@ from confluent_kafka import (
     KafkaException,
 )
 
-from kpsplit.errors import KpsplitError, UnreachableError
+from kpsplit.errors import AuthorizationError, KpsplitError, UnreachableError
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import offsets_partition
-from kpsplit.kafka.error_map import error_of, translate, translated
+from kpsplit.kafka.error_map import RIGHTS_HINT, error_of, translate, translated
+from kpsplit.kafka.group_members import describe_members
 from kpsplit.kafka.offset_log import OffsetTail
 from kpsplit.splitter.commits import CommitFold, ordinary_offsets
 from kpsplit.splitter.key_range import WHOLE
@@ -24,6 +26,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
+from kpsplit.splitter.rights import EVERY_GROUP
 
 _AT_A_TIME = 50
 
@@ -35,8 +38,10 @@ def committed_positions(admin: ClusterAdmin, deadline: Deadline) -> dict[str, Po
     """Return the committed positions of every group that has any.
 
     Raises:
+        AuthorizationError: groups may be hidden from us.
         KpsplitError: a group could not be asked; what is not known must not be taken for drained.
     """
+    _check_none_is_hidden(admin)
     groups = _group_ids(admin)
     found: dict[str, Positions] = {}
     for first in range(0, len(groups), _AT_A_TIME):
@@ -87,6 +92,16 @@ def positions_by_range_commits(fold: CommitFold, state: PartitionState) -> dict[
         pieces = fold.cursor(group, state.parent, WHOLE, state.lineage)
         found[group] = ordinary_offsets(state, (cursor for _, cursor in pieces if cursor is not None))
     return found
+
+
+def _check_none_is_hidden(admin: ClusterAdmin) -> None:
+    """Ask for a group that nobody has named: brokers leave out of their lists what we may not see."""
+    try:
+        describe_members(admin, uuid4().hex)
+    except AuthorizationError:
+        raise AuthorizationError(
+            f"missing {EVERY_GROUP}: groups that are hidden would be taken for drained", hint=RIGHTS_HINT
+        ) from None
 
 
 def _group_ids(admin: ClusterAdmin) -> list[str]:

@@ -68,6 +68,10 @@ class Right:
         return f"{self.operation} on {self.resource} {self.name}{'*' if self.prefixed else ''}"
 
 
+EVERY_GROUP = Right(Resource.GROUP, "", True, Operation.DESCRIBE)
+"""To see how far groups have read, before a sub-topic is deleted."""
+
+
 def rights_for(
     role: Role,
     topic: str,
@@ -129,7 +133,7 @@ def _operator(topic: str) -> tuple[Right, ...]:
             Operation.DESCRIBE_CONFIGS,
         ),
         *_on(Resource.TRANSACTIONAL_ID, f"kpsplit.op.{topic}.", Operation.WRITE, prefixed=True),
-        *_on(Resource.GROUP, "", Operation.DESCRIBE, prefixed=True),
+        EVERY_GROUP,
         *_on(Resource.CLUSTER, "kafka-cluster", Operation.ALTER),
     )
 

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives import serialization
 
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.splitter.rights import Resource, Right
+from tests.broker.producing import eventually
 
 ADMIN = "admin"
 USERS = ("operator", "producer", "consumer", "verifier")
@@ -63,10 +64,10 @@ def _credentials(authority: Path, user: str) -> dict[str, Any]:
 
 
 @contextmanager
-def guarded_cluster(folder: Path, brokers: int = 1) -> Iterator[Guarded]:
-    """Brokers with an authorizer; only the admin may do anything unless an entry allows it.
+def guarded_cluster(folder: Path) -> Iterator[Guarded]:
+    """One broker with an authorizer; only the admin may do anything unless an entry allows it.
 
-    The admin and the brokers use PLAIN: SCRAM's users are in the cluster, which has to be there first.
+    The admin and the broker use PLAIN: SCRAM's users are in the cluster, which has to be there first.
     """
     authority, store = _certificates(folder)
     jaas = (
@@ -89,9 +90,11 @@ def guarded_cluster(folder: Path, brokers: int = 1) -> Iterator[Guarded]:
         "super.users": f"User:{ADMIN};User:ANONYMOUS",
     }
     config = _credentials(authority, ADMIN)
-    with DevCluster(brokers, extra_properties=properties, client_config=config) as cluster:
+    with DevCluster(1, extra_properties=properties, client_config=config) as cluster:
         guarded = Guarded(cluster, authority)
         _make_users(AdminClient(guarded.client(ADMIN)))
+        for user in USERS:  # until the broker has heard of them
+            AdminClient(guarded.client(user)).list_topics(timeout=SECONDS)
         yield guarded
 
 
@@ -119,24 +122,39 @@ def _make_users(admin: AdminClient) -> None:
 
 
 class AccessLists:
-    """Gives and takes rights, as the admin."""
+    """Gives and takes rights, as the admin; returns when the broker goes by it."""
 
     def __init__(self, guarded: Guarded) -> None:
         self._admin = AdminClient(guarded.client(ADMIN))
 
     def give(self, user: str, rights: Iterable[Right]) -> None:
         """Allow a user these."""
-        for future in self._admin.create_acls([_binding(user, right) for right in rights]).values():
+        wanted = [_binding(user, right) for right in rights]
+        for future in self._admin.create_acls(wanted).values():
             future.result(SECONDS)
+        for binding in wanted:
+            self._wait_until(_filter(binding), 1)
 
     def take(self, user: str, right: Right) -> None:
         """Allow it no more."""
-        b = _binding(user, right)
-        wanted = AclBindingFilter(
-            b.restype, b.name, b.resource_pattern_type, b.principal, b.host, b.operation, b.permission_type
-        )
+        wanted = _filter(_binding(user, right))
         for future in self._admin.delete_acls([wanted]).values():
             assert len(future.result(SECONDS)) == 1, f"{right} was not there"
+        self._wait_until(wanted, 0)
+
+    def _wait_until(self, wanted: AclBindingFilter, count: int) -> None:
+        """The controller has answered; the broker's authorizer, which answers here, follows it."""
+        eventually(
+            lambda: len(self._admin.describe_acls(wanted).result(SECONDS)) == count,
+            f"{count} of {wanted}",
+            SECONDS,
+        )
+
+
+def _filter(b: AclBinding) -> AclBindingFilter:
+    return AclBindingFilter(
+        b.restype, b.name, b.resource_pattern_type, b.principal, b.host, b.operation, b.permission_type
+    )
 
 
 def _binding(user: str, right: Right) -> AclBinding:

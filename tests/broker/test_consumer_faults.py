@@ -6,14 +6,7 @@ import time
 
 import pytest
 from confluent_kafka import KafkaError, Producer, TopicPartition
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewTopic,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.kafka.control_log import offsets_partition
@@ -21,14 +14,9 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 from tests.broker.consuming import consumer, drain, shared, wait_for
 from tests.broker.operating import operating, split, write
+from tests.broker.topic_config import set_config
 
 pytestmark = pytest.mark.broker
-
-
-def set_config(admin, topic, name, value):
-    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin.incremental_alter_configs([resource])[resource].result(20)
 
 
 def event_of(member, seconds=180.0):
@@ -41,22 +29,22 @@ def event_of(member, seconds=180.0):
             return message
 
 
-def test_an_offset_log_that_would_forget_commits_is_refused_by_name(bootstrap, make_topic, admin):
+def test_an_offset_log_that_would_forget_commits_is_refused_by_name(bootstrap, make_topic):
     topic = make_topic()
     with operating(bootstrap) as operations:
         shared(operations, topic, 2)
         write(bootstrap, topic, 10)
-        set_config(admin, OFFSETS_TOPIC, "cleanup.policy", "delete")
+        set_config(bootstrap, OFFSETS_TOPIC, "cleanup.policy", "delete")
         try:
             with consumer(bootstrap, f"g-{topic}") as member:
                 member.subscribe([topic])
                 error = event_of(member).error()
                 assert "cleanup.policy" in error.str()
                 assert "cleanup.policy" in member.stats()["trouble"]
-                set_config(admin, OFFSETS_TOPIC, "cleanup.policy", "compact")
+                set_config(bootstrap, OFFSETS_TOPIC, "cleanup.policy", "compact")
                 assert len(drain(member, 10)) == 10
         finally:
-            set_config(admin, OFFSETS_TOPIC, "cleanup.policy", "compact")
+            set_config(bootstrap, OFFSETS_TOPIC, "cleanup.policy", "compact")
 
 
 def test_garbage_in_the_offset_log_is_counted_and_skipped(kafka_runtime):

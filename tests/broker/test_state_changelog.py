@@ -9,16 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewPartitions,
-    NewTopic,
-    ResourceType,
-)
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from kpsplit.consumer.state import SlotId, StateStore
 from kpsplit.consumer.state.changelog_record import HEADER, headers_for
@@ -26,6 +18,7 @@ from kpsplit.consumer.state.slots import changelog_topic
 from kpsplit.errors import CheckFailedError, FutureVersionError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline
 from tests.broker.state_member import GROUP, SECONDS, contents, open_store, restored, take, until
+from tests.broker.topic_config import set_config
 from tests.conftest import MakeTopic
 
 pytestmark = pytest.mark.broker
@@ -45,10 +38,14 @@ def make_changelog(admin: AdminClient, topic: str, partitions: int, **config: st
     return name
 
 
-def set_config(admin: AdminClient, topic: str, name: str, value: str) -> None:
-    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin.incremental_alter_configs([resource])[resource].result(30)
+def deleted_before(admin: AdminClient, place: TopicPartition) -> bool:
+    """Delete what lies before a place; tell whether the policy that its broker knows allows it."""
+    try:
+        admin.delete_records([place])[place].result(30)
+    except KafkaException as refused:
+        assert refused.args[0].code() == KafkaError.POLICY_VIOLATION, refused
+        return False
+    return True
 
 
 def wiped(store: StateStore) -> dict[str, int]:
@@ -111,7 +108,7 @@ def test_a_changelog_with_the_wrong_policy_is_refused_by_name(
         assert named in error.message
         with pytest.raises(CheckFailedError):
             store.slot(slot).put(b"k", b"v")
-        set_config(admin, changelog_topic(GROUP, slot.topic), named, GOOD[named])
+        set_config(bootstrap, changelog_topic(GROUP, slot.topic), named, GOOD[named])
         store.released([slot])
         take(store, [slot])
 
@@ -214,10 +211,9 @@ def test_local_state_that_ends_before_the_start_of_the_changelog_is_wiped(
         for key in (b"k1", b"k2", b"k3"):
             b.slot(slot).put(key, b"v")
         flush(b)
-        set_config(admin, name, "cleanup.policy", "compact,delete")
-        place = TopicPartition(name, 0, 3)
-        admin.delete_records([place])[place].result(30)
-        set_config(admin, name, "cleanup.policy", "compact")
+        set_config(bootstrap, name, "cleanup.policy", "compact,delete")
+        until(lambda: deleted_before(admin, TopicPartition(name, 0, 3)), "the broker to hear of the policy")
+        set_config(bootstrap, name, "cleanup.policy", "compact")
         b.released([slot])
         take(a, [slot])
         assert contents(a, slot) == {b"k3": b"v"}

@@ -1,0 +1,29 @@
+"""Settings of topics, changed in the middle of a test."""
+
+from __future__ import annotations
+
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from tests.broker.producing import eventually
+
+SECONDS = 60.0
+
+
+def set_config(bootstrap: str, topic: str, name: str, value: str) -> None:
+    """Set one setting; return when every broker tells it, since brokers follow the controller one by one."""
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    change = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admins = [AdminClient({"bootstrap.servers": broker}) for broker in bootstrap.split(",")]
+    admins[0].incremental_alter_configs([change])[change].result(SECONDS)
+    eventually(
+        lambda: all(told(admin, topic, name) == value for admin in admins),
+        f"every broker to tell {name}={value}",
+        SECONDS,
+    )
+
+
+def told(admin: AdminClient, topic: str, name: str) -> str | None:
+    """What a broker says a setting is."""
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    entry: ConfigEntry = admin.describe_configs([resource])[resource].result(SECONDS)[name]
+    return entry.value
