@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -52,6 +52,7 @@ class Committer:
         self._next = monotonic() + context.settings.auto_commit_interval
         self._soonest = 0.0
         self._job: _Job | None = None
+        self._begun = 0
         self._asked: list[tuple[Cursors, Future[Parts] | None]] = []
 
     def turn(self) -> None:
@@ -65,6 +66,7 @@ class Committer:
         elif self._context.settings.auto_commit and self._due():
             self._soonest = monotonic() + REST_SECONDS
             self._next = monotonic() + self._context.settings.auto_commit_interval
+            self._begun += 1
             self._begin(self.changed(self._context.holdings.on(IN_SINK)), [])
 
     def _due(self) -> bool:
@@ -87,9 +89,18 @@ class Committer:
         """Tell whether nothing is under way or asked for."""
         return self._job is None and not self._asked
 
+    def answered(self) -> Callable[[], bool]:
+        """Return what tells whether everything that is under way or asked for now has its answer.
+
+        Where commits take longer than their interval the next one begins in the same turn: never idle.
+        """
+        last = self._begun + 1 if self._asked else self._begun
+        return lambda: self._begun > last or (self._begun == last and self._job is None)
+
     def _begin_asked(self) -> None:
         """Begin what was asked for, all in one: later cursors of a slot win."""
         asked, self._asked = self._asked, []
+        self._begun += 1
         together: dict[OwnedSlot, tuple[Cursor, ...]] = {}
         for cursors, _ in asked:
             together.update(cursors)

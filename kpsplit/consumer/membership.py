@@ -218,10 +218,9 @@ class Membership:
 
     def _commit(self, leaving: list[Holding], patience: Patience) -> bool:
         """Commit what slots have processed; tell whether there was an answer, whatever it is."""
-        if not self._context.settings.auto_commit:
-            return self._wait(self._committer.idle, patience)
-        self._committer.ask(self._committer.changed([h for h in leaving if h.stage in IN_SINK]))
-        return self._wait(self._committer.idle, patience)
+        if self._context.settings.auto_commit:
+            self._committer.ask(self._committer.changed([h for h in leaving if h.stage in IN_SINK]))
+        return self._wait(self._committer.answered(), patience)
 
     def _wait(self, condition: Callable[[], bool], patience: Patience) -> bool:
         while not condition():

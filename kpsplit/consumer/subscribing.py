@@ -43,7 +43,6 @@ class Subscribing:
         resolve(names, (), ())  # a pattern that is none is refused at once
         self._wanted = tuple(names) or None
         self._listed, self._list_at = None, 0.0
-        self._membership.away = False
         if self._wanted is None:
             self.leave()
 
@@ -55,8 +54,13 @@ class Subscribing:
             self._context.group.unsubscribe()
 
     def come_back(self) -> None:
-        """The application polls again after its slots were given up."""
-        self._membership.away = False
+        """The application polls again after its slots were given up; the group has to be left before.
+
+        A member that gave up a part of its slots would otherwise stay in the group with the others, which
+        nobody tells it about again.
+        """
+        if self._out():
+            self._membership.away = False
 
     def turn(self, *, nested: bool) -> None:
         """Follow the view and the cluster's topics; nothing is changed from inside a rebalance."""
@@ -85,9 +89,14 @@ class Subscribing:
         if group.topics:
             self._leaving = True
             group.unsubscribe()
-        elif self._leaving and not group.assignment and not len(self._context.holdings):
+        elif self._leaving and self._out():
             self._leaving = False
             self._membership.left()
+
+    def _out(self) -> bool:
+        """Tell whether nothing is left of the membership."""
+        group = self._context.group
+        return not group.topics and not group.assignment and not len(self._context.holdings)
 
     def _follow_modes(self, topics: Sequence[Subscribed]) -> None:
         modes = {t.group_topic: t.mode for t in topics}

@@ -195,7 +195,10 @@ class Reader:
 
 
 class Ledger:
-    """Slots start at 0. ``commits``: what was committed; ``gate`` holds answers up, ``failure`` is raised."""
+    """Slots start at 0. ``commits``: what was committed; gates hold answers up, ``failures`` are raised.
+
+    ``seconds``: how long a commit takes.
+    """
 
     garbage = 0
 
@@ -208,6 +211,7 @@ class Ledger:
         self.failures: deque[Exception] = deque()
         self.members: Callable[[], Members] | None = None
         self.asked = 0
+        self.seconds = 0.0
 
     def starts(self, wanted: list[Any]) -> list[Start]:
         self.asked += 1
@@ -218,6 +222,7 @@ class Ledger:
         self, processed: list[Any], member: Any, metadata: object, seconds: float, load: Any = None
     ) -> None:
         self.commit_gate.wait(30)
+        time.sleep(self.seconds)
         self.generations.append(metadata)
         if load is not None:
             load.write(None, None)

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError
 
 from kpsplit.consumer.engine_states import Event, State
 from kpsplit.errors import FencedError, FutureVersionError, UnreachableError
-from tests.unit.engine_world import World, record, slot
+from tests.unit.engine_world import KEYS, World, record, slot
 
 
 @pytest.fixture
@@ -208,6 +208,46 @@ def test_an_application_that_stops_polling_leaves_and_comes_back_when_it_polls()
         world.polls(lambda: world.coordinator.topics, "coming back")
         assert world.told[-1] == ("lost", [0])
         stable(world, 0)
+
+
+def test_a_member_that_gave_up_a_part_of_its_slots_leaves_although_the_application_polls_on():
+    settings = {"kpsplit.revocation.policy": "leave", "kpsplit.revocation.timeout.ms": 50}
+    with World(**settings) as world:
+        world.subscribe()
+        stable(world, 0, 1)
+        handed_out(world, 2)
+        unassign = world.coordinator.incremental_unassign
+
+        def unassign_when_everything_is_told(parts):
+            world.until(lambda: not world.events, "the application to hear of it")
+            unassign(parts)
+
+        world.coordinator.incremental_unassign = unassign_when_everything_is_told
+        world.ledger.commit_gate.clear()
+        world.coordinator.take(1)
+        world.polls(lambda: world.count("left_group"), "the member to give up")
+        world.ledger.commit_gate.set()
+        world.polls(lambda: world.coordinator.left and world.coordinator.topics, "coming back")
+        assert world.coordinator.held() == set()
+        stable(world, 0, 1)
+
+
+def test_commits_that_take_longer_than_their_interval_do_not_keep_slots():
+    with World(auto_commit_interval_ms=1) as world:
+        world.subscribe()
+        stable(world, 0, 1)
+        handed_out(world, 1)
+        world.ledger.seconds = 0.02
+        world.coordinator.take(1)
+
+        def handed_over():
+            if world.reader.written < len(KEYS):
+                world.reader.write(record(world.reader.written))
+            return world.coordinator.held() == {0}
+
+        world.polls(handed_over, "the hand-over")
+        assert world.reader.written < len(KEYS) // 2
+        assert world.count("left_group") == 0
 
 
 def close_while(world, state):
