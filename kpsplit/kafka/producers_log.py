@@ -6,10 +6,12 @@ from collections.abc import Iterable
 
 from confluent_kafka import KafkaException, Message, Producer
 
-from kpsplit.errors import FutureVersionError, RecordError, UnknownOutcomeError
+from kpsplit.errors import FutureVersionError, KpsplitError, RecordError, UnknownOutcomeError
+from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.log_tail import LogTail
+from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
 from kpsplit.splitter.records.producers import Expiry, ProducerRecord, decode_record
@@ -58,6 +60,16 @@ class AcknowledgedWriter:
         return message.offset() or 0
 
 
+def end_of_registrations(connection: Connection, seconds: float) -> int | None:
+    """Return where the producers topic ends; None if there is none, or that cannot be asked in time."""
+    place = PhysicalPartition(PRODUCERS_TOPIC, 0)
+    try:
+        found = ClusterAdmin(connection).end_offsets([place], seconds=seconds).get(place)
+    except KpsplitError:
+        return None
+    return None if found is None else found.offset
+
+
 class ProducersLog:
     """Implements the driver's WritersPort. Not thread safe."""
 
@@ -84,8 +96,8 @@ class ProducersLog:
                 self._fence_transactions(record.transactional_id, deadline)
             expiry = Expiry(record.instance, record.generation)
             self._writer = self._writer or AcknowledgedWriter(self._connection, "expiry")
-            self._writer.write(PRODUCERS_TOPIC, expiry.key, expiry.encode(), deadline)
-            self._registrations.fold(expiry)
+            offset = self._writer.write(PRODUCERS_TOPIC, expiry.key, expiry.encode(), deadline)
+            self._registrations.fold(expiry, offset)
 
     def close(self) -> None:
         """End the clients."""
@@ -93,11 +105,13 @@ class ProducersLog:
 
     def _fold(self, message: Message) -> None:
         try:
-            self._registrations.fold(decode_record(message.key(), message.value()))
+            record = decode_record(message.key(), message.value())
         except FutureVersionError:
             raise
         except RecordError:
             self.garbage += 1
+        else:
+            self._registrations.fold(record, message.offset() or 0)
 
     def _fence_transactions(self, transactional_id: str, deadline: Deadline) -> None:
         """Make the broker refuse the silent producer's open transaction: it may not commit beyond the cut."""

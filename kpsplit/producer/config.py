@@ -60,7 +60,6 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], ProducerSet
 
 
 def _settings(given: Mapping[str, Any]) -> ProducerSettings:
-    timeout = "message.timeout.ms" if "message.timeout.ms" in given else "delivery.timeout.ms"
     return ProducerSettings(
         partitioner=str(given.get("partitioner", DEFAULT_PARTITIONER)),
         client_id=str(given.get("client.id", "rdkafka")),
@@ -69,6 +68,15 @@ def _settings(given: Mapping[str, Any]) -> ProducerSettings:
         only_errors=flag(given, "delivery.report.only.error", False),
         queue_messages=number(given, "queue.buffering.max.messages", 100_000) or (1 << 31) - 1,
         queue_bytes=number(given, "queue.buffering.max.kbytes", 1_048_576) * 1024,
-        message_timeout=number(given, timeout, 300_000) / 1000 or float("inf"),
+        message_timeout=_message_timeout(given),
         takeover=flag(given, "kpsplit.takeover.enable", True),
     )
+
+
+def _message_timeout(given: Mapping[str, Any]) -> float:
+    """Return it in seconds; like librdkafka's own it ends with the transaction that brokers would abort."""
+    name = "message.timeout.ms" if "message.timeout.ms" in given else "delivery.timeout.ms"
+    seconds = number(given, name, 300_000) / 1000 or float("inf")
+    if not given.get("transactional.id"):
+        return seconds
+    return min(seconds, number(given, "transaction.timeout.ms", 60_000) / 1000)

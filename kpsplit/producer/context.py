@@ -28,6 +28,7 @@ class Context:
     records wait there and in the fences; ``failures``: how many failed here, not in librdkafka.
     ``collecting``: the library's thread takes reports in hand now. ``fatal``: why nothing will ever be sent
     again; ``forked``: that is because this is a child process. ``ended``: there will be no lease any more.
+    ``fenced_below``: where registrations ended before our transactional id was taken, None if not known.
     """
 
     def __init__(self, settings: ProducerSettings, instance: int) -> None:
@@ -45,6 +46,7 @@ class Context:
         self.refused: dict[str, KpsplitError] = {}
         self.lease_until = 0.0
         self.ended = False
+        self.fenced_below: int | None = None
         self.in_transaction = False
         self.collecting = False
         self.fatal: KpsplitError | None = None

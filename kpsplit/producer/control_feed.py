@@ -21,7 +21,11 @@ class ControlFeed:
         self.dispatcher = dispatcher
         self.tail: ControlTail | None = None
         self.registration = Registration(
-            connection, dispatcher.instance, settings.client_id, settings.transactional_id
+            connection,
+            dispatcher.instance,
+            settings.client_id,
+            settings.transactional_id,
+            dispatcher.fenced_below,
         )
         self._admin: AdminClient | None = None
 

@@ -14,6 +14,7 @@ from confluent_kafka import KafkaException
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.producers_log import end_of_registrations
 from kpsplit.producer import accounts, fork_guard
 from kpsplit.producer.batch import send_batch
 from kpsplit.producer.config import split_config
@@ -30,6 +31,7 @@ from kpsplit.producer.weak_call import weakly
 
 CLOSE_SECONDS = 60.0
 CERTIFY_SECONDS = 10.0
+LOOK_AT_REGISTRATIONS_SECONDS = 5.0
 LOOK_SECONDS = 0.005
 """How often flush() looks whether a fence has let go of what it held."""
 
@@ -176,6 +178,17 @@ class Producer(confluent_kafka.Producer):
         super().purge(in_queue, in_flight, blocking)
 
     # -- transactions ------------------------------------------------------------------------------
+
+    def init_transactions(self, timeout: float = -1) -> None:
+        """Take the transactional id, as ``confluent_kafka.Producer.init_transactions`` does.
+
+        Operators no longer wait for producers that had it before, if nothing is heard of them any more.
+        """
+        deadline = deadline_of(timeout)
+        self._dispatcher.fenced_below = end_of_registrations(
+            self._connection, min(deadline.left(), LOOK_AT_REGISTRATIONS_SECONDS)
+        )
+        super().init_transactions(-1 if timeout is None or timeout < 0 else deadline.left())
 
     def begin_transaction(self) -> None:
         """Begin a transaction, as ``confluent_kafka.Producer.begin_transaction`` does."""

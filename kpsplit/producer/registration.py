@@ -20,14 +20,23 @@ class Registration:
     """
 
     def __init__(
-        self, connection: Connection, instance: int, client_id: str, transactional_id: str | None
+        self,
+        connection: Connection,
+        instance: int,
+        client_id: str,
+        transactional_id: str | None,
+        fenced_below: int | None = None,
     ) -> None:
         self._connection = connection
         self._writer: AcknowledgedWriter | None = None
         self._published = False
         self._registered: frozenset[str] = frozenset()
         self.record = ProducerRecord(
-            instance=instance, generation=1, client_id=client_id, transactional_id=transactional_id
+            instance=instance,
+            generation=1,
+            client_id=client_id,
+            transactional_id=transactional_id,
+            fenced_below=fenced_below,
         )
 
     @property

@@ -8,6 +8,10 @@ attempt can still be writing, so only those are waited for.
 That a producer stayed silent is noted (its registration *expired*) for people who look at the status. Nothing
 is decided by the note: an operator that slept through the end of its attempt could write it about a producer
 that is alive, and the next operation would wait for nobody (``tests/simulation`` has the trace).
+
+Only one thing rules a silent producer out: another one has taken its transactional id (``init_transactions``)
+after its last sign of life, so Kafka refuses whatever it might still send. Without that rule the silent one's
+id would be fenced at each operation, and with it the producer that goes on with its work.
 """
 
 from __future__ import annotations
@@ -25,15 +29,21 @@ class Registrations:
 
     def __init__(self) -> None:
         self._records: dict[int, ProducerRecord] = {}
+        self._offsets: dict[int, int] = {}
+        self._fenced_below: dict[str, int] = {}
         self._expired: dict[int, int] = {}
 
-    def fold(self, record: ProducerRecord | Expiry) -> None:
-        """Take the next record of the topic."""
+    def fold(self, record: ProducerRecord | Expiry, offset: int) -> None:
+        """Take the next record of the topic, and where it lies."""
         if isinstance(record, Expiry):
             known = self._expired.get(record.instance, 0)
             self._expired[record.instance] = max(known, record.generation)
-        else:
-            self._records[record.instance] = record
+            return
+        self._records[record.instance] = record
+        self._offsets[record.instance] = offset
+        if record.transactional_id is not None and record.fenced_below is not None:
+            known = self._fenced_below.get(record.transactional_id, 0)
+            self._fenced_below[record.transactional_id] = max(known, record.fenced_below)
 
     def all(self) -> tuple[ProducerRecord, ...]:
         """Return every producer that ever registered, closed and expired ones as well."""
@@ -44,8 +54,15 @@ class Registrations:
         return record.generation <= self._expired.get(record.instance, 0)
 
     def to_ask(self, topic: str) -> tuple[ProducerRecord, ...]:
-        """Return the producers of a topic that an operator must ask: all that did not close."""
-        return tuple(r for r in self._records.values() if topic in r.topics and not r.closed)
+        """Return the producers of a topic that an operator must ask: all that can still write to it."""
+        known = (r for r in self._records.values() if topic in r.topics)
+        return tuple(r for r in known if not r.closed and not self._superseded(r))
+
+    def _superseded(self, record: ProducerRecord) -> bool:
+        """Tell whether another producer has taken the transactional id since this one was last heard of."""
+        if record.transactional_id is None:
+            return False
+        return self._offsets[record.instance] < self._fenced_below.get(record.transactional_id, 0)
 
     def live(self, topic: str) -> tuple[ProducerRecord, ...]:
         """Return the producers of a topic that answered the latest operator, for people to look at."""

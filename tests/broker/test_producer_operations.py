@@ -379,6 +379,31 @@ def begin_then_split(
             thread.join(180)
 
 
+def test_a_producer_that_took_over_the_transactional_id_of_one_that_crashed_goes_on_through_a_split(
+    operations, bootstrap, make_topic, topic_name
+) -> None:
+    topic, name, journal = make_topic(), topic_name(), Journal()
+    parent = enrolled(operations, topic)
+    command = [sys.executable, "-m", "tests.broker.crashing_child", bootstrap, name, topic]
+    crashing = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert crashing.stdout is not None and crashing.stdout.readline() == "written\n"
+    finally:
+        crashing.kill()
+        crashing.wait()
+    with Producer({"bootstrap.servers": bootstrap, "transactional.id": name}) as successor:
+        successor.init_transactions(60)
+        begin(successor, topic, journal)
+        successor.commit_transaction(60)
+        told: list[StepDone] = []
+        plan = operations.plan_split(parent, 2, even=True)
+        operations.run(plan, max_pause_ms=PAUSE_MS, force=True, observer=told.append)
+        begin(successor, topic, journal)
+        successor.commit_transaction(60)
+    assert "1 producers ready" in [step.detail for step in told]
+    journal.check(operations, bootstrap, topic)
+
+
 def test_a_fence_waits_for_the_end_of_a_transaction(operations, bootstrap, make_topic, transactional) -> None:
     topic = make_topic()
     parent = enrolled(operations, topic)

@@ -77,6 +77,11 @@ class Scope:
     """A dead operator wakes up while it waits for readiness, and expires whom it finds silent."""
     counts_early: bool = False
     """A wrong protocol: a report counts its record as done before it takes it in hand."""
+    one_id: bool = False
+    """Both producers use one transactional id (``TransactionalWorld`` only, as all below).
+
+    The first may crash, but not once it has answered PREPARE: it is then waited for until max-pause.
+    """
     retries: bool = True
     """A record that is in the log may be rejected by a hard seal: its first acknowledgement was lost."""
 
@@ -112,7 +117,12 @@ class Held(NamedTuple):
     spoilt: bool = False
     """A record of the transaction went astray: it must be aborted."""
     dead: bool = False
-    """An operator fenced the transactional id."""
+    """Somebody fenced the transactional id."""
+    taken: int = 2
+    """How far it is with taking its transactional id; 2: it has it, and may register."""
+    older: bool = False
+    """Its latest registration lies below the end that the other producer has asked for."""
+    crashed: bool = False
 
 
 class Operator(NamedTuple):
@@ -603,9 +613,9 @@ class World:
         registrations = writers.Registrations()
         for index, producer in enumerate(producers):
             if producer.registered:
-                registrations.fold(self._record(index, producer))
+                registrations.fold(self._record(index, producer), index)
             if producer.expired:
-                registrations.fold(Expiry(index, 1))
+                registrations.fold(Expiry(index, 1), index)
         return registrations.to_ask(PARENT.topic)
 
     def _owed(self, world: Global, producer: Held) -> tuple[bool, str | None, str | None]:

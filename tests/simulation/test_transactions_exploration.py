@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kpsplit.producer.fence import PartitionFence
 from kpsplit.splitter.fence_answers import may_renew, to_acknowledge
+from kpsplit.splitter.writers import Registrations
 from tests.simulation import fence_world
 from tests.simulation.explore import check_missed, explore
 from tests.simulation.fence_world import LOW, Scope, World
@@ -22,6 +24,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 ONE, TWO = ((LOW,),), ((LOW, LOW),)
 JOINING = Scope(ONE, joining=True)
+TAKEN = Scope(((), (LOW,)), joining=True, one_id=True, lapses=False)
 SCOPES = {
     "a split": Scope(TWO),
     "a split, acknowledgements get lost": Scope(TWO, errors=True),
@@ -29,12 +32,15 @@ SCOPES = {
     "a split, two producers": Scope(((LOW,), (LOW,)), lapses=False),
     "a merge": Scope(TWO, begin=("split",), operations=("merge",)),
     "a split and a merge": Scope(ONE, operations=("split", "merge")),
+    "a split, the id is taken by another producer": TAKEN,
 }
 LARGE = {
     "a split that is aborted, then another": Scope(TWO, aborts=1),
     "the producer joins a split that is aborted": Scope(ONE, aborts=1, joining=True),
     "reading takes time": Scope(ONE, aborts=1, slow_reading=True),
     "reading takes time, the producer joins": Scope(ONE, joining=True, slow_reading=True),
+    "the id is taken by another producer, leases run out": replace(TAKEN, lapses=True),
+    "the id is taken by another producer, both write": replace(TAKEN, keys=((LOW,), (LOW,))),
 }
 THOROUGH = os.environ.get("KPSPLIT_EXPLORE") == "thorough"
 
@@ -93,6 +99,17 @@ def let_the_lease_run_out_while_the_fence_waits(patch: pytest.MonkeyPatch) -> No
     )
 
 
+def ask_nobody_whose_id_was_ever_taken(patch: pytest.MonkeyPatch) -> None:
+    def superseded(self: Any, record: Any) -> bool:
+        return self._fenced_below.get(record.transactional_id, 0) > 0
+
+    patch.setattr(Registrations, "_superseded", superseded)
+
+
+def ask_for_the_end_behind_taking_the_id(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TransactionalWorld, "end_first", False)
+
+
 LOST, STUCK = "LOST", "stays open"
 TABLE: list[tuple[Callable[[pytest.MonkeyPatch], None], Scope, str]] = [
     (fence_nobody, Scope(ONE), LOST),
@@ -100,6 +117,8 @@ TABLE: list[tuple[Callable[[pytest.MonkeyPatch], None], Scope, str]] = [
     (acknowledge_inside_the_transaction, Scope(TWO, lapses=False), LOST),
     (hold_back_reports_until_the_fence_is_over, Scope(TWO, lapses=False), STUCK),
     (let_the_lease_run_out_while_the_fence_waits, Scope(TWO), STUCK),
+    (ask_nobody_whose_id_was_ever_taken, TAKEN, LOST),
+    (ask_for_the_end_behind_taking_the_id, TAKEN, LOST),
 ]
 
 

@@ -14,11 +14,25 @@ from typing import Any
 from kpsplit.splitter.partition_state import Attempt
 from kpsplit.splitter.records.producers import ProducerRecord
 from kpsplit.splitter.states import Phase
-from tests.simulation.fence_world import Global, Held, Move, World
+from kpsplit.splitter.writers import Registrations
+from tests.simulation.fence_world import PARENT, Global, Held, Move, World
+
+ENDED = 1
+"""Where registrations ended when a producer asked, if the other one's latest lies below that."""
 
 
 class TransactionalWorld(World):
     """See the module."""
+
+    end_first = True
+    """Producers ask where registrations end before they take their id, not behind it."""
+
+    def initial(self) -> Global:
+        """Return the first state."""
+        world = super().initial()
+        if not self.scope.one_id:
+            return world
+        return world._replace(producers=tuple(p._replace(taken=0) for p in world.producers))
 
     def _application(self, world: Global, index: int, name: str) -> Iterator[Move]:
         producer = world.producers[index]
@@ -53,8 +67,35 @@ class TransactionalWorld(World):
 
     def _library(self, world: Global, index: int, name: str) -> Iterator[Move]:
         producer = world.producers[index]
-        if producer.registered or not producer.dead:
+        if producer.crashed:
+            return
+        if producer.taken < 2:
+            ask = (producer.taken == 0) is self.end_first
+            after = self._asked_for_the_end(world, index) if ask else self._took_the_id(world, index)
+            taken = after.producers[index]._replace(taken=producer.taken + 1)
+            text = "asks where registrations end" if ask else "takes the id"
+            yield f"{name} {text}", False, self._with(after, index, taken)
+            return
+        if self.scope.one_id and index == 0 and producer.registered and producer.ready is None:
+            crashed = producer._replace(crashed=True, dead=True, begun=-1, fence=-1, lease=-1, asking=None)
+            yield f"{name} crashes", True, self._with(world, index, crashed)
+        if producer.registered or not producer.dead or self.scope.one_id:
             yield from super()._library(world, index, name)
+
+    def _asked_for_the_end(self, world: Global, index: int) -> Global:
+        """Whatever others have registered lies below the end."""
+        producers = tuple(
+            p._replace(older=p.registered) if i != index else p for i, p in enumerate(world.producers)
+        )
+        return world._replace(producers=producers)
+
+    def _took_the_id(self, world: Global, index: int) -> Global:
+        """Whoever had the id is fenced."""
+        had = (i for i, p in enumerate(world.producers) if i != index and self._has_id(p))
+        return self._without(world, frozenset(had))
+
+    def _has_id(self, producer: Held) -> bool:
+        return producer.taken == 2 or (producer.taken == 1 and not self.end_first)
 
     def _do_begin(self, fence: Any) -> None:
         fence.transaction(True)
@@ -66,7 +107,15 @@ class TransactionalWorld(World):
         strays = producer.fence >= 0 and self.snapshots[producer.fence][4]
         if strays and producer.begun >= 0 and any(n >= producer.begun for _, n in strays):
             producer = producer._replace(spoilt=True)
+        if self._written(world.producers[index], producer):
+            producer = producer._replace(older=False)
         return super()._with(world, index, producer)
+
+    def _written(self, before: Held, after: Held) -> bool:
+        """Tell whether the registration was written."""
+        answers = (before.registered, before.ready, before.acknowledged)
+        again = after.registering is not None and after.registering != before.registering
+        return again or answers != (after.registered, after.ready, after.acknowledged)
 
     # -- the operator ------------------------------------------------------------------------------
 
@@ -79,6 +128,8 @@ class TransactionalWorld(World):
 
     def _without(self, world: Global, fenced: frozenset[int]) -> Global:
         """Fence transactional ids: what is open there is aborted."""
+        if self.scope.one_id and fenced:
+            fenced = frozenset(i for i, p in enumerate(world.producers) if self._has_id(p))
         producers = tuple(
             p._replace(dead=True, begun=-1) if i in fenced else p for i, p in enumerate(world.producers)
         )
@@ -89,7 +140,19 @@ class TransactionalWorld(World):
         return not in_doubt and super()._patience_over(world, since)
 
     def _record(self, index: int, producer: Held) -> ProducerRecord:
-        return replace(super()._record(index, producer), transactional_id=f"t{index}")
+        name = "t" if self.scope.one_id else f"t{index}"
+        return replace(super()._record(index, producer), transactional_id=name)
+
+    def _live(self, producers: tuple[Held, ...]) -> tuple[ProducerRecord, ...]:
+        if not self.scope.one_id:
+            return super()._live(producers)
+        registrations = Registrations()
+        for index, producer in enumerate(producers):
+            if producer.registered:
+                below = ENDED if producers[1 - index].older else 0
+                record = replace(self._record(index, producer), fenced_below=below)
+                registrations.fold(record, 0 if producer.older else ENDED)
+        return registrations.to_ask(PARENT.topic)
 
     # -- what must hold ----------------------------------------------------------------------------
 

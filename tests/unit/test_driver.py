@@ -66,7 +66,7 @@ class Cluster:
 
     def producer(self, instance: int, behaviour: str = "answers") -> None:
         self.answers[instance] = behaviour
-        self.registrations.fold(ProducerRecord(instance, 1, f"p{instance}", topics=(PARENT.topic,)))
+        self.registrations.fold(ProducerRecord(instance, 1, f"p{instance}", topics=(PARENT.topic,)), 0)
 
     def let_producers_answer(self) -> None:
         attempt = self.state.attempt
@@ -76,9 +76,9 @@ class Cluster:
                 continue
             mine = {str(PARENT): attempt.id}
             if self.state.phase is Phase.PREPARING:
-                self.registrations.fold(replace(record, ready=mine))
+                self.registrations.fold(replace(record, ready=mine), 0)
             elif behaviour == "answers" and self.state.phase is Phase.FENCED and record.ready == mine:
-                self.registrations.fold(replace(record, acknowledged=mine))
+                self.registrations.fold(replace(record, acknowledged=mine), 0)
 
 
 class Time:
@@ -167,7 +167,7 @@ class Simulated:
     def expire(self, producers: Iterable[ProducerRecord], deadline: Any) -> None:
         def effect() -> None:
             for record in producers:
-                self.cluster.registrations.fold(Expiry(record.instance, record.generation))
+                self.cluster.registrations.fold(Expiry(record.instance, record.generation), 0)
 
         self._around("expire", effect)
 

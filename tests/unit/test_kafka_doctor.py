@@ -144,7 +144,7 @@ def test_each_trouble_is_found(case: str) -> None:
 
 def test_expired_producers_are_told_but_need_nothing() -> None:
     findings = found()
-    findings.registrations.fold(ProducerRecord(1, 1, "late", topics=("orders",)))
-    findings.registrations.fold(Expiry(1, 1))
+    findings.registrations.fold(ProducerRecord(1, 1, "late", topics=("orders",)), 0)
+    findings.registrations.fold(Expiry(1, 1), 0)
     (told,) = [c for c in diagnose(findings) if c.name == "expired producers"]
     assert told.ok and "1 registrations have expired, of late" in told.message

@@ -98,6 +98,17 @@ def test_what_the_library_needs_is_taken_from_the_applications_settings() -> Non
     assert not {"on_delivery", "delivery.report.only.error", "kpsplit.takeover.enable"} & set(rdkafka)
 
 
+def test_a_record_of_a_transaction_waits_no_longer_than_the_transaction_may_last() -> None:
+    def timeout(**given: object) -> float:
+        named = {name.replace("_", "."): value for name, value in given.items()}
+        return split_config({"transactional.id": "t", **named})[1].message_timeout
+
+    assert timeout() == 60.0
+    assert timeout(transaction_timeout_ms=90_000) == 90.0
+    assert timeout(message_timeout_ms=5_000) == 5.0
+    assert timeout(message_timeout_ms=0, transaction_timeout_ms=7_000) == 7.0
+
+
 def test_defaults_are_librdkafkas() -> None:
     _, settings = split_config(BROKERS)
     assert settings.partitioner == "consistent_random"

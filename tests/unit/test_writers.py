@@ -13,8 +13,8 @@ B = ProducerRecord(2, 5, "b", topics=("orders",))
 
 def folded(*records: ProducerRecord | Expiry) -> Registrations:
     registrations = Registrations()
-    for record in records:
-        registrations.fold(record)
+    for offset, record in enumerate(records):
+        registrations.fold(record, offset)
     return registrations
 
 
@@ -35,6 +35,30 @@ def test_an_expiry_ends_a_generation_and_those_before_it_in_whatever_order_it_is
 def test_whoever_did_not_close_is_asked_even_if_somebody_noted_an_expiry() -> None:
     assert folded(A, B, Expiry(2, 5)).to_ask("orders") == (A, B)
     assert folded(A, replace(B, closed=True)).to_ask("orders") == (A,)
+
+
+OLD = replace(A, transactional_id="tx")
+NEW = replace(B, transactional_id="tx", fenced_below=1)
+
+
+def test_a_producer_whose_transactional_id_was_taken_behind_its_last_record_is_not_asked() -> None:
+    assert folded(OLD, NEW).to_ask("orders") == (NEW,)
+    assert folded(OLD, replace(NEW, closed=True)).to_ask("orders") == ()
+
+
+def test_a_producer_that_was_heard_of_since_its_transactional_id_was_taken_is_asked() -> None:
+    assert folded(OLD, NEW, OLD).to_ask("orders") == (OLD, NEW)
+    assert folded(OLD, replace(NEW, fenced_below=0)).to_ask("orders") == (OLD, replace(NEW, fenced_below=0))
+    assert folded(OLD, replace(NEW, fenced_below=None)).to_ask("orders") == (
+        OLD,
+        replace(NEW, fenced_below=None),
+    )
+
+
+def test_producers_of_other_transactional_ids_and_of_none_are_asked() -> None:
+    other = replace(OLD, transactional_id="other")
+    assert folded(other, NEW).to_ask("orders") == (other, NEW)
+    assert folded(A, NEW).to_ask("orders") == (A, NEW)
 
 
 def test_an_answer_counts_for_its_attempt_alone() -> None:

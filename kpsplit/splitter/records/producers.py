@@ -15,7 +15,9 @@ from kpsplit.errors import RecordError
 from kpsplit.splitter.records.stamp import instance_name
 from kpsplit.splitter.records.strict_json import Fields, decode, encode_readable
 
-VERSION = 1
+VERSION = 2
+"""Of a producer's record; 1 had no ``fenced_below``."""
+EXPIRY_VERSION = 1
 _SEGMENT_ID = re.compile(r"(0|[1-9][0-9]{0,18})")
 _KEY = re.compile(rb"([0-9a-f]{16})(!?)")
 
@@ -48,12 +50,15 @@ class ProducerRecord:
     """The whole record of one producer instance.
 
     ``ready`` and ``acknowledged`` map a logical partition (``orders/3``) to the attempt that was answered.
+    ``fenced_below``: registrations with our transactional id whose latest record lies below this offset are
+    of producers that Kafka has fenced, because we took the id when the topic ended there already.
     """
 
     instance: int
     generation: int
     client_id: str
     transactional_id: str | None = None
+    fenced_below: int | None = None
     topics: tuple[str, ...] = ()
     ready: dict[str, str] = field(default_factory=dict)
     acknowledged: dict[str, str] = field(default_factory=dict)
@@ -78,6 +83,7 @@ class ProducerRecord:
                 "generation": self.generation,
                 "client_id": self.client_id,
                 "transactional_id": self.transactional_id,
+                "fenced_below": self.fenced_below,
                 "topics": list(self.topics),
                 "ready": self.ready,
                 "acknowledged": self.acknowledged,
@@ -104,7 +110,7 @@ class Expiry:
     def encode(self) -> bytes:
         """Return the record's value."""
         return encode_readable(
-            {"v": VERSION, "generation": self.generation}, lambda data: decode_record(self.key, data)
+            {"v": EXPIRY_VERSION, "generation": self.generation}, lambda data: decode_record(self.key, data)
         )
 
 
@@ -118,7 +124,7 @@ def decode_record(key: bytes | None, data: bytes | None) -> ProducerRecord | Exp
     if match is None:
         raise RecordError("producers topic: a key that kpsplit never writes")
     instance = int(match[1], 16)
-    fields = decode(data, "producer record", VERSION)
+    fields = decode(data, "producer record", EXPIRY_VERSION if match[2] else VERSION)
     record = Expiry(instance, fields.integer("generation")) if match[2] else _record(instance, fields)
     fields.done()
     return record
@@ -130,6 +136,7 @@ def _record(instance: int, fields: Fields) -> ProducerRecord:
         generation=fields.integer("generation", 1),
         client_id=fields.text("client_id"),
         transactional_id=fields.optional_text("transactional_id", 10_000),
+        fenced_below=fields.optional_integer("fenced_below") if fields.version > 1 else None,
         topics=fields.texts("topics", 249),
         ready=fields.text_map("ready"),
         acknowledged=fields.text_map("acknowledged"),

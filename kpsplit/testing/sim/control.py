@@ -104,22 +104,22 @@ class ProducersTopic:
 
     def __init__(self) -> None:
         self.length = 0
-        self._latest: dict[int, ProducerRecord] = {}
+        self._latest: dict[int, tuple[int, ProducerRecord]] = {}
         self._expiries: list[Expiry] = []
 
     def append(self, record: ProducerRecord | Expiry) -> None:
         """Write a record."""
-        self.length += 1
+        offset, self.length = self.length, self.length + 1
         if isinstance(record, Expiry):
             self._expiries.append(record)
         else:
-            self._latest[record.instance] = record
+            self._latest[record.instance] = (offset, record)
 
     def read(self) -> Registrations:
         """Return the topic folded up to its present end."""
         registrations = Registrations()
-        for record in self._latest.values():
-            registrations.fold(record)
+        for offset, record in self._latest.values():
+            registrations.fold(record, offset)
         for expiry in self._expiries:
-            registrations.fold(expiry)
+            registrations.fold(expiry, self.length)
         return registrations
