@@ -25,7 +25,7 @@ from kpsplit.demo.retiring import refused_before_reading, retire_after_reading
 from kpsplit.demo.summing_up import Journals, sum_up
 from kpsplit.demo.traffic import Line
 from kpsplit.demo.verdicts import QUESTIONS
-from kpsplit.demo.verification import report_path, verified
+from kpsplit.demo.verification import Verification, report_path
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
@@ -70,17 +70,18 @@ def stage(
         refused_before_reading(connection, operations, hot, narrator)
         journals = {o.name: read_journal(Path(o.journal)) for o in orders}
         states = [_state(operations, parent) for parent in play.parents]
-        back = _read_back(connection, chronicle, states, journals, lines, narrator)
-        result = sum_up(
-            chronicle,
-            play.news_before,
-            news,
-            _of(states, hot),
-            back,
-            outcome_of(group, back, [state.lineage for state in states]),
-            journals,
-        )
-        checked = verified(connection, topic, report_path(options.html), narrator)
+        with Verification(connection, topic, report_path(options.html), narrator) as verification:
+            back = _read_back(connection, chronicle, states, journals, lines, narrator)
+            result = sum_up(
+                chronicle,
+                play.news_before,
+                news,
+                _of(states, hot),
+                back,
+                outcome_of(group, back, [state.lineage for state in states]),
+                journals,
+            )
+            checked = verification.verdict()
         verdicts = [question(result) for question in QUESTIONS] + ([checked] if checked else [])
         result = replace(result, verdicts=tuple(verdicts))
         if not result.passed:

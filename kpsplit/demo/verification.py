@@ -1,16 +1,26 @@
-"""The demo's last word: the verification in Spark of what it did, with its report."""
+"""The demo's last word: the verification in Spark of what it did, in a process of its own.
+
+It runs beside the reading back with a plain client: neither needs the other.
+"""
 
 from __future__ import annotations
 
+import time
 from importlib.util import find_spec
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from kpsplit.demo.narrator import Narrator
+from kpsplit.demo.process import ChildProcess
 from kpsplit.demo.result import Verdict
-from kpsplit.kafka.clock import monotonic
+from kpsplit.demo.verifier import Answer, Question
+from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 
 QUESTION = "verification in Spark"
+LOOK_SECONDS = 0.05
+STOP_SECONDS = 5.0
 
 
 def report_path(page: Path) -> Path:
@@ -18,25 +28,75 @@ def report_path(page: Path) -> Path:
     return page.with_name(f"{page.stem}-verification.html")
 
 
-def verified(connection: Connection, topic: str, report: Path, narrator: Narrator) -> Verdict | None:
-    """Verify the topic as ``kpsplit verify`` does and write its report; None where there is no PySpark.
+class Verification:
+    """Verifies the topic as ``kpsplit verify`` does, while the block goes on, and writes its report."""
 
-    Raises:
-        KpsplitError: it could not be judged.
-    """
-    if find_spec("pyspark") is None:
-        narrator.say("not verified in Spark: pip install 'kpsplit[demo]'")
-        return None
-    from kpsplit.spark_jobs import verify
-    from kpsplit.spark_jobs.report import report_page
-    from kpsplit.spark_jobs.session import running_session
-    from kpsplit.spark_jobs.verification.summary import result_line
+    def __init__(self, connection: Connection, topic: str, report: Path, narrator: Narrator) -> None:
+        self._question = Question(connection.properties, topic, str(report.resolve()))
+        self._narrator = narrator
+        self._verifier: _Verifier | None = None
 
-    narrator.say(f"kpsplit verify {topic}: the same again in Spark, from the logs alone")
-    began = monotonic()
-    with running_session() as spark:
-        found = verify(spark, topic, connection)
-    report.write_text(report_page(found), encoding="utf-8")
-    told = result_line(found).removeprefix(f"{topic}: ")
-    narrator.say(f"    {told}; {monotonic() - began:.1f} s; report: {report.resolve()}")
-    return Verdict(QUESTION, found.clean, told)
+    def __enter__(self) -> Self:
+        """Begin, where there is PySpark."""
+        if find_spec("pyspark") is None:
+            self._narrator.say("not verified in Spark: pip install 'kpsplit[demo]'")
+            return self
+        topic = self._question.topic
+        self._narrator.say(f"kpsplit verify {topic}: in Spark, from the logs alone, beside what follows")
+        self._verifier = _Verifier(self._question)
+        return self
+
+    def verdict(self) -> Verdict | None:
+        """Wait for the answer; None where there is no PySpark.
+
+        Raises:
+            KpsplitError: it could not be judged.
+        """
+        if self._verifier is None:
+            return None
+        answer = self._verifier.answer()
+        self._narrator.say(
+            f"    in Spark: {answer.told}; {answer.seconds:.1f} s; report: {self._question.report}"
+        )
+        return Verdict(QUESTION, answer.clean, answer.told)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the process."""
+        if self._verifier is not None:
+            self._verifier.end(Deadline(STOP_SECONDS))
+
+
+class _Verifier(ChildProcess):
+    """The process."""
+
+    def __init__(self, question: Question) -> None:
+        self._answer: Answer | None = None
+        super().__init__("the verification of", question.topic, "kpsplit.demo.verifier", question.encode())
+
+    @property
+    def error(self) -> str | None:
+        """Why it could not be judged."""
+        return None if self._answer is None else self._answer.error
+
+    @property
+    def done(self) -> bool:
+        """Tell whether there is an answer."""
+        return self._answer is not None
+
+    def heard(self, line: str) -> None:
+        """Take the answer."""
+        self._answer = Answer.decode(line)
+
+    def answer(self) -> Answer:
+        """Wait for it.
+
+        Raises:
+            ChildDiedError: there is none.
+        """
+        while self._answer is None:
+            self.check()
+            time.sleep(LOOK_SECONDS)
+        self.check()
+        return self._answer

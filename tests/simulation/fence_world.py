@@ -122,7 +122,8 @@ class Held(NamedTuple):
     """How far it is with taking its transactional id; 2: it has it, and may register."""
     older: bool = False
     """Its latest registration lies below the end that the other producer has asked for."""
-    crashed: bool = False
+    gone: bool = False
+    """It has crashed, or was closed behind a fatal error."""
 
 
 class Operator(NamedTuple):

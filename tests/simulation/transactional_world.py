@@ -36,8 +36,11 @@ class TransactionalWorld(World):
 
     def _application(self, world: Global, index: int, name: str) -> Iterator[Move]:
         producer = world.producers[index]
+        if producer.gone:
+            return
         if producer.dead:  # the application hears of it by a fatal error
-            yield f"{name} is closed", False, self._with(world, index, producer._replace(registered=False))
+            closed = producer._replace(registered=False, gone=True, lease=-1, asking=None)
+            yield f"{name} is closed", False, self._with(world, index, closed)
             return
         number = self._call(producer.fence, "next", ())[1]
         if producer.begun < 0:
@@ -67,7 +70,7 @@ class TransactionalWorld(World):
 
     def _library(self, world: Global, index: int, name: str) -> Iterator[Move]:
         producer = world.producers[index]
-        if producer.crashed:
+        if producer.gone:
             return
         if producer.taken < 2:
             ask = (producer.taken == 0) is self.end_first
@@ -77,7 +80,7 @@ class TransactionalWorld(World):
             yield f"{name} {text}", False, self._with(after, index, taken)
             return
         if self.scope.one_id and index == 0 and producer.registered and producer.ready is None:
-            crashed = producer._replace(crashed=True, dead=True, begun=-1, fence=-1, lease=-1, asking=None)
+            crashed = producer._replace(gone=True, dead=True, begun=-1, fence=-1, lease=-1, asking=None)
             yield f"{name} crashes", True, self._with(world, index, crashed)
         if producer.registered or not producer.dead or self.scope.one_id:
             yield from super()._library(world, index, name)

@@ -1,0 +1,85 @@
+"""The process that verifies the demo's topic in Spark: ``python -m kpsplit.demo.verifier``, a line on stdin.
+
+It answers in a line on stdout, and ends when its stdin does.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from kpsplit.demo.parent import die_with_parent
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import monotonic
+from kpsplit.kafka.connection import Connection
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to verify: a topic. ``properties`` may hold secrets; ``report`` is where the report goes."""
+
+    properties: dict[str, Any]
+    topic: str
+    report: str
+
+    def encode(self) -> str:
+        """Return it as a line."""
+        return f"{json.dumps(asdict(self))}\n"
+
+    @classmethod
+    def decode(cls, line: str) -> Self:
+        """Read such a line."""
+        return cls(**json.loads(line))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came out. ``error``: why it could not be judged, None if it could."""
+
+    clean: bool = False
+    told: str = ""
+    seconds: float = 0.0
+    error: str | None = None
+
+    def encode(self) -> str:
+        """Return it as a line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, line: str) -> Self:
+        """Read such a line."""
+        return cls(**json.loads(line))
+
+
+def answered(question: Question) -> Answer:
+    """Verify the topic and write the report."""
+    from kpsplit.spark_jobs import verify
+    from kpsplit.spark_jobs.report import report_page
+    from kpsplit.spark_jobs.session import running_session
+    from kpsplit.spark_jobs.verification.summary import result_line
+
+    began = monotonic()
+    try:
+        with running_session() as spark:
+            found = verify(spark, question.topic, Connection(question.properties))
+        Path(question.report).write_text(report_page(found), encoding="utf-8")
+    except (KpsplitError, OSError) as error:
+        return Answer(error=str(error))
+    told = result_line(found).removeprefix(f"{question.topic}: ")
+    return Answer(found.clean, told, monotonic() - began)
+
+
+def main() -> None:
+    """Answer the question on stdin."""
+    die_with_parent()
+    question = Question.decode(sys.stdin.readline())
+    sys.stdout.write(f"{answered(question).encode()}\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
