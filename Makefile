@@ -7,6 +7,7 @@
 #   make demo     the main job, on an embedded three-broker cluster
 #   make bench    what kpsplit costs a producer (BENCH=consumer, BENCH=spark_reconcile: the others)
 #   make chaos    faults on real brokers for a long time (MINUTES=20, CHAOS_ARGS="--seed 7")
+#   make audit    known vulnerabilities of the locked packages; make sbom: what they are (CycloneDX, dist/)
 #   make lock     resolve requirements/*.txt again from pyproject.toml (needs uv)
 #   make clean    remove the virtual environment and tool caches (the jars stay in the cache folder)
 
@@ -30,7 +31,11 @@ PROJECT_SUM := $(shell cksum < pyproject.toml | cut -d' ' -f1)
 LOCKED := $(VENV)/.locked-$(LOCK_SUM)
 INSTALLED := $(VENV)/.installed-$(LOCK_SUM)-$(PROJECT_SUM)
 
-.PHONY: help setup jars test test-core test-cluster lint demo bench chaos lock clean
+# What looks at the locked packages is installed apart from them.
+AUDIT := .venv-audit
+AUDITORS := $(AUDIT)/.locked
+
+.PHONY: help setup jars test test-core test-cluster lint demo bench chaos audit sbom lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -66,6 +71,22 @@ bench: jars
 chaos: jars
 	$(BIN)/python -m tests.fault.chaos --minutes $(MINUTES) $(CHAOS_ARGS)
 
+audit: $(AUDITORS)
+	$(AUDIT)/bin/pip-audit --require-hashes --disable-pip -r requirements/base.txt -r requirements/dev.txt
+
+sbom: $(AUDITORS)
+	@mkdir -p dist
+	@for lock in base dev; do \
+	  PYTHONWARNINGS=ignore $(AUDIT)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible \
+	    -o dist/kpsplit-$$lock.cdx.json requirements/$$lock.txt; \
+	  echo "dist/kpsplit-$$lock.cdx.json" >&2; \
+	done
+
+$(AUDITORS): requirements/audit.txt | $(BIN)/python
+	$(BIN)/python -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --require-hashes -r $<
+	@touch $@
+
 # Any Python from 3.11 on; PYTHON=/path/to/python overrides the search.
 $(BIN)/python:
 	@for candidate in $(PYTHON) python3.11 python3 python3.12 python3.13; do \
@@ -97,6 +118,7 @@ lock:
 	  -o requirements/dev.txt pyproject.toml
 	UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) pip compile $(LOCK_FLAGS) --constraint requirements/dev.txt \
 	  -o requirements/base.txt pyproject.toml
+	UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) pip compile $(LOCK_FLAGS) --group audit -o requirements/audit.txt
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AUDIT) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -43,7 +43,8 @@ class Registrations:
         self._offsets[record.instance] = offset
         if record.transactional_id is not None and record.fenced_below is not None:
             known = self._fenced_below.get(record.transactional_id, 0)
-            self._fenced_below[record.transactional_id] = max(known, record.fenced_below)
+            # Where the topic ended before the record was written: a greater number is forged.
+            self._fenced_below[record.transactional_id] = max(known, min(record.fenced_below, offset))
 
     def all(self) -> tuple[ProducerRecord, ...]:
         """Return every producer that ever registered, closed and expired ones as well."""

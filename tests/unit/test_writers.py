@@ -55,6 +55,11 @@ def test_a_producer_that_was_heard_of_since_its_transactional_id_was_taken_is_as
     )
 
 
+def test_nobody_can_say_that_producers_are_fenced_that_register_later() -> None:
+    forged = replace(NEW, fenced_below=1 << 62)
+    assert folded(forged, OLD).to_ask("orders") == (forged, OLD)
+
+
 def test_producers_of_other_transactional_ids_and_of_none_are_asked() -> None:
     other = replace(OLD, transactional_id="other")
     assert folded(other, NEW).to_ask("orders") == (other, NEW)
