@@ -34,6 +34,14 @@ SEEDS = 1_000_000
 )
 @click.option("-X", "--property", "properties", metavar="KEY=VALUE", multiple=True, help="One such setting.")
 @click.option(
+    "--role-config",
+    "role_configs",
+    metavar="ROLE=FILE",
+    multiple=True,
+    help="Settings in which a role connects differently: producer, consumer or verifier; may be repeated.",
+)
+@click.option("--topic", metavar="TOPIC", help="The name of the topic to make.  [default: a new name]")
+@click.option(
     "--input",
     "input_file",
     metavar="FILE",
@@ -76,6 +84,8 @@ def demo(
     bootstrap_server: str | None,
     command_config: Path | None,
     properties: tuple[str, ...],
+    role_configs: tuple[str, ...],
+    topic: str | None,
     input_file: Path | None,
     key_regex: str | None,
     duration: float,
@@ -105,9 +115,10 @@ def demo(
         html=html,
         input=input_file,
         expression=None if input_file is None else expression,
+        topic=topic,
     )
     given = cluster_given(ctx, bootstrap_server, command_config, properties)
-    if not _play(given, options, lines):
+    if not _play(given, roles_given(role_configs), options, lines):
         ctx.exit(EXIT_CHECK)
 
 
@@ -143,6 +154,24 @@ def cluster_given(
     return found
 
 
+def roles_given(pairs: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Return the connection settings that roles have of their own.
+
+    Raises:
+        ConfigurationError: there is no such role, or a file cannot be read.
+    """
+    from kpsplit.demo.ground import ROLES
+    from kpsplit.kafka.connection import read_properties
+
+    found = {}
+    for pair in pairs:
+        role, _, file = pair.partition("=")
+        if role not in ROLES or not file:
+            raise ConfigurationError(f"--role-config takes ROLE=FILE, ROLE one of {', '.join(ROLES)}")
+        found[role] = read_properties(Path(file))
+    return found
+
+
 def check_writable(path: Path) -> None:
     """Find out now, not after a minute, that the page cannot be written.
 
@@ -171,7 +200,7 @@ def _before_the_verb(ctx: click.Context) -> dict[str, Any]:
     }
 
 
-def _play(given: dict[str, Any], options: Any, lines: Any) -> bool:
+def _play(given: dict[str, Any], roles: dict[str, dict[str, Any]], options: Any, lines: Any) -> bool:
     """Run the demo, print its result, write the page; tell whether it passed."""
     from confluent_kafka import KafkaException
 
@@ -185,9 +214,9 @@ def _play(given: dict[str, Any], options: Any, lines: Any) -> bool:
     from kpsplit.kafka.error_map import error_of, translate
 
     click.echo(f"kpsplit demo, seed {options.seed}", err=True)
-    with narrator() as teller, ground(given, teller) as connection:
+    with narrator() as teller, ground(given, roles, teller) as played_on:
         try:
-            result = stage(connection, options, lines, teller)
+            result = stage(played_on, options, lines, teller)
         except KpsplitError as error:
             click.echo(failed_line(str(error)))
             return False

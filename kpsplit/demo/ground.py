@@ -1,9 +1,10 @@
-"""Where the demo is played: a cluster that is given, or an embedded one of its own."""
+"""Where the demo is played, and as whom: a cluster that is given, or an embedded one of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from kpsplit.demo.narrator import Narrator
@@ -11,17 +12,36 @@ from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 
 BROKERS = 3
+ROLES = ("producer", "consumer", "verifier")
+"""Who may have connection settings of their own; the operator has those of the whole demo."""
+
+Properties = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """How everybody connects: who splits and merges, the writers, the group, who reads everything back."""
+
+    operator: Connection
+    producer: Connection
+    consumer: Connection
+    verifier: Connection
 
 
 @contextmanager
-def ground(properties: Mapping[str, Any], narrator: Narrator) -> Iterator[Connection]:
-    """Yield a connection to the given cluster, or to an embedded one if no brokers are named.
+def ground(properties: Properties, roles: Mapping[str, Properties], narrator: Narrator) -> Iterator[Ground]:
+    """Yield connections to the given cluster, or to an embedded one if no brokers are named.
+
+    Args:
+        properties: for everybody.
+        roles: what a role's connection has instead, by the role's name.
+        narrator: is told of an embedded cluster.
 
     Raises:
         KpsplitError: there is no Java, or the cluster does not come up.
     """
     if properties.get("bootstrap.servers") or properties.get("metadata.broker.list"):
-        yield Connection(properties)
+        yield _connected(properties, roles)
         return
     from kpsplit.devcluster.cluster import DevCluster
 
@@ -29,4 +49,9 @@ def ground(properties: Mapping[str, Any], narrator: Narrator) -> Iterator[Connec
     narrator.say(f"starting an embedded cluster of {BROKERS} brokers …")
     with DevCluster(brokers=BROKERS) as cluster:
         narrator.say(f"    {cluster.bootstrap} after {monotonic() - began:.1f} s")
-        yield Connection({**properties, "bootstrap.servers": cluster.bootstrap})
+        yield _connected({**properties, "bootstrap.servers": cluster.bootstrap}, roles)
+
+
+def _connected(properties: Properties, roles: Mapping[str, Properties]) -> Ground:
+    others = {role: Connection({**properties, **roles.get(role, {})}) for role in ROLES}
+    return Ground(operator=Connection(properties), **others)

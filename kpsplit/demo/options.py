@@ -34,15 +34,16 @@ class Options:
     html: Path
     input: Path | None = None
     expression: str | None = None
+    topic: str | None = None
 
     @property
     def stretch(self) -> float:
         """Seconds between two operations."""
         return self.duration / STRETCHES
 
-    def topic(self) -> str:
-        """Return a name that no topic has."""
-        return f"kpsplit-demo-{random.SystemRandom().getrandbits(32):08x}"
+    def topic_name(self) -> str:
+        """Return the topic's name: the given one, or one that no topic has."""
+        return self.topic or f"kpsplit-demo-{random.SystemRandom().getrandbits(32):08x}"
 
 
 def orders_for(

@@ -12,6 +12,7 @@ from pathlib import Path
 from kpsplit.demo import scenario
 from kpsplit.demo.children import Children
 from kpsplit.demo.chronicle import Chronicle
+from kpsplit.demo.ground import Ground
 from kpsplit.demo.group.acts import GroupActs, group_of, orders_of
 from kpsplit.demo.group.drain import DrainWatch
 from kpsplit.demo.group.members import Members
@@ -38,15 +39,14 @@ from kpsplit.splitter.partition_state import PartitionState
 OPERATION_SECONDS = 60.0
 
 
-def stage(
-    connection: Connection, options: Options, lines: list[Line] | None, narrator: Narrator
-) -> DemoResult:
+def stage(ground: Ground, options: Options, lines: list[Line] | None, narrator: Narrator) -> DemoResult:
     """Run the whole demo on a cluster.
 
     Raises:
         KpsplitError: it did not come to its end.
     """
-    chronicle = Chronicle(monotonic(), options.topic())
+    chronicle = Chronicle(monotonic(), options.topic_name())
+    connection = ground.operator
     with Operations(connection, OPERATION_SECONDS) as operations, _folder() as folder:
         narrator.say(
             f"topic {chronicle.topic}: {PARTITIONS} partitions; {len(KPSPLIT_WRITERS)} kpsplit producers "
@@ -54,12 +54,12 @@ def stage(
         )
         scenario.make_topic(connection, chronicle.topic)
         scenario.enrol(operations, chronicle.topic, narrator.say)
-        orders = orders_for(options, lines, connection, chronicle.topic, folder)
+        orders = orders_for(options, lines, ground.producer, chronicle.topic, folder)
         topic = chronicle.topic
         offsets = offset_log_partitions(ClusterAdmin(connection))
         with (
             Children(orders) as children,
-            Members(orders_of(connection, topic, folder)) as members,
+            Members(orders_of(ground.consumer, topic, folder)) as members,
             DrainWatch(connection, group_of(topic), offsets, narrator.say) as drains,
         ):
             group = GroupActs(operations, topic, members, drains, narrator.say)
@@ -67,11 +67,11 @@ def stage(
             play.run(connection)
             news = play.news()
         hot = scenario.hot_of(chronicle)
-        refused_before_reading(connection, operations, hot, narrator)
+        refused_before_reading(ground.consumer, operations, hot, narrator)
         journals = {o.name: read_journal(Path(o.journal)) for o in orders}
         states = [_state(operations, parent) for parent in play.parents]
-        with Verification(connection, topic, report_path(options.html), narrator) as verification:
-            back = _read_back(connection, chronicle, states, journals, lines, narrator)
+        with Verification(ground.verifier, topic, report_path(options.html), narrator) as verification:
+            back = _read_back(ground.verifier, chronicle, states, journals, lines, narrator)
             result = sum_up(
                 chronicle,
                 play.news_before,
@@ -87,7 +87,7 @@ def stage(
         if not result.passed:
             _keep(folder, narrator)
             return result
-        retired = retire_after_reading(connection, operations, result, narrator)
+        retired = retire_after_reading(ground.consumer, operations, result, narrator)
         return replace(result, verdicts=(*result.verdicts, retired))
 
 

@@ -64,10 +64,10 @@ def _credentials(authority: Path, user: str) -> dict[str, Any]:
 
 
 @contextmanager
-def guarded_cluster(folder: Path) -> Iterator[Guarded]:
-    """One broker with an authorizer; only the admin may do anything unless an entry allows it.
+def guarded_cluster(folder: Path, brokers: int = 1) -> Iterator[Guarded]:
+    """Brokers with an authorizer; only the admin may do anything unless an entry allows it.
 
-    The admin and the broker use PLAIN: SCRAM's users are in the cluster, which has to be there first.
+    The admin and the brokers use PLAIN: SCRAM's users are in the cluster, which has to be there first.
     """
     authority, store = _certificates(folder)
     jaas = (
@@ -89,12 +89,15 @@ def guarded_cluster(folder: Path) -> Iterator[Guarded]:
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": f"User:{ADMIN};User:ANONYMOUS",
     }
-    config = _credentials(authority, ADMIN)
-    with DevCluster(1, extra_properties=properties, client_config=config) as cluster:
+    admin = _credentials(authority, ADMIN)
+    with DevCluster(brokers, extra_properties=properties, client_config=admin) as cluster:
         guarded = Guarded(cluster, authority)
         _make_users(AdminClient(guarded.client(ADMIN)))
-        for user in USERS:  # until the broker has heard of them
-            AdminClient(guarded.client(user)).list_topics(timeout=SECONDS)
+        for user in USERS:  # until every broker has heard of them
+            for broker in cluster.bootstrap.split(","):
+                AdminClient({**guarded.client(user), "bootstrap.servers": broker}).list_topics(
+                    timeout=SECONDS
+                )
         yield guarded
 
 
@@ -122,10 +125,15 @@ def _make_users(admin: AdminClient) -> None:
 
 
 class AccessLists:
-    """Gives and takes rights, as the admin; returns when the broker goes by it."""
+    """Gives and takes rights, as the admin; returns when every broker goes by it."""
 
     def __init__(self, guarded: Guarded) -> None:
-        self._admin = AdminClient(guarded.client(ADMIN))
+        config = guarded.client(ADMIN)
+        self._admins = [
+            AdminClient({**config, "bootstrap.servers": broker})
+            for broker in guarded.cluster.bootstrap.split(",")
+        ]
+        self._admin = self._admins[0]
 
     def give(self, user: str, rights: Iterable[Right]) -> None:
         """Allow a user these."""
@@ -143,9 +151,9 @@ class AccessLists:
         self._wait_until(wanted, 0)
 
     def _wait_until(self, wanted: AclBindingFilter, count: int) -> None:
-        """The controller has answered; the broker's authorizer, which answers here, follows it."""
+        """The controller has answered; the brokers' authorizers, which answer here, follow it."""
         eventually(
-            lambda: len(self._admin.describe_acls(wanted).result(SECONDS)) == count,
+            lambda: all(len(a.describe_acls(wanted).result(SECONDS)) == count for a in self._admins),
             f"{count} of {wanted}",
             SECONDS,
         )

@@ -58,13 +58,13 @@ class ProducerRecord:
     generation: int
     client_id: str
     transactional_id: str | None = None
-    fenced_below: int | None = None
     topics: tuple[str, ...] = ()
     ready: dict[str, str] = field(default_factory=dict)
     acknowledged: dict[str, str] = field(default_factory=dict)
     pauses: dict[str, PauseReport] = field(default_factory=dict)
     closed: bool = False
     certificates: dict[str, Certificate] = field(default_factory=dict)
+    fenced_below: int | None = None
 
     @property
     def key(self) -> bytes:
