@@ -67,7 +67,8 @@ class Committer:
             self._soonest = monotonic() + REST_SECONDS
             self._next = monotonic() + self._context.settings.auto_commit_interval
             self._begun += 1
-            self._begin(self.changed(self._context.holdings.on(IN_SINK)), [])
+            ours = [h for h in self._context.holdings.on(IN_SINK) if not h.final]
+            self._begin(self.changed(ours), [])
 
     def _due(self) -> bool:
         now = monotonic()

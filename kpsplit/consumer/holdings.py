@@ -42,7 +42,8 @@ class Holding:
     """One slot of this member.
 
     ``place`` is the partition of the group's topic that stands for it. ``committed``: what the group's log
-    says of it, as far as this member knows; empty while nothing was committed.
+    says of it, as far as this member knows; empty while nothing was committed. ``final``: it is taken away,
+    its last commit was asked for, and none begins behind that.
     """
 
     slot: OwnedSlot
@@ -52,6 +53,7 @@ class Holding:
     start: Start | None = None
     committed: tuple[Cursor, ...] = ()
     by_hand: bool = False
+    final: bool = False
 
     @property
     def parent(self) -> PhysicalPartition:

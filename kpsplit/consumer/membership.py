@@ -218,6 +218,8 @@ class Membership:
 
     def _commit(self, leaving: list[Holding], patience: Patience) -> bool:
         """Commit what slots have processed; tell whether there was an answer, whatever it is."""
+        for holding in leaving:
+            holding.final = True
         if self._context.settings.auto_commit:
             self._committer.ask(self._committer.changed([h for h in leaving if h.stage in IN_SINK]))
         return self._wait(self._committer.answered(), patience)

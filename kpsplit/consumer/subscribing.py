@@ -59,7 +59,7 @@ class Subscribing:
         A member that gave up a part of its slots would otherwise stay in the group with the others, which
         nobody tells it about again.
         """
-        if self._out():
+        if self._out(by_hand=False):
             self._membership.away = False
 
     def turn(self, *, nested: bool) -> None:
@@ -93,10 +93,11 @@ class Subscribing:
             self._leaving = False
             self._membership.left()
 
-    def _out(self) -> bool:
-        """Tell whether nothing is left of the membership."""
+    def _out(self, *, by_hand: bool = True) -> bool:
+        """Tell whether nothing is left of the membership; ``by_hand``: nor of what was assigned by hand."""
         group = self._context.group
-        return not group.topics and not group.assignment and not len(self._context.holdings)
+        held = [h for h in self._context.holdings if by_hand or not h.by_hand]
+        return not group.topics and not group.assignment and not held
 
     def _follow_modes(self, topics: Sequence[Subscribed]) -> None:
         modes = {t.group_topic: t.mode for t in topics}

@@ -6,6 +6,7 @@ It runs beside the reading back with a plain client: neither needs the other.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -86,8 +87,9 @@ class _Verifier(ChildProcess):
         return self._answer is not None
 
     def heard(self, line: str) -> None:
-        """Take the answer."""
-        self._answer = Answer.decode(line)
+        """Take the answer; other lines are somebody else's."""
+        with suppress(ValueError, TypeError):
+            self._answer = Answer.decode(line)
 
     def answer(self) -> Answer:
         """Wait for it.

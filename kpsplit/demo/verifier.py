@@ -1,11 +1,13 @@
 """The process that verifies the demo's topic in Spark: ``python -m kpsplit.demo.verifier``, a line on stdin.
 
-It answers in a line on stdout, and ends when its stdin does.
+It answers in a line on stdout, and ends when its stdin does; while Spark works by SIGTERM.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,10 +77,13 @@ def answered(question: Question) -> Answer:
 def main() -> None:
     """Answer the question on stdin."""
     die_with_parent()
-    question = Question.decode(sys.stdin.readline())
-    sys.stdout.write(f"{answered(question).encode()}\n")
-    sys.stdout.flush()
-    sys.stdin.read()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what Spark leaves behind is removed at the exit
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a JVM writes warnings there
+        answers.write(f"{answered(Question.decode(sys.stdin.readline())).encode()}\n")
+        answers.flush()
+        sys.stdin.read()
 
 
 if __name__ == "__main__":

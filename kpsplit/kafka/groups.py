@@ -41,7 +41,7 @@ def committed_positions(admin: ClusterAdmin, deadline: Deadline) -> dict[str, Po
         AuthorizationError: groups may be hidden from us.
         KpsplitError: a group could not be asked; what is not known must not be taken for drained.
     """
-    _check_none_is_hidden(admin)
+    _check_none_is_hidden(admin, deadline)
     groups = _group_ids(admin)
     found: dict[str, Positions] = {}
     for first in range(0, len(groups), _AT_A_TIME):
@@ -94,14 +94,17 @@ def positions_by_range_commits(fold: CommitFold, state: PartitionState) -> dict[
     return found
 
 
-def _check_none_is_hidden(admin: ClusterAdmin) -> None:
-    """Ask for a group that nobody has named: brokers leave out of their lists what we may not see."""
+def _check_none_is_hidden(admin: ClusterAdmin, deadline: Deadline) -> None:
+    """Ask for a group that nobody has named: brokers leave out of their lists what we may not see.
+
+    Its name begins as no rights for a prefix do.
+    """
     try:
-        describe_members(admin, uuid4().hex)
-    except AuthorizationError:
+        describe_members(admin, f"~{uuid4().hex}", min(deadline.left(), ANSWER_SECONDS))
+    except AuthorizationError as error:
         raise AuthorizationError(
             f"missing {EVERY_GROUP}: groups that are hidden would be taken for drained", hint=RIGHTS_HINT
-        ) from None
+        ) from error
 
 
 def _group_ids(admin: ClusterAdmin) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from confluent_kafka import KafkaError, KafkaException
+
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.producer.dispatcher import Dispatcher
@@ -75,6 +77,13 @@ class GeneralPath:
             raise dispatcher.fatal
         if self.closed:
             raise KpsplitError("the Producer is closed", hint="make a new one")
+        if dispatcher.settings.transactional_id is not None and not dispatcher.in_transaction:
+            # As librdkafka refuses it; and whoever registers has taken its transactional id.
+            raise KafkaException(
+                KafkaError(
+                    KafkaError._STATE, "a transactional producer sends inside a transaction: begin one"
+                )
+            )
         refusal = dispatcher.refused.get(topic)
         if refusal is not None:
             raise refusal

@@ -64,6 +64,8 @@ class Producer(confluent_kafka.Producer):
         self._dispatcher = dispatcher
         self._connection = Connection.of_application(rdkafka)
         self._coordinator: Coordinator | None = None
+        self._end_asked = False
+        self._registrations_end: int | None = None
         queued = super().__len__
         self._polling = Polling(dispatcher)
         self._transactions = Transactions(dispatcher, self._polling, super().flush, queued)
@@ -182,13 +184,15 @@ class Producer(confluent_kafka.Producer):
     def init_transactions(self, timeout: float = -1) -> None:
         """Take the transactional id, as ``confluent_kafka.Producer.init_transactions`` does.
 
-        Operators no longer wait for producers that had it before, if nothing is heard of them any more.
+        Operators no longer wait for producers that had it before.
         """
         deadline = deadline_of(timeout)
-        self._dispatcher.fenced_below = end_of_registrations(
-            self._connection, min(deadline.left(), LOOK_AT_REGISTRATIONS_SECONDS)
-        )
+        if not self._end_asked:  # once: librdkafka may take the id behind a call that timed out
+            self._end_asked = True
+            seconds = min(deadline.left() / 2, LOOK_AT_REGISTRATIONS_SECONDS)
+            self._registrations_end = end_of_registrations(self._connection, seconds)
         super().init_transactions(-1 if timeout is None or timeout < 0 else deadline.left())
+        self._dispatcher.fenced_below = self._registrations_end
 
     def begin_transaction(self) -> None:
         """Begin a transaction, as ``confluent_kafka.Producer.begin_transaction`` does."""

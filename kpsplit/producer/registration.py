@@ -81,7 +81,7 @@ class Registration:
 
     def _publish(self, record: ProducerRecord, deadline: Deadline) -> None:
         self._writer = self._writer or AcknowledgedWriter(self._connection, "registration")
-        self._writer.write(PRODUCERS_TOPIC, record.key, record.encode(), deadline)
-        self.record = record
+        offset = self._writer.write(PRODUCERS_TOPIC, record.key, record.encode(), deadline)
+        self.record = record if record.since is not None else replace(record, since=offset)
         self._published = True
         self._registered = frozenset(record.topics)

@@ -9,9 +9,10 @@ That a producer stayed silent is noted (its registration *expired*) for people w
 is decided by the note: an operator that slept through the end of its attempt could write it about a producer
 that is alive, and the next operation would wait for nobody (``tests/simulation`` has the trace).
 
-Only one thing rules a silent producer out: another one has taken its transactional id (``init_transactions``)
-after its last sign of life, so Kafka refuses whatever it might still send. Without that rule the silent one's
-id would be fenced at each operation, and with it the producer that goes on with its work.
+Only one thing rules a producer out: another one has taken its transactional id (``init_transactions``) after
+it had registered, so Kafka refuses whatever it might still send; a producer takes its id once, before it
+registers. Without that rule the id of one that died would be fenced at each operation, and with it the
+producer that goes on with its work.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Registrations:
 
     def __init__(self) -> None:
         self._records: dict[int, ProducerRecord] = {}
-        self._offsets: dict[int, int] = {}
+        self._since: dict[int, int] = {}
         self._fenced_below: dict[str, int] = {}
         self._expired: dict[int, int] = {}
 
@@ -40,7 +41,7 @@ class Registrations:
             self._expired[record.instance] = max(known, record.generation)
             return
         self._records[record.instance] = record
-        self._offsets[record.instance] = offset
+        self._since[record.instance] = offset if record.since is None else min(record.since, offset)
         if record.transactional_id is not None and record.fenced_below is not None:
             known = self._fenced_below.get(record.transactional_id, 0)
             # Where the topic ended before the record was written: a greater number is forged.
@@ -60,10 +61,10 @@ class Registrations:
         return tuple(r for r in known if not r.closed and not self._superseded(r))
 
     def _superseded(self, record: ProducerRecord) -> bool:
-        """Tell whether another producer has taken the transactional id since this one was last heard of."""
+        """Tell whether another producer has taken the transactional id since this one has registered."""
         if record.transactional_id is None:
             return False
-        return self._offsets[record.instance] < self._fenced_below.get(record.transactional_id, 0)
+        return self._since[record.instance] < self._fenced_below.get(record.transactional_id, 0)
 
     def live(self, topic: str) -> tuple[ProducerRecord, ...]:
         """Return the producers of a topic that answered the latest operator, for people to look at."""

@@ -94,6 +94,7 @@ producer_records = st.builds(
     generation=st.integers(1, 2**63 - 1),
     client_id=texts,
     transactional_id=st.none() | texts,
+    since=st.none() | INT64,
     fenced_below=st.none() | INT64,
     topics=st.lists(topics, max_size=3).map(tuple),
     ready=st.dictionaries(texts, texts, max_size=3),

@@ -165,6 +165,7 @@ REGISTERED = ProducerRecord(
     generation=1,
     client_id="app",
     transactional_id="tx",
+    since=8,
     fenced_below=7,
     topics=("orders",),
     ready={"orders/3": "a"},

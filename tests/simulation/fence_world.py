@@ -121,7 +121,7 @@ class Held(NamedTuple):
     taken: int = 2
     """How far it is with taking its transactional id; 2: it has it, and may register."""
     older: bool = False
-    """Its latest registration lies below the end that the other producer has asked for."""
+    """It has registered before the other producer asked where registrations end."""
     gone: bool = False
     """It has crashed, or was closed behind a fatal error."""
 

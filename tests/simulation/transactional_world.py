@@ -110,15 +110,7 @@ class TransactionalWorld(World):
         strays = producer.fence >= 0 and self.snapshots[producer.fence][4]
         if strays and producer.begun >= 0 and any(n >= producer.begun for _, n in strays):
             producer = producer._replace(spoilt=True)
-        if self._written(world.producers[index], producer):
-            producer = producer._replace(older=False)
         return super()._with(world, index, producer)
-
-    def _written(self, before: Held, after: Held) -> bool:
-        """Tell whether the registration was written."""
-        answers = (before.registered, before.ready, before.acknowledged)
-        again = after.registering is not None and after.registering != before.registering
-        return again or answers != (after.registered, after.ready, after.acknowledged)
 
     # -- the operator ------------------------------------------------------------------------------
 

@@ -357,7 +357,7 @@ class World:
             self.events.serve()
 
 
-KEYS = [key for key in (b"key-%d" % i for i in range(1000)) if key_hash(key) in slot(0).range]
+KEYS = [key for key in (b"key-%d" % i for i in range(20_000)) if key_hash(key) in slot(0).range]
 
 
 def record(number: int) -> Message:

@@ -15,6 +15,7 @@ FULL = ProducerRecord(
     generation=3,
     client_id="checkout-7",
     transactional_id="checkout",
+    since=14,
     fenced_below=12,
     topics=("orders", "returns"),
     ready={"orders/3": "attempt-1"},

@@ -41,18 +41,19 @@ OLD = replace(A, transactional_id="tx")
 NEW = replace(B, transactional_id="tx", fenced_below=1)
 
 
-def test_a_producer_whose_transactional_id_was_taken_behind_its_last_record_is_not_asked() -> None:
+def test_a_producer_whose_transactional_id_was_taken_behind_its_first_record_is_not_asked() -> None:
     assert folded(OLD, NEW).to_ask("orders") == (NEW,)
     assert folded(OLD, replace(NEW, closed=True)).to_ask("orders") == ()
+    again = replace(OLD, generation=2, since=0)
+    assert folded(OLD, NEW, again).to_ask("orders") == (NEW,)
 
 
-def test_a_producer_that_was_heard_of_since_its_transactional_id_was_taken_is_asked() -> None:
-    assert folded(OLD, NEW, OLD).to_ask("orders") == (OLD, NEW)
-    assert folded(OLD, replace(NEW, fenced_below=0)).to_ask("orders") == (OLD, replace(NEW, fenced_below=0))
-    assert folded(OLD, replace(NEW, fenced_below=None)).to_ask("orders") == (
-        OLD,
-        replace(NEW, fenced_below=None),
-    )
+def test_a_producer_that_has_registered_since_its_transactional_id_was_taken_is_asked() -> None:
+    later = replace(OLD, since=2)
+    assert folded(A, NEW, later).to_ask("orders") == (later, NEW)
+    for below in (0, None):
+        new = replace(NEW, fenced_below=below)
+        assert folded(OLD, new).to_ask("orders") == (OLD, new)
 
 
 def test_nobody_can_say_that_producers_are_fenced_that_register_later() -> None:

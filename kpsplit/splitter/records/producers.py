@@ -16,7 +16,7 @@ from kpsplit.splitter.records.stamp import instance_name
 from kpsplit.splitter.records.strict_json import Fields, decode, encode_readable
 
 VERSION = 2
-"""Of a producer's record; 1 had no ``fenced_below``."""
+"""Of a producer's record; 1 had neither ``since`` nor ``fenced_below``."""
 EXPIRY_VERSION = 1
 _SEGMENT_ID = re.compile(r"(0|[1-9][0-9]{0,18})")
 _KEY = re.compile(rb"([0-9a-f]{16})(!?)")
@@ -50,8 +50,9 @@ class ProducerRecord:
     """The whole record of one producer instance.
 
     ``ready`` and ``acknowledged`` map a logical partition (``orders/3``) to the attempt that was answered.
-    ``fenced_below``: registrations with our transactional id whose latest record lies below this offset are
-    of producers that Kafka has fenced, because we took the id when the topic ended there already.
+    ``since``: where our first record lies, None in that one. ``fenced_below``: whoever has our transactional
+    id, and its first record below this offset, was fenced by Kafka: the topic ended there before we took the
+    id.
     """
 
     instance: int
@@ -64,6 +65,7 @@ class ProducerRecord:
     pauses: dict[str, PauseReport] = field(default_factory=dict)
     closed: bool = False
     certificates: dict[str, Certificate] = field(default_factory=dict)
+    since: int | None = None
     fenced_below: int | None = None
 
     @property
@@ -83,6 +85,7 @@ class ProducerRecord:
                 "generation": self.generation,
                 "client_id": self.client_id,
                 "transactional_id": self.transactional_id,
+                "since": self.since,
                 "fenced_below": self.fenced_below,
                 "topics": list(self.topics),
                 "ready": self.ready,
@@ -136,6 +139,7 @@ def _record(instance: int, fields: Fields) -> ProducerRecord:
         generation=fields.integer("generation", 1),
         client_id=fields.text("client_id"),
         transactional_id=fields.optional_text("transactional_id", 10_000),
+        since=fields.optional_integer("since") if fields.version > 1 else None,
         fenced_below=fields.optional_integer("fenced_below") if fields.version > 1 else None,
         topics=fields.texts("topics", 249),
         ready=fields.text_map("ready"),
