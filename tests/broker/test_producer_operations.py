@@ -13,10 +13,14 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer
+from kpsplit.devcluster.cluster import DevCluster
+from kpsplit.devcluster.jvm import KafkaRuntime
 from kpsplit.errors import DeadlineExceededError
 from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.operations import Operations, StepDone
 from kpsplit.producer.lease_duty import LeaseDuty
 from kpsplit.splitter.key_range import KeyRange
@@ -39,6 +43,8 @@ from tests.broker.operating import (
 from tests.broker.producing import Journal, Writer, eventually, records_of
 
 pytestmark = [pytest.mark.broker]
+
+LONG_LEASE_MS = 10_000
 
 
 def begun(producer: Producer, topic: str, journal: Journal) -> None:
@@ -380,10 +386,30 @@ def begin_then_split(
 
 
 def test_a_producer_that_took_over_the_transactional_id_of_one_that_crashed_goes_on_through_a_split(
-    operations, bootstrap, make_topic, topic_name
+    kafka_runtime: KafkaRuntime,
 ) -> None:
-    topic, name, journal = make_topic(), topic_name(), Journal()
-    parent = enrolled(operations, topic)
+    """On a cluster of its own with a long lease: one that answers too late is fenced, and rightly so."""
+    topic, name, journal, told = "orders", "tx", Journal(), list[StepDone]()
+    with DevCluster(1) as alone, Operations(Connection({"bootstrap.servers": alone.bootstrap})) as operations:
+        operations.initialise(lease_ms=LONG_LEASE_MS)
+        admin = AdminClient({"bootstrap.servers": alone.bootstrap})
+        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(60)
+        parent = enrolled(operations, topic)
+        crash_in_a_transaction(alone.bootstrap, name, topic)
+        with Producer({"bootstrap.servers": alone.bootstrap, "transactional.id": name}) as successor:
+            successor.init_transactions(60)
+            begin(successor, topic, journal)
+            successor.commit_transaction(60)
+            plan = operations.plan_split(parent, 2, even=True)
+            operations.run(plan, max_pause_ms=PAUSE_MS, force=True, observer=told.append)
+            begin(successor, topic, journal)
+            successor.commit_transaction(60)
+        assert "1 producers ready" in [step.detail for step in told]
+        journal.check(operations, alone.bootstrap, topic)
+
+
+def crash_in_a_transaction(bootstrap: str, name: str, topic: str) -> None:
+    """Have a producer killed with an open transaction."""
     command = [sys.executable, "-m", "tests.broker.crashing_child", bootstrap, name, topic]
     crashing = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -391,17 +417,6 @@ def test_a_producer_that_took_over_the_transactional_id_of_one_that_crashed_goes
     finally:
         crashing.kill()
         crashing.wait()
-    with Producer({"bootstrap.servers": bootstrap, "transactional.id": name}) as successor:
-        successor.init_transactions(60)
-        begin(successor, topic, journal)
-        successor.commit_transaction(60)
-        told: list[StepDone] = []
-        plan = operations.plan_split(parent, 2, even=True)
-        operations.run(plan, max_pause_ms=PAUSE_MS, force=True, observer=told.append)
-        begin(successor, topic, journal)
-        successor.commit_transaction(60)
-    assert "1 producers ready" in [step.detail for step in told]
-    journal.check(operations, bootstrap, topic)
 
 
 def test_a_fence_waits_for_the_end_of_a_transaction(operations, bootstrap, make_topic, transactional) -> None:
