@@ -72,11 +72,12 @@ chaos: jars
 	$(BIN)/python -m tests.fault.chaos --minutes $(MINUTES) $(CHAOS_ARGS)
 
 audit: $(AUDITORS)
-	$(AUDIT)/bin/pip-audit --require-hashes --disable-pip -r requirements/base.txt -r requirements/dev.txt
+	$(AUDIT)/bin/pip-audit --require-hashes --disable-pip \
+	  -r requirements/base.txt -r requirements/dev.txt -r requirements/build.txt
 
 sbom: $(AUDITORS)
 	@mkdir -p dist
-	@for lock in base dev; do \
+	@for lock in base dev build; do \
 	  PYTHONWARNINGS=ignore $(AUDIT)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible \
 	    -o dist/kpsplit-$$lock.cdx.json requirements/$$lock.txt; \
 	  echo "dist/kpsplit-$$lock.cdx.json" >&2; \

@@ -118,7 +118,10 @@ def demo(
         topic=topic,
     )
     given = cluster_given(ctx, bootstrap_server, command_config, properties)
-    if not _play(given, roles_given(role_configs), options, lines):
+    roles = roles_given(role_configs)
+    if roles and not given:
+        raise ConfigurationError("--role-config is given but no brokers", hint="add -b HOST:PORT")
+    if not _play(given, roles, options, lines):
         ctx.exit(EXIT_CHECK)
 
 
@@ -160,7 +163,7 @@ def roles_given(pairs: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     Raises:
         ConfigurationError: there is no such role, or a file cannot be read.
     """
-    from kpsplit.demo.ground import ROLES
+    from kpsplit.demo.ground import BROKERS_PROPERTIES, ROLES
     from kpsplit.kafka.connection import read_properties
 
     found = {}
@@ -168,7 +171,14 @@ def roles_given(pairs: tuple[str, ...]) -> dict[str, dict[str, Any]]:
         role, _, file = pair.partition("=")
         if role not in ROLES or not file:
             raise ConfigurationError(f"--role-config takes ROLE=FILE, ROLE one of {', '.join(ROLES)}")
+        if role in found:
+            raise ConfigurationError(f"--role-config is given twice for {role}")
         found[role] = read_properties(Path(file))
+        clash = [name for name in BROKERS_PROPERTIES if name in found[role]]
+        if clash:
+            raise ConfigurationError(
+                f"{file} names {clash[0]}; there is one cluster for all", hint="remove it"
+            )
     return found
 
 

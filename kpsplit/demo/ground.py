@@ -15,6 +15,9 @@ BROKERS = 3
 ROLES = ("producer", "consumer", "verifier")
 """Who may have connection settings of their own; the operator has those of the whole demo."""
 
+BROKERS_PROPERTIES = ("bootstrap.servers", "metadata.broker.list")
+"""The same for all roles."""
+
 Properties = Mapping[str, Any]
 
 
@@ -40,7 +43,7 @@ def ground(properties: Properties, roles: Mapping[str, Properties], narrator: Na
     Raises:
         KpsplitError: there is no Java, or the cluster does not come up.
     """
-    if properties.get("bootstrap.servers") or properties.get("metadata.broker.list"):
+    if any(properties.get(name) for name in BROKERS_PROPERTIES):
         yield _connected(properties, roles)
         return
     from kpsplit.devcluster.cluster import DevCluster
@@ -53,5 +56,6 @@ def ground(properties: Properties, roles: Mapping[str, Properties], narrator: Na
 
 
 def _connected(properties: Properties, roles: Mapping[str, Properties]) -> Ground:
-    others = {role: Connection({**properties, **roles.get(role, {})}) for role in ROLES}
+    brokers = {name: properties[name] for name in BROKERS_PROPERTIES if name in properties}
+    others = {role: Connection({**properties, **roles.get(role, {}), **brokers}) for role in ROLES}
     return Ground(operator=Connection(properties), **others)

@@ -16,7 +16,7 @@ from kpsplit.demo.narrator import Board, MemberLine, Narrator, Place, WriterLine
 from kpsplit.demo.options import PARTITIONS, SPLIT_AGAIN_INTO, SPLIT_INTO, SUSPENDED, Options
 from kpsplit.demo.orders import News, Stage
 from kpsplit.demo.watch import Watch
-from kpsplit.errors import CheckFailedError, KpsplitError
+from kpsplit.errors import CheckFailedError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
@@ -41,14 +41,19 @@ _WAIT = 0.1
 
 
 def make_topic(connection: Connection, topic: str) -> None:
-    """Create the demo's topic and wait until every broker serves it."""
+    """Create the demo's topic and wait until every broker serves it.
+
+    Raises:
+        UsageError: there is a topic of that name already.
+    """
     admin = ClusterAdmin(connection)
     brokers = admin.brokers()
     replication = min(REPLICATION, len(brokers))
     config = {"unclean.leader.election.enable": "false"}
     if replication >= REPLICATION:
         config["min.insync.replicas"] = "2"
-    admin.create(topic, config, partitions=PARTITIONS, replication=replication)
+    if not admin.create(topic, config, partitions=PARTITIONS, replication=replication):
+        raise UsageError(f"there is a topic {topic} already", hint="choose another --topic")
     await_served(connection, brokers, {topic: PARTITIONS}, Deadline(SERVED_SECONDS))
 
 

@@ -90,9 +90,12 @@ class ProducersLog:
         self._tail.poll(seconds)
 
     def expire(self, producers: Iterable[ProducerRecord], deadline: Deadline) -> None:
-        """Note that these producers stayed silent; abort what their transactions left open."""
+        """Note that these producers stayed silent; abort what their transactions left open.
+
+        Not where another producer has taken the id since: it would be that one's transaction.
+        """
         for record in producers:
-            if record.transactional_id is not None:
+            if record.transactional_id is not None and not self._registrations.superseded(record):
                 self._fence_transactions(record.transactional_id, deadline)
             expiry = Expiry(record.instance, record.generation)
             self._writer = self._writer or AcknowledgedWriter(self._connection, "expiry")

@@ -53,11 +53,23 @@ class GeneralPath:
             if route is PASS_THROUGH:
                 dispatcher.plain.send(topic, value, key, partition, callback, timestamp, headers)
                 return
+            self._check_transaction()
             content = Content(value, key, timestamp, headers, callback, monotonic())
             if isinstance(route, TopicRoute):
                 self._enrolled(route, partition, content)
             else:
                 self._unrouted(topic, partition, content)
+
+    def _check_transaction(self) -> None:
+        """Refuse as librdkafka does; besides, whoever registers has taken its transactional id."""
+        dispatcher = self._dispatcher
+        if (
+            dispatcher.fatal is None
+            and dispatcher.settings.transactional_id
+            and not dispatcher.in_transaction
+        ):
+            outside = "a transactional producer sends inside a transaction: begin one"
+            raise KafkaException(KafkaError(KafkaError._STATE, outside))
 
     def _enrolled(self, route: TopicRoute, partition: int, content: Content) -> None:
         dispatcher = self._dispatcher
@@ -77,13 +89,6 @@ class GeneralPath:
             raise dispatcher.fatal
         if self.closed:
             raise KpsplitError("the Producer is closed", hint="make a new one")
-        if dispatcher.settings.transactional_id is not None and not dispatcher.in_transaction:
-            # As librdkafka refuses it; and whoever registers has taken its transactional id.
-            raise KafkaException(
-                KafkaError(
-                    KafkaError._STATE, "a transactional producer sends inside a transaction: begin one"
-                )
-            )
         refusal = dispatcher.refused.get(topic)
         if refusal is not None:
             raise refusal

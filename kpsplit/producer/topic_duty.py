@@ -133,6 +133,8 @@ class TopicDuty:
         self._feed.registration.add_topic(topic, ready, deadline)
         fences = [self._new_fence(enrolment, p, tail.view) for p in range(count)]
         with self._dispatcher.lock.first:
+            for fence in fences:
+                fence.transaction(self._dispatcher.in_transaction)
             self._dispatcher.add_route(topic, TopicRoute(enrolment, fences))
             for fence in fences:
                 self._fences.watch(fence)
@@ -144,7 +146,6 @@ class TopicDuty:
         if state is None:
             raise KpsplitError(f"topic {enrolment.topic} is not enrolled any more", retriable=True)
         fence: Fence = Fence(state, lambda segment: RouteWriter(segment, parent), self._dispatcher.tally)
-        fence.transaction(self._dispatcher.in_transaction)
         fence.register()
         return fence
 
@@ -166,6 +167,7 @@ class TopicDuty:
                 with dispatcher.lock.first:
                     route.extend(added)
                     for fence in added:
+                        fence.transaction(dispatcher.in_transaction)
                         fence.suspend(not dispatcher.lease_valid())
                         dispatcher.refresh(fence)
                         self._fences.watch(fence)

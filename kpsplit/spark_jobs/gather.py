@@ -98,7 +98,12 @@ class Gatherer:
         )
 
     def _parents(self) -> list[PhysicalPartition]:
-        count = len(self._admin.describe(self._topic).partitions)
+        found = self._admin.known(self._topic)
+        if found is None:
+            raise UsageError(
+                f"there is no topic {self._topic}", hint="check the name and the right to describe it"
+            )
+        count = len(found.partitions)
         wanted = range(count) if self._wanted is None else sorted(set(self._wanted))
         for number in wanted:
             if not 0 <= number < count:

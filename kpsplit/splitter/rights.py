@@ -172,7 +172,6 @@ def _keeping(changelog: str | None) -> tuple[Right, ...]:
 def _verifier(topic: str) -> tuple[Right, ...]:
     return (
         *_reading(topic),
-        *_on(Resource.TOPIC, topic, Operation.DESCRIBE_CONFIGS),
         *_on(Resource.TOPIC, PRODUCERS_TOPIC, Operation.READ),
         *_on(Resource.TOPIC, OFFSETS_TOPIC, Operation.READ),
     )

@@ -9,10 +9,9 @@ That a producer stayed silent is noted (its registration *expired*) for people w
 is decided by the note: an operator that slept through the end of its attempt could write it about a producer
 that is alive, and the next operation would wait for nobody (``tests/simulation`` has the trace).
 
-Only one thing rules a producer out: another one has taken its transactional id (``init_transactions``) after
-it had registered, so Kafka refuses whatever it might still send; a producer takes its id once, before it
-registers. Without that rule the id of one that died would be fenced at each operation, and with it the
-producer that goes on with its work.
+The transactional id of a silent producer is fenced, unless another producer has taken it (with
+``init_transactions``) after the silent one had registered: Kafka has fenced that one then, for a producer
+takes its id once, before it registers. Otherwise one that died would cost the other its id at each operation.
 """
 
 from __future__ import annotations
@@ -56,11 +55,10 @@ class Registrations:
         return record.generation <= self._expired.get(record.instance, 0)
 
     def to_ask(self, topic: str) -> tuple[ProducerRecord, ...]:
-        """Return the producers of a topic that an operator must ask: all that can still write to it."""
-        known = (r for r in self._records.values() if topic in r.topics)
-        return tuple(r for r in known if not r.closed and not self._superseded(r))
+        """Return the producers of a topic that an operator must ask: all that did not close."""
+        return tuple(r for r in self._records.values() if topic in r.topics and not r.closed)
 
-    def _superseded(self, record: ProducerRecord) -> bool:
+    def superseded(self, record: ProducerRecord) -> bool:
         """Tell whether another producer has taken the transactional id since this one has registered."""
         if record.transactional_id is None:
             return False

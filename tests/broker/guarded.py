@@ -125,7 +125,7 @@ def _make_users(admin: AdminClient) -> None:
 
 
 class AccessLists:
-    """Gives and takes rights, as the admin; returns when every broker goes by it."""
+    """Gives and takes rights, as the admin; returns when those brokers that were asked go by it."""
 
     def __init__(self, guarded: Guarded) -> None:
         config = guarded.client(ADMIN)
@@ -151,7 +151,7 @@ class AccessLists:
         self._wait_until(wanted, 0)
 
     def _wait_until(self, wanted: AclBindingFilter, count: int) -> None:
-        """The controller has answered; the brokers' authorizers, which answer here, follow it."""
+        """The controller has answered; a broker's authorizer, which answers here, follows it."""
         eventually(
             lambda: all(len(a.describe_acls(wanted).result(SECONDS)) == count for a in self._admins),
             f"{count} of {wanted}",

@@ -404,7 +404,7 @@ def test_a_producer_that_took_over_the_transactional_id_of_one_that_crashed_goes
             operations.run(plan, max_pause_ms=PAUSE_MS, force=True, observer=told.append)
             begin(successor, topic, journal)
             successor.commit_transaction(60)
-        assert "1 producers ready" in [step.detail for step in told]
+        assert "1 producers ready, 1 silent ones expired" in [step.detail for step in told]
         journal.check(operations, alone.bootstrap, topic)
 
 

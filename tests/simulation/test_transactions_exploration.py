@@ -25,6 +25,7 @@ pytestmark = pytest.mark.timeout(1800)
 ONE, TWO = ((LOW,),), ((LOW, LOW),)
 JOINING = Scope(ONE, joining=True)
 TAKEN = Scope(((), (LOW,)), joining=True, one_id=True, lapses=False)
+SILENT = Scope(((), (LOW,)), one_id=True)
 SCOPES = {
     "a split": Scope(TWO),
     "a split, acknowledgements get lost": Scope(TWO, errors=True),
@@ -33,6 +34,7 @@ SCOPES = {
     "a merge": Scope(TWO, begin=("split",), operations=("merge",)),
     "a split and a merge": Scope(ONE, operations=("split", "merge")),
     "a split, the id is taken by another producer": TAKEN,
+    "a split, the id was another producer's, leases run out": SILENT,
 }
 LARGE = {
     "a split that is aborted, then another": Scope(TWO, aborts=1),
@@ -99,11 +101,11 @@ def let_the_lease_run_out_while_the_fence_waits(patch: pytest.MonkeyPatch) -> No
     )
 
 
-def ask_nobody_whose_id_was_ever_taken(patch: pytest.MonkeyPatch) -> None:
+def fence_no_id_that_was_ever_taken(patch: pytest.MonkeyPatch) -> None:
     def superseded(self: Any, record: Any) -> bool:
         return self._fenced_below.get(record.transactional_id, 0) > 0
 
-    patch.setattr(Registrations, "_superseded", superseded)
+    patch.setattr(Registrations, "superseded", superseded)
 
 
 def ask_for_the_end_behind_taking_the_id(patch: pytest.MonkeyPatch) -> None:
@@ -117,8 +119,8 @@ TABLE: list[tuple[Callable[[pytest.MonkeyPatch], None], Scope, str]] = [
     (acknowledge_inside_the_transaction, Scope(TWO, lapses=False), LOST),
     (hold_back_reports_until_the_fence_is_over, Scope(TWO, lapses=False), STUCK),
     (let_the_lease_run_out_while_the_fence_waits, Scope(TWO), STUCK),
-    (ask_nobody_whose_id_was_ever_taken, TAKEN, LOST),
-    (ask_for_the_end_behind_taking_the_id, TAKEN, LOST),
+    (fence_no_id_that_was_ever_taken, SILENT, LOST),
+    (ask_for_the_end_behind_taking_the_id, SILENT, LOST),
 ]
 
 

@@ -32,7 +32,14 @@ class TransactionalWorld(World):
         world = super().initial()
         if not self.scope.one_id:
             return world
-        return world._replace(producers=tuple(p._replace(taken=0) for p in world.producers))
+        if self.scope.joining:
+            return world._replace(producers=tuple(p._replace(taken=0) for p in world.producers))
+        first, second = world.producers
+        gone = first._replace(
+            registered=False, fence=-1, dead=True, lease=-1, gone=True, older=self.end_first
+        )
+        # Had the first asked for the end behind taking the id, that could lie behind the second's record.
+        return world._replace(producers=(gone, second._replace(older=not self.end_first)))
 
     def _application(self, world: Global, index: int, name: str) -> Iterator[Move]:
         producer = world.producers[index]
@@ -118,6 +125,9 @@ class TransactionalWorld(World):
         self, world: Global, attempt: Attempt, who: Callable[..., tuple[ProducerRecord, ...]], what: str
     ) -> Iterator[Move]:
         fencing = world.operator.expiring
+        if self.scope.one_id and fencing:  # also those that registered again meanwhile
+            silent = {r.instance for r in who(self._live(world.producers), str(PARENT), attempt.id)}
+            fencing = frozenset(i for i in fencing | silent if not self._superseded(world.producers, i))
         for label, fault, after in super()._await(world, attempt, who, what):
             yield label, fault, self._without(after, fencing)
 
@@ -138,16 +148,17 @@ class TransactionalWorld(World):
         name = "t" if self.scope.one_id else f"t{index}"
         return replace(super()._record(index, producer), transactional_id=name)
 
-    def _live(self, producers: tuple[Held, ...]) -> tuple[ProducerRecord, ...]:
-        if not self.scope.one_id:
-            return super()._live(producers)
+    def _superseded(self, producers: tuple[Held, ...], index: int) -> bool:
+        """Tell whether a silent producer's id is another one's; whoever closed meanwhile has none."""
+        if not producers[index].registered:
+            return True
         registrations = Registrations()
-        for index, producer in enumerate(producers):
-            if producer.registered:
-                below = ENDED if producers[1 - index].older else 0
-                record = replace(self._record(index, producer), fenced_below=below)
+        for i, producer in enumerate(producers):
+            if producer.registered or producer.gone:  # the records of those that closed stay
+                below = ENDED if producers[1 - i].older else 0
+                record = replace(self._record(i, producer), fenced_below=below)
                 registrations.fold(record, 0 if producer.older else ENDED)
-        return registrations.to_ask(PARENT.topic)
+        return registrations.superseded(self._record(index, producers[index]))
 
     # -- what must hold ----------------------------------------------------------------------------
 
