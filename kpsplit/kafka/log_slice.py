@@ -7,20 +7,13 @@ from collections.abc import Iterator, Mapping
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.error_map import translate
+from kpsplit.kafka.error_map import TRANSIENT_READS, translate
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
 
 _BATCH = 1000
 _FEW = 10
 _WAIT = 0.2
-_TRANSIENT = {
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._TIMED_OUT,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-}
 
 
 def read_slice(
@@ -48,7 +41,7 @@ def read_slice(
                     yield message
                 if (error is None and offset >= end - 1) or _at_end(error):
                     return
-                if error is not None and error.code() not in _TRANSIENT:
+                if error is not None and error.code() not in TRANSIENT_READS:
                     raise translate(error, f"read {place}")
     finally:
         consumer.close()
@@ -72,7 +65,7 @@ def read_at(
             for message in consumer.consume(_FEW, min(_WAIT, deadline.left())):
                 place = PhysicalPartition(message.topic() or "", message.partition() or 0)
                 error = message.error()
-                if error is not None and error.code() in _TRANSIENT:
+                if error is not None and error.code() in TRANSIENT_READS:
                     continue
                 if place in waiting:
                     waiting.discard(place)

@@ -57,7 +57,9 @@ def allow(guarded: Guarded) -> None:
 
 
 def settings(guarded: Guarded, role: Role, folder: Path) -> Path:
-    """Write a role's connection settings into a file."""
+    """Write into a file how a role shows who it is."""
     file = folder / f"{role.value}.properties"
-    file.write_text("".join(f"{name}={value}\n" for name, value in guarded.client(role.value).items()))
+    config = guarded.client(role.value)
+    del config["bootstrap.servers"]
+    file.write_text("".join(f"{name}={value}\n" for name, value in config.items()))
     return file
