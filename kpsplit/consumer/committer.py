@@ -66,7 +66,6 @@ class Committer:
         elif self._context.settings.auto_commit and self._due():
             self._soonest = monotonic() + REST_SECONDS
             self._next = monotonic() + self._context.settings.auto_commit_interval
-            self._begun += 1
             ours = [h for h in self._context.holdings.on(IN_SINK) if not h.final]
             self._begin(self.changed(ours), [])
 
@@ -101,13 +100,13 @@ class Committer:
     def _begin_asked(self) -> None:
         """Begin what was asked for, all in one: later cursors of a slot win."""
         asked, self._asked = self._asked, []
-        self._begun += 1
         together: dict[OwnedSlot, tuple[Cursor, ...]] = {}
         for cursors, _ in asked:
             together.update(cursors)
         self._begin(together, [future for _, future in asked if future is not None])
 
     def _begin(self, cursors: Cursors, waiting: list[Future[Parts]], tries: int = 0) -> None:
+        self._begun += not tries  # a repetition is the same commit
         held = {h.slot: cursors[h.slot] for h in self._held(cursors)}
         if not held:
             error = KafkaException(KafkaError(KafkaError._NO_OFFSET))

@@ -136,7 +136,7 @@ def cluster_given(
     Raises:
         ConfigurationError: a setting is malformed, or there are settings without brokers.
     """
-    from kpsplit.kafka.connection import read_properties
+    from kpsplit.kafka.connection import names_brokers, read_properties
 
     found: dict[str, Any] = {}
     above = _before_the_verb(ctx)
@@ -152,7 +152,7 @@ def cluster_given(
     brokers = bootstrap or above.get("bootstrap_server")
     if brokers:
         found["bootstrap.servers"] = brokers
-    if found and not (found.get("bootstrap.servers") or found.get("metadata.broker.list")):
+    if found and not names_brokers(found):
         raise ConfigurationError("connection settings are given but no brokers", hint="add -b HOST:PORT")
     return found
 
@@ -163,8 +163,8 @@ def roles_given(pairs: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     Raises:
         ConfigurationError: there is no such role, or a file cannot be read.
     """
-    from kpsplit.demo.ground import BROKERS_PROPERTIES, ROLES
-    from kpsplit.kafka.connection import read_properties
+    from kpsplit.demo.ground import ROLES
+    from kpsplit.kafka.connection import BROKERS_PROPERTIES, read_properties
 
     found = {}
     for pair in pairs:

@@ -9,14 +9,11 @@ from typing import Any
 
 from kpsplit.demo.narrator import Narrator
 from kpsplit.kafka.clock import monotonic
-from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.connection import BROKERS_PROPERTIES, Connection, names_brokers
 
 BROKERS = 3
 ROLES = ("producer", "consumer", "verifier")
 """Who may have connection settings of their own; the operator has those of the whole demo."""
-
-BROKERS_PROPERTIES = ("bootstrap.servers", "metadata.broker.list")
-"""The same for all roles."""
 
 Properties = Mapping[str, Any]
 
@@ -43,7 +40,7 @@ def ground(properties: Properties, roles: Mapping[str, Properties], narrator: Na
     Raises:
         KpsplitError: there is no Java, or the cluster does not come up.
     """
-    if any(properties.get(name) for name in BROKERS_PROPERTIES):
+    if names_brokers(properties):
         yield _connected(properties, roles)
         return
     from kpsplit.devcluster.cluster import DevCluster

@@ -46,6 +46,8 @@ FETCH_WAIT_MS = 100
 MOST_PROPERTIES = 1 << 20
 """Bytes of the largest file of properties."""
 
+BROKERS_PROPERTIES = ("bootstrap.servers", "metadata.broker.list")
+
 LINE_END = re.compile(r"\r\n?|\n")
 """As in Kafka's own files: values may hold everything else that Python takes for the end of a line."""
 
@@ -58,7 +60,7 @@ class Connection:
     """How to reach a cluster. Immutable; safe to share between threads."""
 
     def __init__(self, properties: Mapping[str, Any]) -> None:
-        if not (properties.get("bootstrap.servers") or properties.get("metadata.broker.list")):
+        if not names_brokers(properties):
             raise ConfigurationError(
                 "no brokers named", hint="give -b HOST:PORT or set KPSPLIT_BOOTSTRAP_SERVER"
             )
@@ -107,6 +109,11 @@ class Connection:
     def get(self, name: str, default: Any = None) -> Any:
         """Return one property."""
         return self._properties.get(name, default)
+
+
+def names_brokers(properties: Mapping[str, Any]) -> bool:
+    """Tell whether properties say which cluster is meant."""
+    return any(properties.get(name) for name in BROKERS_PROPERTIES)
 
 
 def is_connection_property(name: str) -> bool:

@@ -184,7 +184,7 @@ class Producer(confluent_kafka.Producer):
     def init_transactions(self, timeout: float = -1) -> None:
         """Take the transactional id, as ``confluent_kafka.Producer.init_transactions`` does.
 
-        Operators no longer wait for producers that had it before.
+        Operators no longer fence the id because of a producer that had it before and is silent.
         """
         deadline = deadline_of(timeout)
         if not self._end_asked:  # once: librdkafka may take the id behind a call that timed out
