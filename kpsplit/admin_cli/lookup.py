@@ -21,7 +21,7 @@ def partition_count(connection: Connection, topic: str) -> int:
     """
     from kpsplit.kafka.cluster_admin import ClusterAdmin
 
-    return len(ClusterAdmin(connection).describe(topic).partitions)
+    return ClusterAdmin(connection).partition_count(topic)
 
 
 def check_partition(connection: Connection, parent: PhysicalPartition) -> None:

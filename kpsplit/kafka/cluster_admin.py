@@ -65,10 +65,15 @@ class ClusterAdmin(LogEnds):
         Raises:
             UsageError: there is none of that name.
         """
-        found = self.find(topic)
-        if found is None:
-            raise UsageError(f"there is no topic {topic}", hint="check the name and the right to describe it")
-        return found
+        return _there(topic, self.find(topic))
+
+    def partition_count(self, topic: str) -> int:
+        """Return how many partitions a topic has; nobody needs a right on its settings for that.
+
+        Raises:
+            UsageError: there is none of that name.
+        """
+        return len(_there(topic, self.known(topic)).partitions)
 
     def known(self, topic: str) -> TopicFacts | None:
         """Return a topic without its settings; None only if it stays unknown for a while.
@@ -180,3 +185,9 @@ def _values(entries: Mapping[str, ConfigEntry]) -> dict[str, str]:
 def _set_on_topic(entry: ConfigEntry) -> bool:
     source = getattr(entry.source, "value", entry.source)  # an int, whatever the annotation says
     return bool(source == ConfigSource.DYNAMIC_TOPIC_CONFIG.value)
+
+
+def _there(topic: str, found: TopicFacts | None) -> TopicFacts:
+    if found is None:
+        raise UsageError(f"there is no topic {topic}", hint="check the name and the right to describe it")
+    return found

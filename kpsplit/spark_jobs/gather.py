@@ -98,12 +98,7 @@ class Gatherer:
         )
 
     def _parents(self) -> list[PhysicalPartition]:
-        found = self._admin.known(self._topic)
-        if found is None:
-            raise UsageError(
-                f"there is no topic {self._topic}", hint="check the name and the right to describe it"
-            )
-        count = len(found.partitions)
+        count = self._admin.partition_count(self._topic)
         wanted = range(count) if self._wanted is None else sorted(set(self._wanted))
         for number in wanted:
             if not 0 <= number < count:
