@@ -109,10 +109,9 @@ class Ledger:
         ]
 
     def _read_log(self, parents: set[PhysicalPartition]) -> None:
-        deadline = Deadline(LOG_SECONDS)
         tail = self._open()
         tail.follow({offsets_partition(p, self._partitions) for p in parents})
-        tail.read_to_end(deadline)
+        tail.read_to_end(Deadline(LOG_SECONDS))
 
     def _open(self) -> OffsetTail:
         if self._tail is None:

@@ -12,6 +12,8 @@ from contextlib import suppress
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 
+PATIENCE_SECONDS = 240.0
+"""How long the processes may take together for what is asked of them: a slow machine is no failure."""
 _TAIL = 2000
 _KILLED_BY_OTHERS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT}
 

@@ -15,6 +15,7 @@ from kpsplit.demo.group.members import Member
 from kpsplit.demo.narrator import Board, MemberLine, Narrator, Place, WriterLine, tell_step
 from kpsplit.demo.options import PARTITIONS, SPLIT_AGAIN_INTO, SPLIT_INTO, SUSPENDED, Options
 from kpsplit.demo.orders import News, Stage
+from kpsplit.demo.process import PATIENCE_SECONDS
 from kpsplit.demo.watch import Watch
 from kpsplit.errors import CheckFailedError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline, monotonic
@@ -29,8 +30,6 @@ from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Partitioner
 
 MAX_PAUSE_MS = 30_000
-START_SECONDS = 60.0
-FINISH_SECONDS = 120.0
 SERVED_SECONDS = 30.0
 REPLICATION = 3
 SLOTS = 4
@@ -108,7 +107,7 @@ class Play:
             KpsplitError: an operation failed, or a writer or a member of the group is not well.
         """
         with Watch(connection, self.parents, self.show) as self.watch:
-            self._children.wait("get delivery reports", lambda c: c.news.ok > c.news.waiting, START_SECONDS)
+            self._children.wait("get delivery reports", _is_served, PATIENCE_SECONDS)
             self._group.begin()
             self._chronicle.began = monotonic()
             self._stretch("writing")
@@ -127,7 +126,7 @@ class Play:
             self._stretch("merged")
             self.phase = "writers finish"
             self._say("the writers finish: rest of the input, last delivery reports")
-            self._children.finish(FINISH_SECONDS)
+            self._children.finish(PATIENCE_SECONDS)
             self._chronicle.ended = monotonic()
             self.phase = "the group reads the rest"
             self._group.read_all()
@@ -270,6 +269,10 @@ def short(place: PhysicalPartition) -> str:
 
 def _role_of(segment: Segment) -> str:
     return segment.kind.value if segment.kind is SegmentKind.OVERFLOW else f"{segment.kind} {segment.range}"
+
+
+def _is_served(child: Child) -> bool:
+    return child.news.ok > child.news.waiting
 
 
 def _writer_line(child: Child) -> WriterLine:

@@ -80,6 +80,7 @@ class CommitWriter:
         self._id = transactional_id
         self._partitions = partitions
         self._make_producer = make_producer or Producer
+        self._opening: Producer | None = None
         self._producer: Producer | None = None
 
     def open(self, deadline: Deadline) -> None:
@@ -145,12 +146,30 @@ class CommitWriter:
 
     def close(self) -> None:
         """Let go of the producer."""
-        self._producer = None
+        self._opening = self._producer = None
 
     def _ready(self, deadline: Deadline) -> Producer:
         if self._producer is not None:
             return self._producer
-        producer = self._make_producer(
+        # Kept beyond the deadline: where connecting takes longer than that, beginning anew would never end.
+        producer = self._opening = self._opening or self._make()
+        with translated("get ready to commit"):
+            self._take_id(producer, deadline)
+            self._opening, self._producer = None, producer
+            producer.list_topics(OFFSETS_TOPIC, timeout=max(deadline.left(), MIN_TIMEOUT))
+        return producer
+
+    def _take_id(self, producer: Producer, deadline: Deadline) -> None:
+        try:
+            producer.init_transactions(max(deadline.left(), MIN_TIMEOUT))
+        except KafkaException as exception:
+            error = error_of(exception)
+            if error is None or not error.retriable():
+                self._opening = None
+            raise
+
+    def _make(self) -> Producer:
+        return self._make_producer(
             self._connection.client(
                 "commits",
                 transactional_id=self._id,
@@ -161,11 +180,6 @@ class CommitWriter:
                 enable_sparse_connections=False,
             )
         )
-        with translated("get ready to commit"):
-            producer.init_transactions(max(deadline.left(), MIN_TIMEOUT))
-            producer.list_topics(OFFSETS_TOPIC, timeout=max(deadline.left(), MIN_TIMEOUT))
-        self._producer = producer
-        return producer
 
     def _produce(
         self,

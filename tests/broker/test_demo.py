@@ -77,23 +77,6 @@ def result_of(demo: subprocess.Popen[str], folder: Path) -> tuple[int, str]:
     return demo.returncode, (out.splitlines() or [(folder / "stderr").read_text()])[-1]
 
 
-def test_a_short_demo_passes_and_draws_its_page(bootstrap: str, tmp_path: Path) -> None:
-    with running(bootstrap, tmp_path, "--duration", "4", "--rate", "600", "--seed", "11") as demo:
-        code, last = result_of(demo, tmp_path)
-    told = (tmp_path / "stderr").read_text()
-    match = PASS.fullmatch(last)
-    assert match is not None and code == 0, f"{last}\n{told}"
-    sent, delivered, strays = map(int, match.groups())
-    assert sent == delivered > 1000
-    assert strays > 0, "the suspended writer had nothing in flight"
-    page = (tmp_path / "page.html").read_text()
-    assert page.startswith("<!doctype html>") and last in page
-    assert "refused: nothing was retired" in told and "deleted " in told
-    for what in ("reader-1 is killed", "reader-2 is suspended", "the group has drained segment 0"):
-        assert what in told
-    assert "clean" in (tmp_path / "page-verification.html").read_text()
-
-
 def apache_logs() -> Path:
     """Real log lines that are not part of the repository."""
     named = os.environ.get("KPSPLIT_TEST_DATA")

@@ -17,7 +17,7 @@ TOPIC = "demo"
 GROUPS = ("demo-workers", "demo-readers")
 
 
-def test_the_demo_passes_with_the_least_rights_and_tells_no_secret(
+def test_the_whole_demo_passes_with_the_least_rights_draws_its_pages_and_tells_no_secret(
     kafka_runtime: KafkaRuntime, tmp_path: Path
 ) -> None:
     with guarded_cluster(tmp_path, brokers=3) as guarded:
@@ -36,15 +36,27 @@ def test_the_demo_passes_with_the_least_rights_and_tells_no_secret(
             "--duration",
             "4",
             "--rate",
-            "400",
+            "600",
+            "--seed",
+            "11",
             *roles,
         ]
         with running(guarded.cluster.bootstrap, tmp_path, *arguments) as demo:
             code, last = result_of(demo, tmp_path)
     told = (tmp_path / "stderr").read_text()
-    assert code == 0 and PASS.fullmatch(last), f"{last}\n{told}"
-    pages = [(tmp_path / name).read_text() for name in ("page.html", "page-verification.html")]
-    assert not [user for user in Role if any(password_of(user.value) in text for text in (told, *pages))]
+    match = PASS.fullmatch(last)
+    assert match is not None and code == 0, f"{last}\n{told}"
+    sent, delivered, strays = map(int, match.groups())
+    assert sent == delivered > 1000
+    assert strays > 0, "the suspended writer had nothing in flight"
+    assert "refused: nothing was retired" in told and "deleted " in told
+    for what in ("reader-1 is killed", "reader-2 is suspended", "the group has drained segment 0"):
+        assert what in told
+    page, verification = ((tmp_path / name).read_text() for name in ("page.html", "page-verification.html"))
+    assert page.startswith("<!doctype html>") and last in page
+    assert "clean" in verification
+    shown = (told, page, verification)
+    assert not [user for user in Role if any(password_of(user.value) in text for text in shown)]
 
 
 def allow(guarded: Guarded) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -23,6 +24,7 @@ from kpsplit.errors import (
 )
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.kafka.offset_log import OffsetTail, offset_log_partitions
@@ -231,6 +233,28 @@ def alone(kafka_runtime: KafkaRuntime) -> Iterator[DevCluster]:
     """One broker, for what would spoil the offset log of the others."""
     with DevCluster(brokers=1) as running:
         yield running
+
+
+def test_a_writer_that_cannot_get_ready_in_time_goes_on_with_it_at_the_next_call(alone: DevCluster) -> None:
+    """Where connecting takes longer than any call may, a writer that began anew would never be ready."""
+    made: list[Producer] = []
+
+    def make(config: Mapping[str, Any]) -> Producer:
+        made.append(Producer(config))
+        return made[-1]
+
+    connection = Connection({"bootstrap.servers": alone.bootstrap})
+    commits = CommitWriter(connection, "kpsplit.commit.tests.slow", 1, make)
+    alone.pause(0)
+    try:
+        for _ in range(2):
+            with pytest.raises(UnreachableError):
+                commits.open(Deadline(0.2))
+    finally:
+        alone.resume(0)
+    alone.wait_ready()
+    commits.open(Deadline(SECONDS))
+    assert len(made) == 1
 
 
 @dataclass

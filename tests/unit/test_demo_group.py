@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from kpsplit.demo.group.drain import Drain, told, undrained
 from kpsplit.demo.group.judging import GroupVerdict, Victim, excused_by, judge
+from kpsplit.demo.group.members import Member, Members
+from kpsplit.demo.group.orders import MemberNews
 from kpsplit.demo.group.worked import NO_KEY, Worked, pack, read_worked
+from kpsplit.errors import DeadlineExceededError
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.key_range import WHOLE, key_hash
 from kpsplit.splitter.lineage import Lineage
@@ -30,6 +34,20 @@ def judged(*entries: Worked, records: int | None = None, **others: list[Worked])
     read = {PARENT.partition: offsets if records is None else set(range(records))}
     victims = {"killed": Victim("the kill", 2.0)}
     return judge({"one": list(entries), **others}, read, [LINEAGE], excused_by(victims))
+
+
+def test_a_group_that_is_late_tells_what_each_member_has_come_to() -> None:
+    first, second, third = (Mock(spec=Member, killed=False, suspended=False) for _ in range(3))
+    first.name, first.news = "reader-1", MemberNews(worked_on=1200, slots=8)
+    second.name, second.killed = "reader-2", True
+    third.name, third.suspended = "reader-3", True
+    members = Members(Mock())
+    members.all += [first, second, third]
+    with pytest.raises(DeadlineExceededError, match=(
+        r"^waited 0 s for the group to begin: reader-1 has 8 slots and worked on 1,200 records, "
+        "reader-2 was killed, reader-3 is suspended$"
+    )):  # fmt: skip
+        members.wait("begin", lambda: False, 0)
 
 
 def test_records_that_are_worked_on_once_and_in_order_are_good() -> None:

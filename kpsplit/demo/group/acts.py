@@ -9,6 +9,7 @@ from kpsplit.demo.group.drain import DrainWatch
 from kpsplit.demo.group.judging import IN_HAND_SECONDS, Victim
 from kpsplit.demo.group.members import Members
 from kpsplit.demo.group.orders import MemberOrders
+from kpsplit.demo.process import PATIENCE_SECONDS
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.group_progress import PartitionProgress, RangeProgress
@@ -20,8 +21,6 @@ DOOMED_SESSION_MS = 10_000
 """After so long without a heartbeat the slots of a member that is killed or suspended are given to others."""
 SESSION_MS = 60_000
 """The same for members that nobody hurts: a busy machine must not cost them their slots."""
-START_SECONDS = 60.0
-READ_SECONDS = 90.0
 
 
 class GroupActs:
@@ -46,7 +45,7 @@ class GroupActs:
     def begin(self) -> None:
         """Start the first members; return when each has worked on a record."""
         self.members.join(FIRST_MEMBERS)
-        self.members.wait("begin", lambda: all(m.news.worked_on for m in self.members.all), START_SECONDS)
+        self.members.wait("begin", lambda: all(m.news.worked_on for m in self.members.all), PATIENCE_SECONDS)
         names = ", ".join(FIRST_MEMBERS)
         self._say(f"group {group_of(self._topic)}: {names} share all partitions by key range")
 
@@ -80,8 +79,8 @@ class GroupActs:
         Raises:
             DeadlineExceededError: not in time. ChildDiedError: a member is not well.
         """
-        self.members.wait("read everything", self._at_the_end, READ_SECONDS)
-        self.members.finish(READ_SECONDS)
+        self.members.wait("read everything", self._at_the_end, PATIENCE_SECONDS)
+        self.members.finish(PATIENCE_SECONDS)
 
     def victims(self) -> dict[str, Victim]:
         """Return what befell members: also what the coordinator took from those that nobody hurt."""

@@ -64,6 +64,10 @@ class Members:
         for member in self.all:
             member.end(deadline)
 
+    def __str__(self) -> str:
+        """Tell what each has come to."""
+        return ", ".join(f"{m.name} {_standing(m)}" for m in self.all)
+
     def join(self, names: Iterable[str]) -> None:
         """Start members."""
         for name in names:
@@ -92,7 +96,7 @@ class Members:
         while not until():
             self.check()
             if deadline.left() <= 0:
-                raise DeadlineExceededError(f"waited {seconds:.0f} s for the group to {what}")
+                raise DeadlineExceededError(f"waited {seconds:.0f} s for the group to {what}: {self}")
             time.sleep(_POLL_SECONDS)
 
     def finish(self, seconds: float) -> None:
@@ -106,3 +110,9 @@ class Members:
             member.resume()
             member.tell(FINISH)
         self.wait("end", lambda: all(not m.alive and m.done for m in living), seconds)
+
+
+def _standing(member: Member) -> str:
+    if member.killed or member.suspended:
+        return "was killed" if member.killed else "is suspended"
+    return f"has {member.news.slots} slots and worked on {member.news.worked_on:,} records"
