@@ -9,7 +9,7 @@ ordinary committed offsets (the group read the plain topic before), and without 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,10 +100,7 @@ class Ledger:
             self._commit_writer().open(Deadline(OPEN_SECONDS))
         found = [self._committed(w) for w in wanted]
         missing = [w for w, pieces in zip(wanted, found, strict=True) if any(c is None for _, c in pieces)]
-        fresh = {
-            lineage.parent: self._fresh_starts(lineage)
-            for lineage in {w.lineage.parent: w.lineage for w in missing}.values()
-        }
+        fresh = self._fresh_starts({w.lineage.parent: w.lineage for w in missing}.values())
         return [
             _start(w, pieces, fresh.get(w.lineage.parent)) for w, pieces in zip(wanted, found, strict=True)
         ]
@@ -124,13 +121,20 @@ class Ledger:
             return [(wanted.range, None)]
         return self._open().fold.cursor(self._group_id, wanted.lineage.parent, wanted.range, wanted.lineage)
 
-    def _fresh_starts(self, lineage: Lineage) -> Cursor:
-        """Return where a range of a partition starts that has no range commit."""
+    def _fresh_starts(self, lineages: Collection[Lineage]) -> dict[PhysicalPartition, Cursor]:
+        """Return where ranges of partitions start that have no range commit; each question is asked once."""
+        if not lineages:
+            return {}
         with translated("read the group's committed offsets"):
-            ordinary = self._asker.committed(lineage.sources(), ANSWER_SECONDS)
-        if ordinary:
-            return Cursor.from_positions(lineage, WHOLE, ordinary)
-        return self.reset(lineage, self._reset)
+            ordinary = self._asker.committed(_sources(lineages), ANSWER_SECONDS)
+        found, bare = {}, []
+        for lineage in lineages:
+            own = {source: ordinary[source] for source in lineage.sources() if source in ordinary}
+            if own:
+                found[lineage.parent] = Cursor.from_positions(lineage, WHOLE, own)
+            else:
+                bare.append(lineage)
+        return {**found, **self._resets(bare, self._reset)}
 
     def reset(self, lineage: Lineage, where: str) -> Cursor:
         """Return the earliest or latest position of a whole lineage.
@@ -138,19 +142,26 @@ class Ledger:
         Raises:
             NoOffsetError: ``where`` is ``error``.
         """
+        return self._resets([lineage], where)[lineage.parent]
+
+    def _resets(self, lineages: Collection[Lineage], where: str) -> dict[PhysicalPartition, Cursor]:
+        if not lineages:
+            return {}
         if where == "error":
-            raise NoOffsetError(lineage.parent)
+            raise NoOffsetError(next(iter(lineages)).parent)
         if where == "latest":
-            ends = self.ends(lineage)
-            return Cursor.at_end(lineage, WHOLE, ends)
-        lows = self.admin.start_offsets(lineage.sources())
-        gone = {s.source: s.end for s in lineage if s.end is not None and s.source not in lows}
-        return Cursor.from_positions(lineage, WHOLE, {**gone, **lows})
+            ends = self._log_ends(lineages)
+            return {li.parent: Cursor.at_end(li, WHOLE, _ends_in(li, ends)) for li in lineages}
+        lows = self.admin.start_offsets(_sources(lineages))
+        return {li.parent: _earliest(li, lows) for li in lineages}
 
     def ends(self, lineage: Lineage) -> dict[int, int]:
         """Return the log end of each open segment."""
-        ends = self.admin.end_offsets({s.source for s in lineage if s.is_open})
-        return {s.id: ends[s.source].offset for s in lineage if s.is_open and s.source in ends}
+        return _ends_in(lineage, self._log_ends([lineage]))
+
+    def _log_ends(self, lineages: Iterable[Lineage]) -> dict[PhysicalPartition, int]:
+        asked = {s.source for lineage in lineages for s in lineage if s.is_open}
+        return {source: end.offset for source, end in self.admin.end_offsets(asked).items()}
 
     @property
     def admin(self) -> ClusterAdmin:
@@ -249,6 +260,20 @@ class Ledger:
         for writer in (self._writer, self._carrying):
             if writer is not None:
                 writer.close()
+
+
+def _sources(lineages: Iterable[Lineage]) -> list[PhysicalPartition]:
+    return list(dict.fromkeys(source for lineage in lineages for source in lineage.sources()))
+
+
+def _ends_in(lineage: Lineage, ends: Mapping[PhysicalPartition, int]) -> dict[int, int]:
+    return {s.id: ends[s.source] for s in lineage if s.is_open and s.source in ends}
+
+
+def _earliest(lineage: Lineage, lows: Mapping[PhysicalPartition, int]) -> Cursor:
+    own = {source: lows[source] for source in lineage.sources() if source in lows}
+    gone = {s.source: s.end for s in lineage if s.end is not None and s.source not in lows}
+    return Cursor.from_positions(lineage, WHOLE, {**gone, **own})
 
 
 def _also(load: Load, deadline: Deadline) -> Callable[[Any], None]:

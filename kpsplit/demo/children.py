@@ -16,7 +16,7 @@ from kpsplit.kafka.clock import Deadline
 
 POLL_SECONDS = 0.02
 STOP_SECONDS = 5.0
-SUSPEND_SECONDS = 10.0
+SUSPEND_SECONDS = 60.0
 
 
 class Child(ChildProcess):

@@ -30,7 +30,6 @@ from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Partitioner
 
 MAX_PAUSE_MS = 30_000
-SERVED_SECONDS = 30.0
 REPLICATION = 3
 SLOTS = 4
 """Key ranges per partition that groups share; few: the brokers run beside the demo on one machine."""
@@ -53,7 +52,7 @@ def make_topic(connection: Connection, topic: str) -> None:
         config["min.insync.replicas"] = "2"
     if not admin.create(topic, config, partitions=PARTITIONS, replication=replication):
         raise UsageError(f"there is a topic {topic} already", hint="choose another --topic")
-    await_served(connection, brokers, {topic: PARTITIONS}, Deadline(SERVED_SECONDS))
+    await_served(connection, brokers, {topic: PARTITIONS}, Deadline(PATIENCE_SECONDS))
 
 
 def enrol(operations: Operations, topic: str, say: Callable[[str], None]) -> None:

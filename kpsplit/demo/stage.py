@@ -20,6 +20,7 @@ from kpsplit.demo.group.outcome import outcome_of
 from kpsplit.demo.journal import read_journal
 from kpsplit.demo.narrator import Narrator
 from kpsplit.demo.options import KPSPLIT_WRITERS, PARTITIONS, Options, orders_for
+from kpsplit.demo.process import PATIENCE_SECONDS
 from kpsplit.demo.readback import ReadBack, Reading
 from kpsplit.demo.result import DemoResult
 from kpsplit.demo.retiring import refused_before_reading, retire_after_reading
@@ -36,8 +37,6 @@ from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 
-OPERATION_SECONDS = 60.0
-
 
 def stage(ground: Ground, options: Options, lines: list[Line] | None, narrator: Narrator) -> DemoResult:
     """Run the whole demo on a cluster.
@@ -47,7 +46,7 @@ def stage(ground: Ground, options: Options, lines: list[Line] | None, narrator: 
     """
     chronicle = Chronicle(monotonic(), options.topic_name())
     connection = ground.operator
-    with Operations(connection, OPERATION_SECONDS) as operations, _folder() as folder:
+    with Operations(connection, PATIENCE_SECONDS) as operations, _folder() as folder:
         narrator.say(
             f"topic {chronicle.topic}: {PARTITIONS} partitions; {len(KPSPLIT_WRITERS)} kpsplit producers "
             "and a plain one that knows nothing of kpsplit"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from binascii import crc32
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from confluent_kafka import KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
@@ -38,6 +39,8 @@ TRANSACTION_TIMEOUT_MS = 10_000
 """A holder that dies inside a transaction holds up readers of the control topic for no longer."""
 
 MIN_TIMEOUT = 0.05
+READ_BACK_SECONDS = 10.0
+"""For what is written already, however little time is left for the operation."""
 
 
 def offsets_partition(parent: PhysicalPartition, count: int) -> int:
@@ -72,6 +75,7 @@ class OperationLog:
         self._connection = connection
         self._parent = parent
         self._tail = ControlTail(connection)
+        self._opening: Producer | None = None
         self._producer: Producer | None = None
         self._offsets_partitions = 0
 
@@ -90,7 +94,23 @@ class OperationLog:
         if not self._offsets_partitions:
             self._offsets_partitions = self._count_offsets_partitions(deadline)
         name = operator_transactional_id(self._parent)
-        producer = Producer(
+        # Kept beyond the deadline: where connecting takes longer than that, beginning anew would never end.
+        producer = self._opening = self._opening or self._make(name)
+        try:
+            producer.init_transactions(max(deadline.left(), MIN_TIMEOUT))
+        except KafkaException as exception:
+            error = error_of(exception)
+            if error is None or not error.retriable():
+                self._opening = None
+            raise translate(error, f"claim {self._parent} as {name}") from exception
+        self._opening, self._producer = None, producer
+        with suppress(KafkaException):  # it only learns the leaders early
+            producer.list_topics(OFFSETS_TOPIC, timeout=max(deadline.left(), MIN_TIMEOUT))
+        self._tail.read_to_end(deadline)
+        return self._state()
+
+    def _make(self, name: str) -> Producer:
+        return Producer(
             self._connection.client(
                 "operator",
                 transactional_id=name,
@@ -100,21 +120,13 @@ class OperationLog:
                 enable_sparse_connections=False,
             )
         )
-        try:
-            producer.init_transactions(max(deadline.left(), MIN_TIMEOUT))
-            producer.list_topics(OFFSETS_TOPIC, timeout=max(deadline.left(), MIN_TIMEOUT))
-        except KafkaException as exception:
-            raise translate(error_of(exception), f"claim {self._parent} as {name}") from exception
-        self._producer = producer
-        self._tail.read_to_end(deadline)
-        return self._state()
 
     def record(self, before: PartitionState, event: Event, deadline: Deadline) -> PartitionState:
         """Apply and write an event in one transaction and read it back."""
         after = apply(before, event)
         deadline.check(f"the {event.kind} of {self._parent}")
         offset = self._write(after, event, deadline)
-        self._tail.read_to({0: offset + 1}, RealDeadline(max(deadline.left(), 1.0)))
+        self._tail.read_to({0: offset + 1}, RealDeadline(max(deadline.left(), READ_BACK_SECONDS)))
         seen = self._state()
         if seen != after:
             raise FencedError(f"{self._parent}: the control topic does not say what was just written")

@@ -77,6 +77,12 @@ def error_of(exception: KafkaException) -> KafkaError | None:
     return first if isinstance(first, KafkaError) else None
 
 
+def is_late(exception: BaseException) -> bool:
+    """Tell whether there was no answer in time, which says nothing about the next question."""
+    error = error_of(exception) if isinstance(exception, KafkaException) else None
+    return isinstance(exception, TimeoutError) or (error is not None and error.code() in _TIMEOUTS)
+
+
 def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> KpsplitError:
     """Return kpsplit's error for one of librdkafka's.
 

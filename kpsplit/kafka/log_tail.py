@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kpsplit.errors import FutureVersionError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.end_request import MIN_REQUEST_SECONDS, OFFSET_REQUEST_SECONDS, EndRequest, answered
-from kpsplit.kafka.error_map import TRANSIENT_READS, translate
+from kpsplit.kafka.error_map import TRANSIENT_READS, is_late, translate
 from kpsplit.kafka.retries import learn_leaders, while_leaders_move
 from kpsplit.splitter.ports import Deadline
 
@@ -106,12 +106,21 @@ class LogTail:
         Raises:
             DeadlineExceededError: not in time. KpsplitError: the topic cannot be read.
         """
-        seconds = max(min(OFFSET_REQUEST_SECONDS, deadline.left()), MIN_REQUEST_SECONDS)
         with answered(self._topic):
-            ends = while_leaders_move(
-                self._admin, self._topic, lambda left: self.ask_end(left).answer(), seconds
-            )
+            ends = self._ends(deadline)
         self.read_to(ends, deadline)
+
+    def _ends(self, deadline: Deadline) -> dict[int, int]:
+        """Ask where the log ends, as often as there is time: a question is lost while the client connects."""
+        while True:
+            seconds = max(min(OFFSET_REQUEST_SECONDS, deadline.left()), MIN_REQUEST_SECONDS)
+            try:
+                return while_leaders_move(
+                    self._admin, self._topic, lambda left: self.ask_end(left).answer(), seconds
+                )
+            except (TimeoutError, KafkaException) as error:
+                if deadline.left() <= 0 or not is_late(error):
+                    raise
 
     def close(self) -> None:
         """End the consumer."""

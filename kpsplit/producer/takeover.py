@@ -25,7 +25,7 @@ GRACE_SECONDS = 1.0
 """An operator aborts by itself at max-pause; only one that is gone needs this much longer."""
 SPREAD_SECONDS = 1.5
 """Producers do not all claim at the same moment."""
-CLAIM_SECONDS = 15.0
+CLAIM_SECONDS = 60.0
 RETRY_SECONDS = 2.0
 
 
@@ -38,39 +38,43 @@ class Takeover:
         self._parent = parent
         self._due = monotonic() + max_pause + GRACE_SECONDS + random.uniform(0.0, SPREAD_SECONDS)
         self._thread: threading.Thread | None = None
+        self._operation: OperationLog | None = None
 
     def check(self) -> None:
         """Start the claim when it is due."""
         if monotonic() < self._due or (self._thread is not None and self._thread.is_alive()):
             return
-        self._due = monotonic() + RETRY_SECONDS
         self._thread = threading.Thread(target=self._run, name="kpsplit-takeover", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        began, rest = monotonic(), RETRY_SECONDS
         try:
-            roll_back(self._connection, self._parent, self.attempt_id)
+            self._operation = self._operation or OperationLog(self._connection, self._parent)
+            roll_back(self._operation, self._parent, self.attempt_id)
         except KpsplitError as error:
             log.warning("could not take over %s: %s", self._parent, error)
+            # Claims fence each other: producers whose claims are slow must not go on at the same pace.
+            rest += random.uniform(0.0, monotonic() - began)
+        else:
+            self._operation.close()
+            self._operation = None
+        self._due = monotonic() + rest
 
 
-def roll_back(connection: Connection, parent: PhysicalPartition, attempt_id: str) -> bool:
+def roll_back(operation: OperationLog, parent: PhysicalPartition, attempt_id: str) -> bool:
     """Claim an operation and roll back the attempt if it still holds its fence; tell whether it did.
 
     Raises:
         KpsplitError: the claim failed; nothing was changed, or somebody else is at it.
     """
     deadline = Deadline(CLAIM_SECONDS)
-    operation = OperationLog(connection, parent)
-    try:
-        state = operation.claim(deadline)
-        if state.phase is not Phase.FENCED or state.attempt is None or state.attempt.id != attempt_id:
-            return False
-        event = steps.settle(state, EndedBy.TAKEOVER, "the operator did not finish within max-pause")
-        if event is None:
-            return False
-        operation.record(state, event, deadline)
-        log.warning("rolled back attempt %s on %s: its operator is gone", attempt_id, parent)
-        return True
-    finally:
-        operation.close()
+    state = operation.claim(deadline)
+    if state.phase is not Phase.FENCED or state.attempt is None or state.attempt.id != attempt_id:
+        return False
+    event = steps.settle(state, EndedBy.TAKEOVER, "the operator did not finish within max-pause")
+    if event is None:
+        return False
+    operation.record(state, event, deadline)
+    log.warning("rolled back attempt %s on %s: its operator is gone", attempt_id, parent)
+    return True

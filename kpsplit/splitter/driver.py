@@ -16,6 +16,7 @@ from kpsplit.errors import (
     FencedError,
     KpsplitError,
     UnknownOutcomeError,
+    UnreachableError,
 )
 from kpsplit.splitter import steps, writers
 from kpsplit.splitter.events import Commit, Event, Fence, Prepare, Retire
@@ -31,7 +32,7 @@ from kpsplit.splitter.records.producers import ProducerRecord
 from kpsplit.splitter.states import Phase
 from kpsplit.splitter.steps import Progress, Step
 
-CLEANUP_SECONDS = 10.0
+CLEANUP_SECONDS = 30.0
 """How long rolling back an attempt may take once its own deadline has passed."""
 
 ANSWER_POLL_SECONDS = 0.25
@@ -227,7 +228,7 @@ class Driver:
         certain = self._ports.clock.now() + self._ports.control.lease_seconds() * writers.LEASE_MARGIN
         while True:
             limit.check(f"the producers' {what}")
-            asked = self._ports.writers.read(limit).to_ask(state.parent.topic)
+            asked = self._read_registrations(limit, what).to_ask(state.parent.topic)
             waiting = missing(asked, str(state.parent), attempt.id)
             left = certain - self._ports.clock.now()
             in_doubt = state.phase is Phase.FENCED and any(r.transactional_id for r in waiting)
@@ -235,6 +236,13 @@ class Driver:
                 return len(asked), waiting
             patience = ANSWER_POLL_SECONDS if left <= 0 else min(left, ANSWER_POLL_SECONDS)
             self._ports.writers.await_change(min(patience, limit.left()))
+
+    def _read_registrations(self, limit: Deadline, what: str) -> writers.Registrations:
+        try:
+            return self._ports.writers.read(limit)
+        except UnreachableError:
+            limit.check(f"the producers' {what}")  # the time is over: that is what happened
+            raise
 
     def _claim(self, deadline: Deadline) -> PartitionState:
         started = self._ports.clock.now()

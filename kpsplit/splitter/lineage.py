@@ -6,13 +6,14 @@ of a physical partition is open. All values here are immutable: an operation mak
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
 from kpsplit.errors import InvariantError
-from kpsplit.splitter.key_range import WHOLE, KeyRange, union_of_adjacent
+from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.logical_offset import FIRST, Progression
 
 
@@ -208,22 +209,29 @@ class Lineage:
         return self
 
     def _coverage_problems(self) -> Iterator[str]:
-        epochs = {e for s in self.segments for e in (s.opened_epoch, s.closed_epoch) if e is not None}
-        for epoch in sorted(epochs):
-            alive = [
-                s.range
-                for s in self.segments
-                if s.kind is not SegmentKind.OVERFLOW
-                and s.opened_epoch <= epoch
-                and (s.closed_epoch is None or epoch < s.closed_epoch)
-            ]
-            if union_of_adjacent(alive) != WHOLE:
+        """Sweep over the epochs: a record may hold thousands of segments, and come from anybody."""
+        coverage, changes = _Coverage(), self._changes_of_ranges()
+        for epoch in sorted(changes):
+            for range_, by in changes[epoch]:
+                coverage.change(range_, by)
+            if not coverage.is_whole:
                 yield f"epoch {epoch}: the open ranges do not tile the key space"
 
+    def _changes_of_ranges(self) -> dict[int, list[tuple[KeyRange, int]]]:
+        """Return by epoch which ranges are opened (1) and closed (-1); an overflow has none of its own."""
+        changes: dict[int, list[tuple[KeyRange, int]]] = defaultdict(list)
+        for s in self.segments:
+            for epoch, by in ((s.opened_epoch, 1), (s.closed_epoch, -1)):
+                if epoch is not None:
+                    changes[epoch] += [] if s.kind is SegmentKind.OVERFLOW else [(s.range, by)]
+        return changes
+
     def _stretch_problems(self) -> Iterator[str]:
-        for source in self.sources():
-            mine = sorted((s for s in self.segments if s.source == source), key=lambda s: s.start)
-            for a, b in pairwise(mine):
+        stretches: dict[PhysicalPartition, list[Segment]] = defaultdict(list)
+        for s in self.segments:
+            stretches[s.source].append(s)
+        for source, mine in stretches.items():
+            for a, b in pairwise(sorted(mine, key=lambda s: s.start)):
                 if a.end is None or a.end >= b.start:
                     yield f"segments {a.id} and {b.id} overlap in {source}"
         for s in self.segments:
@@ -245,3 +253,22 @@ class Lineage:
                 ):
                     yield f"segment {s.id} does not begin beyond its predecessor {p.id}"
             seen[s.id] = s
+
+
+class _Coverage:
+    """How many of some ranges cover each key hash, by where that number changes and by how much."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, int] = defaultdict(int)
+
+    def change(self, range_: KeyRange, by: int) -> None:
+        """Add a range (1), or take one away (-1)."""
+        for at, step in ((range_.lo, by), (range_.hi, -by)):
+            self._steps[at] += step
+            if not self._steps[at]:
+                del self._steps[at]
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether each key hash is covered once."""
+        return self._steps == {WHOLE.lo: 1, WHOLE.hi: -1}

@@ -16,6 +16,9 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 
+REST_SECONDS = 0.02
+"""Between a writer's rounds: what more it sent would only have to be read back by everybody."""
+
 
 def eventually(what: Callable[[], Any], why: str, seconds: float = 180.0) -> Any:
     """Wait until a condition holds; return its value."""
@@ -122,7 +125,7 @@ class Writer(threading.Thread):
                     self.journal.send(self.producer, self.topic, key, self.who)
                     self.count += 1
                 self.producer.poll(0)
-                time.sleep(0.002)
+                time.sleep(REST_SECONDS)
         except Exception as error:  # noqa: BLE001 - told by stop()
             self.error = error
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,18 +23,19 @@ from kpsplit.errors import (
     UnreachableError,
     UsageError,
 )
+from kpsplit.kafka import control_log, log_tail
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.control_log import offsets_partition
+from kpsplit.kafka.control_log import OperationLog, offsets_partition
 from kpsplit.kafka.offset_log import OffsetTail, offset_log_partitions
 from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 from tests.broker.committing import SECONDS, await_owned, commit_of, held, member, tailing, writer
-from tests.broker.operating import operating
+from tests.broker.operating import enrolled, operating
 from tests.conftest import MakeTopic
 
 pytestmark = pytest.mark.broker
@@ -170,7 +172,7 @@ def test_a_new_owner_waits_until_an_older_transaction_is_decided(
     older.flush(SECONDS)
     with tailing(bootstrap, parent) as tail:
         with pytest.raises(DeadlineExceededError, match="an open transaction may hold it up"):
-            tail.read_to_end(Deadline(1.0))
+            tail.read_to_end(Deadline(5.0))
         ends = tail.ask_end().result()
         assert not tail.reached(ends)
         older.commit_transaction(SECONDS)
@@ -235,26 +237,73 @@ def alone(kafka_runtime: KafkaRuntime) -> Iterator[DevCluster]:
         yield running
 
 
-def test_a_writer_that_cannot_get_ready_in_time_goes_on_with_it_at_the_next_call(alone: DevCluster) -> None:
-    """Where connecting takes longer than any call may, a writer that began anew would never be ready."""
-    made: list[Producer] = []
+class Making:
+    """Makes producers, and keeps them."""
 
-    def make(config: Mapping[str, Any]) -> Producer:
-        made.append(Producer(config))
-        return made[-1]
+    def __init__(self) -> None:
+        self.made: list[Producer] = []
 
-    connection = Connection({"bootstrap.servers": alone.bootstrap})
-    commits = CommitWriter(connection, "kpsplit.commit.tests.slow", 1, make)
+    def __call__(self, config: Mapping[str, Any]) -> Producer:
+        self.made.append(Producer(config))
+        return self.made[-1]
+
+
+def assert_late_twice_then_ready(alone: DevCluster, get_ready: Callable[[Deadline], object]) -> None:
+    """Get ready while the broker answers nothing, and then when it does."""
     alone.pause(0)
     try:
         for _ in range(2):
             with pytest.raises(UnreachableError):
-                commits.open(Deadline(0.2))
+                get_ready(Deadline(0.2))
     finally:
         alone.resume(0)
     alone.wait_ready()
-    commits.open(Deadline(SECONDS))
-    assert len(made) == 1
+    get_ready(Deadline(SECONDS))
+
+
+def test_a_writer_that_cannot_get_ready_in_time_goes_on_with_it_at_the_next_call(alone: DevCluster) -> None:
+    """Where connecting takes longer than any call may, a writer that began anew would never be ready."""
+    connection, make = Connection({"bootstrap.servers": alone.bootstrap}), Making()
+    assert_late_twice_then_ready(alone, CommitWriter(connection, "kpsplit.commit.slow", 1, make).open)
+    assert len(make.made) == 1
+
+
+def test_a_claim_that_does_not_come_through_in_time_goes_on_at_the_next_call(
+    alone: DevCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection, make = Connection({"bootstrap.servers": alone.bootstrap}), Making()
+    with Operations(connection) as operations:
+        operations.initialise(lease_ms=100)
+        topic = "claimed-slowly"
+        AdminClient({"bootstrap.servers": alone.bootstrap}).create_topics([NewTopic(topic, 1, 1)])[
+            topic
+        ].result(SECONDS)
+        parent = enrolled(operations, topic)
+    monkeypatch.setattr(control_log, "Producer", make)
+    operation = OperationLog(connection, parent)
+    operation._offsets_partitions = 1  # asked before: the claim itself is what has to wait
+    assert_late_twice_then_ready(alone, operation.claim)
+    assert len(make.made) == 1
+
+
+def test_where_a_log_ends_is_asked_again_while_there_is_time(
+    alone: DevCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = Connection({"bootstrap.servers": alone.bootstrap})
+    with Operations(connection) as operations:
+        operations.initialise(lease_ms=100)
+    monkeypatch.setattr(log_tail, "OFFSET_REQUEST_SECONDS", 0.3)
+    tail = OffsetTail(connection, [0])
+    alone.pause(0)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            reading = pool.submit(tail.read_to_end, Deadline(SECONDS))
+            with pytest.raises(TimeoutError):
+                reading.result(4)  # a question may take as long as looking for leaders and its grace besides
+        finally:
+            alone.resume(0)
+        reading.result(SECONDS)
+    tail.close()
 
 
 @dataclass

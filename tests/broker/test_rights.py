@@ -16,6 +16,7 @@ from kpsplit.errors import AuthorizationError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.operations import Operations
+from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
@@ -23,7 +24,7 @@ from kpsplit.splitter.rights import Operation, Resource, Right, Role, rights_for
 from kpsplit.splitter.states import Phase
 from tests.broker.consuming import drain, wait_for
 from tests.broker.guarded import ADMIN, AccessLists, Guarded, guarded_cluster
-from tests.broker.operating import PAUSE_MS, SHORT_LEASE_MS
+from tests.broker.operating import PAUSE_MS, SHORT_LEASE_MS, state_of
 
 pytestmark = pytest.mark.broker
 
@@ -160,12 +161,62 @@ def test_a_right_that_an_operator_lacks_is_named_and_nothing_is_half_done(
         send(producer, "still")
 
 
+SHORT_PAUSE_MS = 5_000
+WRITE_TOPIC = Right(Resource.TOPIC, TOPIC, False, Operation.WRITE)
+WRITE_CONTROL = Right(Resource.TOPIC, CONTROL_TOPIC, False, Operation.WRITE)
+
+
+@pytest.mark.parametrize(
+    ("step", "right"),
+    [
+        ("Prepare", WRITE_TOPIC),
+        ("Fence", WRITE_TOPIC),
+        ("Prepare", WRITE_CONTROL),
+        ("Fence", WRITE_CONTROL),
+        ("AppendMarkers", WRITE_CONTROL),
+    ],
+    ids=str,
+)
+def test_a_right_that_is_withdrawn_in_the_middle_rolls_the_operation_back(
+    guarded: Guarded, operations: Operations, step: str, right: Right
+) -> None:
+    """Also where the operator may not even write that it gives up: a producer does it behind max-pause."""
+    lists, name = AccessLists(guarded), f"withdrawn-{step}-{right.name}"
+
+    def observe(done: StepDone) -> None:
+        if done.name == step:
+            lists.take(Role.OPERATOR.value, right)
+
+    merge_all(operations)
+    before = state_of(operations, PARENT)
+    with Producer(guarded.client("producer")) as producer, consumer(guarded) as member:
+        send(producer, f"{name}-before")
+        plan = operations.plan_split(PARENT, 2, even=True)
+        try:
+            with pytest.raises(AuthorizationError) as refused:
+                operations.run(plan, max_pause_ms=SHORT_PAUSE_MS, observer=observe, force=True)
+            send(producer, f"{name}-while")
+        finally:
+            lists.give(Role.OPERATOR.value, [right])
+        assert right.name in str(refused.value)
+        operations.abort(PARENT, "a right was withdrawn")
+        state = state_of(operations, PARENT)
+        assert (state.phase, state.epoch) == (Phase.STEADY, before.epoch)
+        send(producer, f"{name}-after")
+        member.subscribe([TOPIC])
+        read_all(member, [f"{name}-{when}" for when in ("before", "while", "after")])
+
+
+def merge_all(operations: Operations) -> None:
+    """Bring the partition into the state in which it can be split."""
+    if len(state_of(operations, PARENT).lineage.open_segments()) > 1:
+        operations.run(operations.plan_merge(PARENT), max_pause_ms=PAUSE_MS, force=True)
+
+
 def live_through(operations: Operations) -> None:
     """Everything that an operator does with a topic, from the state that it is in."""
     operations.enrol(TOPIC, Partitioner.CONSISTENT_RANDOM, slots=2)
-    state = operations.view().state(PARENT)
-    if state is not None and len(state.lineage.open_segments()) > 1:
-        operations.run(operations.plan_merge(PARENT), max_pause_ms=PAUSE_MS, force=True)
+    merge_all(operations)
     operations.run(operations.plan_split(PARENT, 2, even=True), max_pause_ms=PAUSE_MS, force=True)
     operations.retire(PARENT)
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -18,16 +16,13 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kpsplit import Producer
-from kpsplit.consumer.lineage_reader import LineageReader
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.operations import Operations, ignore_steps
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.states import Phase
-from tests.broker.operating import PAUSE_MS
+from tests.broker.operating import PAUSE_MS, state_of
+from tests.fault.live_writer import LiveWriter
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -59,54 +54,6 @@ COMMITTED = [
 CASES = [*SPLITS, *MERGES, *COMMITTED]
 
 
-class Writer(threading.Thread):
-    """Writes numbered records of a few keys to one partition and remembers when each one was delivered."""
-
-    def __init__(self, bootstrap: str, parent: PhysicalPartition) -> None:
-        super().__init__(daemon=True)
-        self.producer = Producer({"bootstrap.servers": bootstrap, "client.id": "live-writer"})
-        self.parent = parent
-        self.sent = 0
-        self.delivered: dict[int, float] = {}
-        self.failed: list[int] = []
-        self.stop = threading.Event()
-
-    def run(self) -> None:
-        while not self.stop.is_set():
-            self._send(self.sent)
-            self.sent += 1
-            self.producer.poll(0)
-            self.stop.wait(0.005)
-        self.producer.flush(30)
-
-    def _send(self, number: int) -> None:
-        def report(error: object, _message: object) -> None:
-            if error is None:
-                self.delivered[number] = time.monotonic()
-            else:
-                self.failed.append(number)
-
-        self.producer.produce(
-            self.parent.topic,
-            str(number),
-            f"key-{number % 16}",
-            partition=self.parent.partition,
-            on_delivery=report,
-        )
-
-    def await_delivery(self, number: int, seconds: float) -> None:
-        """Wait until a record is reported as delivered."""
-        deadline = Deadline(seconds)
-        while number not in self.delivered:
-            deadline.check(f"record {number} to be delivered")
-            time.sleep(0.01)
-
-    def finish(self) -> None:
-        self.stop.set()
-        self.join(40)
-        self.producer.close()
-
-
 def run_operator(bootstrap: str, parent: PhysicalPartition, verb: str, last_step: str) -> int:
     script = Path(__file__).with_name("dying_operator.py")
     command = [sys.executable, str(script), bootstrap, parent.topic, str(parent.partition), verb]
@@ -121,7 +68,7 @@ class Play:
         self._bootstrap = bootstrap
         self._parent = parent
         self._case = case
-        self._writer = Writer(bootstrap, parent)
+        self._writer = LiveWriter(bootstrap, parent)
 
     def run(self) -> None:
         """Let the operator die while records are written; what must hold then is asserted."""
@@ -159,7 +106,7 @@ class Play:
         return run_operator(self._bootstrap, self._parent, verb, last_step)
 
     def _assert_steady(self, operations: Operations, epoch: int) -> None:
-        state = self._state(operations)
+        state = state_of(operations, self._parent)
         assert (state.phase, state.epoch) == (Phase.STEADY, epoch)
 
     def _assert_writable_again(self) -> None:
@@ -167,23 +114,8 @@ class Play:
         self._writer.await_delivery(self._writer.sent, 180)
 
     def _assert_nothing_lost(self, operations: Operations) -> None:
-        """What was reported as delivered is read once, in order per key; nothing else was doubled."""
-        writer = self._writer
-        writer.finish()
-        numbers: dict[bytes, list[int]] = {}
-        reader = LineageReader(Connection({"bootstrap.servers": self._bootstrap}), self._state(operations))
-        for record in reader.records():
-            assert record.key is not None and record.value is not None
-            numbers.setdefault(record.key, []).append(int(record.value))
-        read = [n for values in numbers.values() for n in values]
-        assert not writer.failed
-        assert sorted(read) == sorted(writer.delivered) == list(range(writer.sent))
-        assert all(values == sorted(values) for values in numbers.values())
-
-    def _state(self, operations: Operations) -> PartitionState:
-        state = operations.view().state(self._parent)
-        assert state is not None
-        return state
+        self._writer.finish()
+        self._writer.assert_read_back(state_of(operations, self._parent))
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from kpsplit.errors import (
     FencedError,
     KpsplitError,
     UnknownOutcomeError,
+    UnreachableError,
 )
 from kpsplit.splitter.driver import Driver, Ports
 from kpsplit.splitter.events import Cut, Event
@@ -359,6 +360,22 @@ def test_a_producer_that_never_acknowledges_in_time_aborts_the_attempt() -> None
     assert caught.value.changed is False
     assert_resting(cluster)
     assert cluster.state.epoch == 0 and cluster.logs == {}
+
+
+def test_answers_that_cannot_be_read_until_the_time_is_over_are_a_time_that_is_over() -> None:
+    names, cluster = run(with_producers("answers")).names, with_producers("answers")
+    at = names.index("append_markers") - 1
+    assert names[at] == "read"
+
+    def late() -> UnreachableError:
+        cluster.now += 60.0
+        return UnreachableError("no answer")
+
+    with pytest.raises(DeadlineExceededError, match="acknowledgement of the fence"):
+        run(cluster, Fault(at, error=late))
+    assert_resting(cluster)
+    with pytest.raises(UnreachableError):
+        run(with_producers("answers"), Fault(at, error=lambda: UnreachableError("no answer")))
 
 
 def test_silent_producers_are_expired_before_the_fence_and_not_waited_for_in_it() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kpsplit.errors import InvariantError
-from kpsplit.splitter.key_range import WHOLE, KeyRange
+from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange, union_of_adjacent
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.logical_offset import FIRST, Progression
 from kpsplit.splitter.records.control import segment_to_json
@@ -136,6 +139,50 @@ def test_a_sound_lineage_has_no_problems() -> None:
 def test_a_lineage_that_breaks_an_invariant_is_refused(segments: tuple[Segment, ...], problem: str) -> None:
     with pytest.raises(InvariantError, match=problem):
         Lineage(PARENT, segments).check()
+
+
+POINTS = (0, 1 << 30, 1 << 31, KEY_SPACE)
+
+
+@st.composite
+def _any_segments(draw: st.DrawFn) -> tuple[Segment, ...]:
+    """Segments whose ranges may cover the key space or not, in any epoch."""
+    made = []
+    for id_ in range(draw(st.integers(1, 5))):
+        lo, hi = sorted(draw(st.lists(st.sampled_from(POINTS), min_size=2, max_size=2, unique=True)))
+        opened = draw(st.integers(0, 2))
+        closed = draw(st.none() | st.integers(opened + 1, 3))
+        kind = draw(st.sampled_from((SegmentKind.PARENT, SegmentKind.OVERFLOW)))
+        made.append(
+            first(
+                id=id_,
+                kind=kind,
+                range=KeyRange(lo, hi),
+                opened_epoch=opened,
+                closed_epoch=closed,
+                end=None if closed is None else 10,
+            )
+        )
+    return tuple(made)
+
+
+@given(_any_segments())
+def test_epochs_whose_open_ranges_do_not_tile_the_key_space_are_told_and_no_others(
+    segments: tuple[Segment, ...],
+) -> None:
+    def tiled(epoch: int) -> bool:
+        alive = (
+            s.range
+            for s in segments
+            if s.kind is not SegmentKind.OVERFLOW
+            and s.opened_epoch <= epoch < (math.inf if s.closed_epoch is None else s.closed_epoch)
+        )
+        return union_of_adjacent(alive) == WHOLE
+
+    epochs = {e for s in segments for e in (s.opened_epoch, s.closed_epoch) if e is not None}
+    told = [p for p in Lineage(PARENT, segments).problems() if "do not tile" in p]
+    untiled = sorted(e for e in epochs if not tiled(e))
+    assert told == [f"epoch {e}: the open ranges do not tile the key space" for e in untiled]
 
 
 def test_checking_a_long_lineage_takes_time_in_proportion_to_it() -> None:

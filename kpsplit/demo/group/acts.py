@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from kpsplit.demo.group.drain import DrainWatch
@@ -10,6 +11,7 @@ from kpsplit.demo.group.judging import IN_HAND_SECONDS, Victim
 from kpsplit.demo.group.members import Members
 from kpsplit.demo.group.orders import MemberOrders
 from kpsplit.demo.process import PATIENCE_SECONDS
+from kpsplit.errors import DeadlineExceededError, UnreachableError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.group_progress import PartitionProgress, RangeProgress
@@ -21,6 +23,8 @@ DOOMED_SESSION_MS = 10_000
 """After so long without a heartbeat the slots of a member that is killed or suspended are given to others."""
 SESSION_MS = 60_000
 """The same for members that nobody hurts: a busy machine must not cost them their slots."""
+LOOK_SECONDS = 0.5
+"""Between looks at the group's progress, each of which reads a log from its start."""
 
 
 class GroupActs:
@@ -79,21 +83,27 @@ class GroupActs:
         Raises:
             DeadlineExceededError: not in time. ChildDiedError: a member is not well.
         """
-        self.members.wait("read everything", self._at_the_end, PATIENCE_SECONDS)
+        self.members.wait("read everything", self._at_the_end, PATIENCE_SECONDS, LOOK_SECONDS)
         self.members.finish(PATIENCE_SECONDS)
 
     def victims(self) -> dict[str, Victim]:
         """Return what befell members: also what the coordinator took from those that nobody hurt."""
         found = dict(self._hurt)
         for member in self.members.all:
-            if member.name not in found and member.news.lost_at is not None:
-                since = member.news.lost_at - SESSION_MS / 1000 - IN_HAND_SECONDS
+            if member.news.lost_at is None:
+                continue
+            since = member.news.lost_at - member.orders.session_ms / 1000 - IN_HAND_SECONDS
+            if member.name not in found or since < found[member.name].since:
                 found[member.name] = Victim(f"{member.name} lost its slots", since)
         return found
 
     def _at_the_end(self) -> bool:
-        found = self._operations.offsets(group_of(self._topic), self._topic)
-        return not self.drains.waiting and all(progress.lag == 0 for progress in found)
+        if self.drains.waiting:
+            return False
+        with suppress(UnreachableError, DeadlineExceededError):  # slow brokers: the next look tells
+            found = self._operations.offsets(group_of(self._topic), self._topic)
+            return all(progress.lag == 0 for progress in found)
+        return False
 
 
 def group_of(topic: str) -> str:

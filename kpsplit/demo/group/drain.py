@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kpsplit.demo.background import Background
@@ -60,6 +60,7 @@ class DrainWatch(Background):
         self._partitions = partitions
         self._told = told
         self._state: PartitionState | None = None
+        self._tail: OffsetTail | None = None
         self._lock = threading.Lock()
         super().__init__("demo-drain", READ_SECONDS)
 
@@ -78,23 +79,21 @@ class DrainWatch(Background):
             return [drain for drain in self.drains if drain.drained_at is None]
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while not self._stop.wait(INTERVAL_SECONDS):
             with suppress(KpsplitError):  # the table has a hole; whoever runs operations sees the error
-                self._follow()
-            self._stop.wait(INTERVAL_SECONDS)
+                self._look()
+        if self._tail is not None:
+            self._tail.close()
 
-    def _follow(self) -> None:
+    def _look(self) -> None:
         state = self._state
         if state is None or not self.waiting:
             return
-        home = offsets_partition(state.parent, self._partitions)
-        with closing(OffsetTail(self._connection, [home])) as tail:
-            while not self._stop.is_set():
-                if self.waiting and self._state is not None:
-                    self._look(tail.read_all(Deadline(READ_SECONDS)), self._state)
-                self._stop.wait(INTERVAL_SECONDS)
+        if self._tail is None:  # kept whatever goes wrong: connecting may take longer than one look
+            self._tail = OffsetTail(self._connection, [offsets_partition(state.parent, self._partitions)])
+        self._note(self._tail.read_all(Deadline(READ_SECONDS)), state)
 
-    def _look(self, fold: CommitFold, state: PartitionState) -> None:
+    def _note(self, fold: CommitFold, state: PartitionState) -> None:
         left, now = undrained(fold, self._group, state), monotonic()
         for drain in self.waiting:
             if drain.segment.id not in left:

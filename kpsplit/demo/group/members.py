@@ -86,7 +86,9 @@ class Members:
         """Return where each member wrote down what it worked on."""
         return {member.name: Path(member.orders.journal) for member in self.all}
 
-    def wait(self, what: str, until: Callable[[], bool], seconds: float) -> None:
+    def wait(
+        self, what: str, until: Callable[[], bool], seconds: float, between: float = _POLL_SECONDS
+    ) -> None:
         """Return when a condition holds.
 
         Raises:
@@ -97,7 +99,7 @@ class Members:
             self.check()
             if deadline.left() <= 0:
                 raise DeadlineExceededError(f"waited {seconds:.0f} s for the group to {what}: {self}")
-            time.sleep(_POLL_SECONDS)
+            time.sleep(between)
 
     def finish(self, seconds: float) -> None:
         """Make all that live leave the group; return when they have.

@@ -1,0 +1,76 @@
+"""A producer that writes to one partition while something breaks, and then judges what became of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from kpsplit import Producer
+from kpsplit.consumer.lineage_reader import LineageReader
+from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.connection import Connection
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+
+FLUSH_SECONDS = 120.0
+
+
+class LiveWriter(threading.Thread):
+    """Writes numbered records of a few keys to one partition and remembers when each one was delivered."""
+
+    def __init__(self, bootstrap: str, parent: PhysicalPartition) -> None:
+        super().__init__(daemon=True)
+        self._bootstrap = bootstrap
+        self.producer = Producer({"bootstrap.servers": bootstrap, "client.id": "live-writer"})
+        self.parent = parent
+        self.sent = 0
+        self.delivered: dict[int, float] = {}
+        self.failed: list[int] = []
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        while not self.stop.is_set():
+            self._send(self.sent)
+            self.sent += 1
+            self.producer.poll(0)
+            self.stop.wait(0.005)
+        self.producer.flush(FLUSH_SECONDS)
+
+    def _send(self, number: int) -> None:
+        def report(error: object, _message: object) -> None:
+            if error is None:
+                self.delivered[number] = time.monotonic()
+            else:
+                self.failed.append(number)
+
+        self.producer.produce(
+            self.parent.topic,
+            str(number),
+            f"key-{number % 16}",
+            partition=self.parent.partition,
+            on_delivery=report,
+        )
+
+    def await_delivery(self, number: int, seconds: float) -> None:
+        """Wait until a record is reported as delivered."""
+        deadline = Deadline(seconds)
+        while number not in self.delivered:
+            deadline.check(f"record {number} to be delivered")
+            time.sleep(0.01)
+
+    def finish(self) -> None:
+        """Let it end when all that it sent is reported."""
+        self.stop.set()
+        self.join(FLUSH_SECONDS + 10)
+        self.producer.close()
+
+    def assert_read_back(self, state: PartitionState) -> None:
+        """Everything was delivered, and is read once, in order per key; nothing else is there."""
+        numbers: dict[bytes, list[int]] = {}
+        for record in LineageReader(Connection({"bootstrap.servers": self._bootstrap}), state).records():
+            assert record.key is not None and record.value is not None
+            numbers.setdefault(record.key, []).append(int(record.value))
+        read = [n for values in numbers.values() for n in values]
+        assert not self.failed
+        assert sorted(read) == sorted(self.delivered) == list(range(self.sent))
+        assert all(values == sorted(values) for values in numbers.values())
