@@ -274,10 +274,8 @@ def test_a_claim_that_does_not_come_through_in_time_goes_on_at_the_next_call(
     connection, make = Connection({"bootstrap.servers": alone.bootstrap}), Making()
     with Operations(connection) as operations:
         operations.initialise(lease_ms=100)
-        topic = "claimed-slowly"
-        AdminClient({"bootstrap.servers": alone.bootstrap}).create_topics([NewTopic(topic, 1, 1)])[
-            topic
-        ].result(SECONDS)
+        admin, topic = AdminClient({"bootstrap.servers": alone.bootstrap}), "claimed-slowly"
+        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(SECONDS)
         parent = enrolled(operations, topic)
     monkeypatch.setattr(control_log, "Producer", make)
     operation = OperationLog(connection, parent)

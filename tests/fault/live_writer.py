@@ -20,7 +20,7 @@ class LiveWriter(threading.Thread):
 
     def __init__(self, bootstrap: str, parent: PhysicalPartition) -> None:
         super().__init__(daemon=True)
-        self._bootstrap = bootstrap
+        self._brokers = bootstrap
         self.producer = Producer({"bootstrap.servers": bootstrap, "client.id": "live-writer"})
         self.parent = parent
         self.sent = 0
@@ -67,7 +67,7 @@ class LiveWriter(threading.Thread):
     def assert_read_back(self, state: PartitionState) -> None:
         """Everything was delivered, and is read once, in order per key; nothing else is there."""
         numbers: dict[bytes, list[int]] = {}
-        for record in LineageReader(Connection({"bootstrap.servers": self._bootstrap}), state).records():
+        for record in LineageReader(Connection({"bootstrap.servers": self._brokers}), state).records():
             assert record.key is not None and record.value is not None
             numbers.setdefault(record.key, []).append(int(record.value))
         read = [n for values in numbers.values() for n in values]

@@ -123,9 +123,8 @@ def test_whatever_the_step_at_which_brokers_break_nothing_is_lost_and_the_operat
     brokers: DevCluster, fault: str
 ) -> None:
     bootstrap = brokers.bootstrap
-    AdminClient({"bootstrap.servers": bootstrap}).create_topics([NewTopic(fault, len(STEPS), 3)])[
-        fault
-    ].result(60)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(fault, len(STEPS), 3)])[fault].result(60)
     with Operations(Connection({"bootstrap.servers": bootstrap})) as operations:
         operations.enrol(fault, Partitioner.EXPLICIT, slots=2)
     parents = [PhysicalPartition(fault, partition) for partition in range(len(STEPS))]
