@@ -21,7 +21,7 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.splitter.control_view import ControlView
-from kpsplit.splitter.events import Commit, Event
+from kpsplit.splitter.events import Commit, Event, Prepare
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import PartitionState
@@ -88,11 +88,13 @@ class OperationLog:
         self._tail.read_to_end(deadline)
         return self._state()
 
+    def seen(self) -> PartitionState:
+        """Return the state that was read last, without asking again."""
+        return self._state()
+
     def claim(self, deadline: Deadline) -> PartitionState:
         """Fence every earlier holder, read the log to its end, return the state."""
         self._destroy()
-        if not self._offsets_partitions:
-            self._offsets_partitions = self._count_offsets_partitions(deadline)
         name = operator_transactional_id(self._parent)
         # Kept beyond the deadline: where connecting takes longer than that, beginning anew would never end.
         producer = self._opening = self._opening or self._make(name)
@@ -161,11 +163,14 @@ class OperationLog:
         producer = self._producer
         if producer is None:
             raise InvariantError(f"{self._parent} is not claimed")
-        what = f"record the {event.kind} of {self._parent}"
         offsets: list[int] = []
         records = [(CONTROL_TOPIC, 0, partition_key(self._parent), encode_state(after))]
+        if isinstance(event, Prepare | Commit):  # whoever only rolls back need not know it
+            self._offsets_partitions = self._offsets_partitions or self._count_offsets_partitions(deadline)
         if isinstance(event, Commit):
             records += self._boundary_records(after)
+        topics = " and ".join(dict.fromkeys(topic for topic, *_ in records))
+        what = f"record the {event.kind} of {self._parent} in {topics}"
         try:
             producer.begin_transaction()
             for topic, partition, key, value in records:

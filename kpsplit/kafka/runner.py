@@ -71,7 +71,7 @@ class Runner:
         self._topics.prepare_markers({s.source for s in closing_segments(state, attempt)})
         with _foreign_name_is_a_conflict():
             outcome = self._driver().run(attempt, plan.epoch, deadline)
-        return self._report(outcome, started, deadline)
+        return self._report(outcome, started)
 
     def resume(self, max_pause_ms: int | None, deadline: Deadline) -> Report | None:
         """Finish what a dead operator left."""
@@ -90,7 +90,7 @@ class Runner:
 
         with _foreign_name_is_a_conflict():
             outcome = self._driver().resume(renew, deadline)
-        return None if outcome is None else self._report(outcome, started, deadline)
+        return None if outcome is None else self._report(outcome, started)
 
     def abort(self, reason: str, deadline: Deadline) -> Outcome | None:
         """Roll back the attempt under way."""
@@ -122,10 +122,11 @@ class Runner:
         writers = WarmingWriters(self._writers, self._topics.keep_warm)
         return Driver(Ports(self._log, writers, self._topics, SystemClock()), self._observer)
 
-    def _report(self, outcome: Outcome, started: float, deadline: Deadline) -> Report:
+    def _report(self, outcome: Outcome, started: float) -> Report:
+        """Tell of what is over; nothing here may fail, as if nothing had been done."""
         seconds = monotonic() - started
         pauses = self._pauses(outcome.attempt.id)
-        return Report(outcome, self._log.peek(deadline), pauses, seconds)
+        return Report(outcome, self._log.seen(), pauses, seconds)
 
     def _pauses(self, attempt_id: str) -> dict[str, PauseReport]:
         """Return the reports of the producers that acknowledged the fence, as far as they come in time."""

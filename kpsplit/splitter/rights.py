@@ -78,6 +78,7 @@ def rights_for(
     *,
     group: str | None = None,
     transactional_id: str | None = None,
+    takeover: bool = False,
     changelog: str | None = None,
 ) -> tuple[Right, ...]:
     """Return the least rights with which a role can work on a topic.
@@ -87,6 +88,8 @@ def rights_for(
         topic: the logical topic.
         group: the consumer's group; required for consumers.
         transactional_id: with what the producer's transactional ids begin, if it uses transactions.
+        takeover: whether the producer may roll back an operation whose operator died in the fence: it can
+            write to the control topic then.
         changelog: the topic of the consumer's state, if it keeps any.
 
     Raises:
@@ -96,7 +99,7 @@ def rights_for(
         case Role.OPERATOR:
             return _operator(topic)
         case Role.PRODUCER:
-            return _producer(topic, transactional_id)
+            return (*_producer(topic, transactional_id), *(takeover_rights(topic) if takeover else ()))
         case Role.CONSUMER:
             if group is None:
                 raise ValueError("a consumer has a group")
@@ -150,6 +153,14 @@ def _producer(topic: str, transactional_id: str | None) -> tuple[Right, ...]:
         *_on(Resource.TOPIC, CONTROL_TOPIC, Operation.READ),
         *_on(Resource.TOPIC, PRODUCERS_TOPIC, Operation.WRITE),
         *own,
+    )
+
+
+def takeover_rights(topic: str) -> tuple[Right, ...]:
+    """Return what a producer needs besides to roll back an operation whose operator died in the fence."""
+    return (
+        *_on(Resource.TOPIC, CONTROL_TOPIC, Operation.WRITE),
+        *_on(Resource.TRANSACTIONAL_ID, f"kpsplit.op.{topic}.", Operation.WRITE, prefixed=True),
     )
 
 

@@ -16,8 +16,9 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 
-REST_SECONDS = 0.02
-"""Between a writer's rounds: what more it sent would only have to be read back by everybody."""
+REST_SECONDS = 0.05
+"""Between a writer's rounds: idempotent clients of librdkafka that are given more while several records are
+in flight poll without a pause until these are acknowledged, and take the brokers' time."""
 
 
 def eventually(what: Callable[[], Any], why: str, seconds: float = 180.0) -> Any:

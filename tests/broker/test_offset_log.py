@@ -279,7 +279,6 @@ def test_a_claim_that_does_not_come_through_in_time_goes_on_at_the_next_call(
         parent = enrolled(operations, topic)
     monkeypatch.setattr(control_log, "Producer", make)
     operation = OperationLog(connection, parent)
-    operation._offsets_partitions = 1  # asked before: the claim itself is what has to wait
     assert_late_twice_then_ready(alone, operation.claim)
     assert len(make.made) == 1
 

@@ -20,7 +20,7 @@ from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
-from kpsplit.splitter.rights import Operation, Resource, Right, Role, rights_for
+from kpsplit.splitter.rights import Operation, Resource, Right, Role, rights_for, takeover_rights
 from kpsplit.splitter.states import Phase
 from tests.broker.consuming import drain, wait_for
 from tests.broker.guarded import ADMIN, AccessLists, Guarded, guarded_cluster
@@ -56,7 +56,7 @@ def operations(guarded: Guarded) -> Iterator[Operations]:
         yield operations
 
 
-def in_words(right: Right) -> str:
+def in_words(right: Right | str) -> str:
     """A right in a test's name: without blanks, so that reports do not cut it off."""
     return str(right).replace(" ", "-")
 
@@ -175,13 +175,14 @@ WRITE_CONTROL = Right(Resource.TOPIC, CONTROL_TOPIC, False, Operation.WRITE)
         ("Fence", WRITE_CONTROL),
         ("AppendMarkers", WRITE_CONTROL),
     ],
-    ids=str,
+    ids=in_words,
 )
 def test_a_right_that_is_withdrawn_in_the_middle_rolls_the_operation_back(
     guarded: Guarded, operations: Operations, step: str, right: Right
 ) -> None:
     """Also where the operator may not even write that it gives up: a producer does it behind max-pause."""
     lists, name = AccessLists(guarded), f"withdrawn-{step}-{right.name}"
+    lists.give(Role.PRODUCER.value, takeover_rights(TOPIC))
 
     def observe(done: StepDone) -> None:
         if done.name == step:
@@ -198,6 +199,8 @@ def test_a_right_that_is_withdrawn_in_the_middle_rolls_the_operation_back(
             send(producer, f"{name}-while")
         finally:
             lists.give(Role.OPERATOR.value, [right])
+            for lent in takeover_rights(TOPIC):
+                lists.take(Role.PRODUCER.value, lent)
         assert right.name in str(refused.value)
         operations.abort(PARENT, "a right was withdrawn")
         state = state_of(operations, PARENT)

@@ -13,6 +13,9 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 
 FLUSH_SECONDS = 120.0
+KEYS = 16
+REST_SECONDS = 0.1
+"""Between portions of a record of each key; see ``tests.broker.producing.REST_SECONDS``."""
 
 
 class LiveWriter(threading.Thread):
@@ -29,11 +32,11 @@ class LiveWriter(threading.Thread):
         self.stop = threading.Event()
 
     def run(self) -> None:
-        while not self.stop.is_set():
-            self._send(self.sent)
-            self.sent += 1
+        while not self.stop.wait(REST_SECONDS):
+            for _ in range(KEYS):
+                self._send(self.sent)
+                self.sent += 1
             self.producer.poll(0)
-            self.stop.wait(0.005)
         self.producer.flush(FLUSH_SECONDS)
 
     def _send(self, number: int) -> None:
@@ -46,7 +49,7 @@ class LiveWriter(threading.Thread):
         self.producer.produce(
             self.parent.topic,
             str(number),
-            f"key-{number % 16}",
+            f"key-{number % KEYS}",
             partition=self.parent.partition,
             on_delivery=report,
         )

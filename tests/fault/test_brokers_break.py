@@ -33,7 +33,7 @@ from tests.fault.live_writer import LiveWriter
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = ("Prepare", "Fence", "AppendMarkers", "Commit")
-MAX_PAUSE_MS = 20_000
+MAX_PAUSE_MS = 10_000
 HOLD_SECONDS = 5.0
 PATIENCE_SECONDS = 240.0
 

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     metavar="PREFIX",
     help="With what the producer's transactional ids begin, if it uses transactions.",
 )
+@click.option(
+    "--takeover", is_flag=True, help="The producer may roll back an operation whose operator died."
+)
 @click.option("--state", is_flag=True, help="The consumer keeps state in a StateStore.")
 @global_options
 @pass_call
@@ -51,6 +54,7 @@ def command(
     principal: str,
     group: str | None,
     transactional_id: str | None,
+    takeover: bool,
     state: bool,
 ) -> None:
     """Print the least rights that a client of a topic needs.
@@ -68,6 +72,7 @@ def command(
         topic,
         group=group,
         transactional_id=transactional_id,
+        takeover=takeover,
         changelog=_changelog(group, topic) if state and group is not None else None,
     )
     servers = call.given.bootstrap_server or "HOST:PORT"
