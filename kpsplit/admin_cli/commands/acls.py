@@ -41,9 +41,7 @@ if TYPE_CHECKING:
     metavar="PREFIX",
     help="With what the producer's transactional ids begin, if it uses transactions.",
 )
-@click.option(
-    "--takeover", is_flag=True, help="The producer may roll back an operation whose operator died."
-)
+@click.option("--takeover", is_flag=True, help="The producer may roll back an operation whose operator died.")
 @click.option("--state", is_flag=True, help="The consumer keeps state in a StateStore.")
 @global_options
 @pass_call
