@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -28,8 +29,9 @@ from kpsplit.errors import (
     UnknownOutcomeError,
 )
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.control_log import MIN_TIMEOUT, TRANSACTION_TIMEOUT_MS, offsets_partition
+from kpsplit.kafka.control_log import TRANSACTION_TIMEOUT_MS, offsets_partition
 from kpsplit.kafka.error_map import error_of, translate, translated
+from kpsplit.kafka.taking_id import MIN_TIMEOUT, TakingId
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
@@ -76,11 +78,17 @@ class CommitWriter:
         partitions: int,
         make_producer: Callable[[Mapping[str, Any]], Producer] | None = None,
     ) -> None:
-        self._connection = connection
-        self._id = transactional_id
         self._partitions = partitions
-        self._make_producer = make_producer or Producer
-        self._opening: Producer | None = None
+        config = connection.client(
+            "commits",
+            transactional_id=transactional_id,
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            linger_ms=0,
+            retry_backoff_ms=RETRY_MS,
+            # Connect to every leader now: connecting at a commit would be waiting time of a rebalance.
+            enable_sparse_connections=False,
+        )
+        self._taking = TakingId(partial(make_producer or Producer, config))
         self._producer: Producer | None = None
 
     def open(self, deadline: Deadline) -> None:
@@ -146,40 +154,15 @@ class CommitWriter:
 
     def close(self) -> None:
         """Let go of the producer."""
-        self._opening = self._producer = None
+        self._taking.forget()
+        self._producer = None
 
     def _ready(self, deadline: Deadline) -> Producer:
-        if self._producer is not None:
-            return self._producer
-        # Kept beyond the deadline: where connecting takes longer than that, beginning anew would never end.
-        producer = self._opening = self._opening or self._make()
-        with translated("get ready to commit"):
-            self._take_id(producer, deadline)
-            self._opening, self._producer = None, producer
-            producer.list_topics(OFFSETS_TOPIC, timeout=max(deadline.left(), MIN_TIMEOUT))
-        return producer
-
-    def _take_id(self, producer: Producer, deadline: Deadline) -> None:
-        try:
-            producer.init_transactions(max(deadline.left(), MIN_TIMEOUT))
-        except KafkaException as exception:
-            error = error_of(exception)
-            if error is None or not error.retriable():
-                self._opening = None
-            raise
-
-    def _make(self) -> Producer:
-        return self._make_producer(
-            self._connection.client(
-                "commits",
-                transactional_id=self._id,
-                transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-                linger_ms=0,
-                retry_backoff_ms=RETRY_MS,
-                # Connect to every leader now: connecting at a commit would be waiting time of a rebalance.
-                enable_sparse_connections=False,
-            )
-        )
+        if self._producer is None:
+            with translated("get ready to commit"):
+                self._producer = self._taking.take(deadline)
+                self._producer.list_topics(OFFSETS_TOPIC, timeout=max(deadline.left(), MIN_TIMEOUT))
+        return self._producer
 
     def _produce(
         self,

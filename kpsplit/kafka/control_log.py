@@ -5,6 +5,7 @@ from __future__ import annotations
 from binascii import crc32
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 
 from confluent_kafka import KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
@@ -20,8 +21,9 @@ from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.log_tail import LogTail
+from kpsplit.kafka.taking_id import MIN_TIMEOUT, TakingId
 from kpsplit.splitter.control_view import ControlView
-from kpsplit.splitter.events import Commit, Event, Prepare
+from kpsplit.splitter.events import Commit, Event, Fence, Prepare
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import PartitionState
@@ -38,9 +40,10 @@ from kpsplit.splitter.records.offsets import boundaries
 TRANSACTION_TIMEOUT_MS = 10_000
 """A holder that dies inside a transaction holds up readers of the control topic for no longer."""
 
-MIN_TIMEOUT = 0.05
 READ_BACK_SECONDS = 10.0
 """For what is written already, however little time is left for the operation."""
+FENCE_READ_BACK_SECONDS = 1.0
+"""The same for a fence: behind max-pause there is nothing to wait for."""
 
 
 def offsets_partition(parent: PhysicalPartition, count: int) -> int:
@@ -75,7 +78,7 @@ class OperationLog:
         self._connection = connection
         self._parent = parent
         self._tail = ControlTail(connection)
-        self._opening: Producer | None = None
+        self._taking = TakingId(partial(_operators_producer, connection, parent))
         self._producer: Producer | None = None
         self._offsets_partitions = 0
 
@@ -93,42 +96,29 @@ class OperationLog:
         return self._state()
 
     def claim(self, deadline: Deadline) -> PartitionState:
-        """Fence every earlier holder, read the log to its end, return the state."""
+        """Fence every earlier holder, read the log to its end, return the state.
+
+        Where an earlier call did not come through in time somebody may have claimed it since: the first
+        write is refused then.
+        """
         self._destroy()
-        name = operator_transactional_id(self._parent)
-        # Kept beyond the deadline: where connecting takes longer than that, beginning anew would never end.
-        producer = self._opening = self._opening or self._make(name)
         try:
-            producer.init_transactions(max(deadline.left(), MIN_TIMEOUT))
+            self._producer = self._taking.take(deadline)
         except KafkaException as exception:
-            error = error_of(exception)
-            if error is None or not error.retriable():
-                self._opening = None
-            raise translate(error, f"claim {self._parent} as {name}") from exception
-        self._opening, self._producer = None, producer
+            what = f"claim {self._parent} as {operator_transactional_id(self._parent)}"
+            raise translate(error_of(exception), what) from exception
         with suppress(KafkaException):  # it only learns the leaders early
-            producer.list_topics(OFFSETS_TOPIC, timeout=max(deadline.left(), MIN_TIMEOUT))
+            self._producer.list_topics(OFFSETS_TOPIC, timeout=min(max(deadline.left(), MIN_TIMEOUT), 1.0))
         self._tail.read_to_end(deadline)
         return self._state()
-
-    def _make(self, name: str) -> Producer:
-        return Producer(
-            self._connection.client(
-                "operator",
-                transactional_id=name,
-                transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-                linger_ms=0,
-                # Connect to the leader of the offset log now: connecting at the commit would be pause.
-                enable_sparse_connections=False,
-            )
-        )
 
     def record(self, before: PartitionState, event: Event, deadline: Deadline) -> PartitionState:
         """Apply and write an event in one transaction and read it back."""
         after = apply(before, event)
         deadline.check(f"the {event.kind} of {self._parent}")
         offset = self._write(after, event, deadline)
-        self._tail.read_to({0: offset + 1}, RealDeadline(max(deadline.left(), READ_BACK_SECONDS)))
+        patience = FENCE_READ_BACK_SECONDS if isinstance(event, Fence) else READ_BACK_SECONDS
+        self._tail.read_to({0: offset + 1}, RealDeadline(max(deadline.left(), patience)))
         seen = self._state()
         if seen != after:
             raise FencedError(f"{self._parent}: the control topic does not say what was just written")
@@ -137,6 +127,7 @@ class OperationLog:
     def close(self) -> None:
         """Let go of the claim and end the clients."""
         self._destroy()
+        self._taking.forget()
         self._tail.close()
 
     def _state(self) -> PartitionState:
@@ -196,6 +187,19 @@ class OperationLog:
     def _destroy(self) -> None:
         """Never reuse a producer after a commit that did not succeed: a late EndTxn could hit a later one."""
         self._producer = None
+
+
+def _operators_producer(connection: Connection, parent: PhysicalPartition) -> Producer:
+    return Producer(
+        connection.client(
+            "operator",
+            transactional_id=operator_transactional_id(parent),
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            linger_ms=0,
+            # Connect to the leader of the offset log now: connecting at the commit would be pause.
+            enable_sparse_connections=False,
+        )
+    )
 
 
 def _keep_offset(offsets: list[int]) -> Callable[[object, Message], None]:

@@ -121,6 +121,7 @@ class LogTail:
             except (TimeoutError, KafkaException) as error:
                 if deadline.left() <= 0 or not is_late(error):
                     raise
+                learn_leaders(self._admin, self._topic, deadline.left())
 
     def close(self) -> None:
         """End the consumer."""

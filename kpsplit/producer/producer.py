@@ -31,7 +31,7 @@ from kpsplit.producer.weak_call import weakly
 
 CLOSE_SECONDS = 60.0
 CERTIFY_SECONDS = 10.0
-LOOK_AT_REGISTRATIONS_SECONDS = 60.0
+LOOK_AT_REGISTRATIONS_SECONDS = 15.0
 LOOK_SECONDS = 0.005
 """How often flush() looks whether a fence has let go of what it held."""
 

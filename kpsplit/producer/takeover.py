@@ -38,7 +38,6 @@ class Takeover:
         self._parent = parent
         self._due = monotonic() + max_pause + GRACE_SECONDS + random.uniform(0.0, SPREAD_SECONDS)
         self._thread: threading.Thread | None = None
-        self._operation: OperationLog | None = None
 
     def check(self) -> None:
         """Start the claim when it is due."""
@@ -48,33 +47,33 @@ class Takeover:
         self._thread.start()
 
     def _run(self) -> None:
-        began, rest = monotonic(), RETRY_SECONDS
+        began = monotonic()
         try:
-            self._operation = self._operation or OperationLog(self._connection, self._parent)
-            roll_back(self._operation, self._parent, self.attempt_id)
+            roll_back(self._connection, self._parent, self.attempt_id)
         except KpsplitError as error:
             log.warning("could not take over %s: %s", self._parent, error)
-            # Claims fence each other: producers whose claims are slow must not go on at the same pace.
-            rest += random.uniform(0.0, monotonic() - began)
-        else:
-            self._operation.close()
-            self._operation = None
-        self._due = monotonic() + rest
+        finally:
+            # Claims fence each other: producers whose claims are slow must not all go on at the same pace.
+            self._due = monotonic() + RETRY_SECONDS + random.uniform(0.0, monotonic() - began)
 
 
-def roll_back(operation: OperationLog, parent: PhysicalPartition, attempt_id: str) -> bool:
+def roll_back(connection: Connection, parent: PhysicalPartition, attempt_id: str) -> bool:
     """Claim an operation and roll back the attempt if it still holds its fence; tell whether it did.
 
     Raises:
         KpsplitError: the claim failed; nothing was changed, or somebody else is at it.
     """
     deadline = Deadline(CLAIM_SECONDS)
-    state = operation.claim(deadline)
-    if state.phase is not Phase.FENCED or state.attempt is None or state.attempt.id != attempt_id:
-        return False
-    event = steps.settle(state, EndedBy.TAKEOVER, "the operator did not finish within max-pause")
-    if event is None:
-        return False
-    operation.record(state, event, deadline)
-    log.warning("rolled back attempt %s on %s: its operator is gone", attempt_id, parent)
-    return True
+    operation = OperationLog(connection, parent)
+    try:
+        state = operation.claim(deadline)
+        if state.phase is not Phase.FENCED or state.attempt is None or state.attempt.id != attempt_id:
+            return False
+        event = steps.settle(state, EndedBy.TAKEOVER, "the operator did not finish within max-pause")
+        if event is None:
+            return False
+        operation.record(state, event, deadline)
+        log.warning("rolled back attempt %s on %s: its operator is gone", attempt_id, parent)
+        return True
+    finally:
+        operation.close()

@@ -222,8 +222,13 @@ class Lineage:
         changes: dict[int, list[tuple[KeyRange, int]]] = defaultdict(list)
         for s in self.segments:
             for epoch, by in ((s.opened_epoch, 1), (s.closed_epoch, -1)):
-                if epoch is not None:
-                    changes[epoch] += [] if s.kind is SegmentKind.OVERFLOW else [(s.range, by)]
+                if epoch is None:
+                    continue
+                at_epoch = changes[
+                    epoch
+                ]  # also where only an overflow begins or ends: every epoch is checked
+                if s.kind is not SegmentKind.OVERFLOW:
+                    at_epoch.append((s.range, by))
         return changes
 
     def _stretch_problems(self) -> Iterator[str]:

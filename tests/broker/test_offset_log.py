@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -278,8 +279,8 @@ def test_a_claim_that_does_not_come_through_in_time_goes_on_at_the_next_call(
         admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(SECONDS)
         parent = enrolled(operations, topic)
     monkeypatch.setattr(control_log, "Producer", make)
-    operation = OperationLog(connection, parent)
-    assert_late_twice_then_ready(alone, operation.claim)
+    with closing(OperationLog(connection, parent)) as operation:
+        assert_late_twice_then_ready(alone, operation.claim)
     assert len(make.made) == 1
 
 
@@ -290,9 +291,8 @@ def test_where_a_log_ends_is_asked_again_while_there_is_time(
     with Operations(connection) as operations:
         operations.initialise(lease_ms=100)
     monkeypatch.setattr(log_tail, "OFFSET_REQUEST_SECONDS", 0.3)
-    tail = OffsetTail(connection, [0])
-    alone.pause(0)
-    with ThreadPoolExecutor(1) as pool:
+    with closing(OffsetTail(connection, [0])) as tail, ThreadPoolExecutor(1) as pool:
+        alone.pause(0)
         try:
             reading = pool.submit(tail.read_to_end, Deadline(SECONDS))
             with pytest.raises(TimeoutError):
@@ -300,7 +300,6 @@ def test_where_a_log_ends_is_asked_again_while_there_is_time(
         finally:
             alone.resume(0)
         reading.result(SECONDS)
-    tail.close()
 
 
 @dataclass

@@ -32,8 +32,14 @@ from tests.fault.live_writer import LiveWriter
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
-STEPS = ("Prepare", "Fence", "AppendMarkers", "Commit")
-MAX_PAUSE_MS = 10_000
+STEPS = {
+    "Prepare": Phase.PREPARING,
+    "Fence": Phase.FENCED,
+    "AppendMarkers": Phase.FENCED,
+    "Commit": Phase.COMMITTED,
+}
+"""Behind which steps operators stand, and what is on record then."""
+MAX_PAUSE_MS = 20_000
 HOLD_SECONDS = 5.0
 PATIENCE_SECONDS = 240.0
 
@@ -165,6 +171,8 @@ def operate_through(
         try:
             for operator in operators:
                 assert operator.arrived.wait(deadline.left()), f"no operator came to {operator.step}"
+            with Operations(Connection({"bootstrap.servers": brokers.bootstrap})) as operations:
+                assert [state_of(operations, parent).phase for parent in parents] == [*STEPS.values()]
             fault(brokers, struck)
         finally:
             struck.set()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from kpsplit.demo.group.worked import NO_KEY, Worked
 from kpsplit.splitter.lineage import Lineage
 
-IN_HAND_SECONDS = 30.0
+IN_HAND_SECONDS = 20.0
 """What a member worked on earlier than this before it was killed or suspended is committed."""
 MOST_EXAMPLES = 5
 
