@@ -33,7 +33,9 @@ from kpsplit.splitter.states import Phase
 from kpsplit.splitter.steps import Progress, Step
 
 CLEANUP_SECONDS = 30.0
-"""How long rolling back an attempt may take once its own deadline has passed."""
+"""How long a claim, and rolling back behind it, may take once the attempt's own deadline has passed."""
+TIDY_SECONDS = 10.0
+"""The same for deleting what it leaves behind, which can wait for ``retire``."""
 
 ANSWER_POLL_SECONDS = 0.25
 """How often answers are looked at again when no record wakes us."""
@@ -301,7 +303,7 @@ class Driver:
     def _delete_quietly(self, state: PartitionState, name: str) -> PartitionState:
         """Delete the sub-topic of an attempt that was rolled back; a left-over one does no harm."""
         try:
-            deadline = self._ports.clock.deadline(CLEANUP_SECONDS)
+            deadline = self._ports.clock.deadline(TIDY_SECONDS)
             self._ports.topics.delete_abandoned(name, deadline)
         except (FencedError, UnknownOutcomeError):
             raise
