@@ -202,7 +202,7 @@ def test_a_right_that_is_withdrawn_in_the_middle_rolls_the_operation_back(
             lists.give(Role.OPERATOR.value, [right])
             for lent in takeover_rights(TOPIC):
                 lists.take(Role.PRODUCER.value, lent)
-        assert re.search(rf"(write to|in) {re.escape(right.name)}.*: missing", str(refused.value))
+        assert re.search(rf"(to|in) {re.escape(right.name)}.*: missing", str(refused.value))
         operations.abort(PARENT, "a right was withdrawn")
         state = state_of(operations, PARENT)
         assert (state.phase, state.epoch) == (Phase.STEADY, before.epoch)
