@@ -224,9 +224,7 @@ class Lineage:
             for epoch, by in ((s.opened_epoch, 1), (s.closed_epoch, -1)):
                 if epoch is None:
                     continue
-                at_epoch = changes[
-                    epoch
-                ]  # also where only an overflow begins or ends: every epoch is checked
+                at_epoch = changes[epoch]  # an overflow's too: every epoch is checked
                 if s.kind is not SegmentKind.OVERFLOW:
                     at_epoch.append((s.range, by))
         return changes

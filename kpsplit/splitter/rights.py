@@ -135,7 +135,7 @@ def _operator(topic: str) -> tuple[Right, ...]:
             Operation.DESCRIBE,
             Operation.DESCRIBE_CONFIGS,
         ),
-        *_on(Resource.TRANSACTIONAL_ID, f"kpsplit.op.{topic}.", Operation.WRITE, prefixed=True),
+        _claiming(topic),
         EVERY_GROUP,
         *_on(Resource.CLUSTER, "kafka-cluster", Operation.ALTER),
     )
@@ -156,11 +156,15 @@ def _producer(topic: str, transactional_id: str | None) -> tuple[Right, ...]:
     )
 
 
+def _claiming(topic: str) -> Right:
+    return Right(Resource.TRANSACTIONAL_ID, f"kpsplit.op.{topic}.", True, Operation.WRITE)
+
+
 def takeover_rights(topic: str) -> tuple[Right, ...]:
     """Return what a producer needs besides to roll back an operation whose operator died in the fence."""
     return (
         *_on(Resource.TOPIC, CONTROL_TOPIC, Operation.WRITE),
-        *_on(Resource.TRANSACTIONAL_ID, f"kpsplit.op.{topic}.", Operation.WRITE, prefixed=True),
+        _claiming(topic),
     )
 
 
