@@ -13,6 +13,7 @@ from kpsplit.consumer.physical_reader import LogBounds
 from kpsplit.errors import AuthorizationError, KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.kafka.offset_answers import offset_answer
 from kpsplit.splitter.lineage import PhysicalPartition
 
 REQUEST_SECONDS = 5.0
@@ -71,7 +72,7 @@ class LogProbe:
         if not all(future.done() for future in self._asked):
             return False
         try:
-            self.found = _answer([future.result(0) for future in self._asked])
+            self.found = _answer(*self._asked)
         except KafkaException as exception:
             self._take_error(error_of(exception))
         except TimeoutError:
@@ -108,7 +109,6 @@ class LogProbe:
         return asked[place]
 
 
-def _answer(answers: list[Any]) -> Found:
-    described, *offsets = answers
-    bounds = LogBounds(*(int(answer.offset) for answer in offsets)) if offsets else None
-    return Found(str(described.topic_id), bounds)
+def _answer(described: Future[Any], *offsets: Future[Any]) -> Found:
+    bounds = LogBounds(*(int(offset_answer(asked, 0).offset) for asked in offsets)) if offsets else None
+    return Found(str(described.result(0).topic_id), bounds)

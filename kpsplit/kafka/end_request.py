@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from kpsplit.errors import UnreachableError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.kafka.offset_answers import offset_answer
 
 OFFSET_REQUEST_SECONDS = 5.0
 MIN_REQUEST_SECONDS = 0.1
@@ -54,11 +55,11 @@ class EndRequest:
         """Return the end of each partition, waiting for it if need be.
 
         Raises:
-            KafkaException: the broker refused. TimeoutError: no answer in time.
+            KafkaException: the broker refused. TimeoutError: no answer in time, or none at all.
         """
         end = monotonic() + self._seconds + _GRACE_SECONDS
         return {
-            place.partition: int(future.result(max(0.0, end - monotonic())).offset)
+            place.partition: int(offset_answer(future, max(0.0, end - monotonic())).offset)
             for place, future in self._futures.items()
         }
 

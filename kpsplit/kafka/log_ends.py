@@ -14,6 +14,7 @@ from kpsplit.errors import UnreachableError
 from kpsplit.kafka.admin_answers import ANSWER_SECONDS, GRACE, MISSING, AdminAnswers
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.error_map import error_of
+from kpsplit.kafka.offset_answers import offset_answer
 from kpsplit.kafka.retries import while_leaders_move
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -112,7 +113,7 @@ class LogEnds(AdminAnswers):
         def ask(left: float) -> Any:
             future = answers.pop() if answers else None
             future = future or self._ask_offsets({asked: spec}, isolation, end)[asked]
-            return future.result(left + GRACE)
+            return offset_answer(future, left + GRACE)
 
         what = f"read the end of {asked.topic}/{asked.partition}"
         try:

@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.error_map import error_of
+from kpsplit.kafka.offset_answers import LostAnswerError
 
 _MOVING = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 
 def while_leaders_move(admin: AdminClient, topic: str, ask: Callable[[float], T], seconds: float) -> T:
-    """Return the answer of ``ask``, which is given the seconds left, asking again where a leader moved.
+    """Return the answer of ``ask``, which is given the seconds left; ask again where a leader is gone.
 
     Raises:
         KafkaException: another error, or the time is over. TimeoutError: no answer in time.
@@ -38,6 +39,9 @@ def while_leaders_move(admin: AdminClient, topic: str, ask: Callable[[float], T]
     while True:
         try:
             return ask(max(end - monotonic(), 0.05))
+        except LostAnswerError:
+            if monotonic() >= end:
+                raise
         except KafkaException as exception:
             error = error_of(exception)
             if error is None or error.code() not in _MOVING or monotonic() >= end:

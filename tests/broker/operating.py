@@ -9,6 +9,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.offset_answers import offset_answer
 from kpsplit.kafka.operations import Operations, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
@@ -89,7 +90,7 @@ def write_error(bootstrap: str, place: PhysicalPartition) -> KafkaError | None:
 def log_end(admin: AdminClient, place: PhysicalPartition) -> int:
     """The high watermark."""
     asked = TopicPartition(place.topic, place.partition)
-    return int(admin.list_offsets({asked: OffsetSpec.latest()})[asked].result(20).offset)
+    return int(offset_answer(admin.list_offsets({asked: OffsetSpec.latest()})[asked], 20).offset)
 
 
 def records(bootstrap: str, place: PhysicalPartition) -> list[Message]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,7 @@ from kpsplit.errors import (
     UnreachableError,
     UsageError,
 )
-from kpsplit.kafka import control_log, log_tail
+from kpsplit.kafka import control_log
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.commit_writer import CommitWriter
@@ -282,24 +281,6 @@ def test_a_claim_that_does_not_come_through_in_time_goes_on_at_the_next_call(
     with closing(OperationLog(connection, parent)) as operation:
         assert_late_twice_then_ready(alone, operation.claim)
     assert len(make.made) == 1
-
-
-def test_where_a_log_ends_is_asked_again_while_there_is_time(
-    alone: DevCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connection = Connection({"bootstrap.servers": alone.bootstrap})
-    with Operations(connection) as operations:
-        operations.initialise(lease_ms=100)
-    monkeypatch.setattr(log_tail, "OFFSET_REQUEST_SECONDS", 0.3)
-    with closing(OffsetTail(connection, [0])) as tail, ThreadPoolExecutor(1) as pool:
-        alone.pause(0)
-        try:
-            reading = pool.submit(tail.read_to_end, Deadline(SECONDS))
-            with pytest.raises(TimeoutError):
-                reading.result(4)  # a question may take as long as looking for leaders and its grace besides
-        finally:
-            alone.resume(0)
-        reading.result(SECONDS)
 
 
 @dataclass

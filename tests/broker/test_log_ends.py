@@ -1,0 +1,110 @@
+"""Where a log ends while its leader does not answer: never told as an end that nobody said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+
+import pytest
+from confluent_kafka import IsolationLevel, Message, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from kpsplit.consumer import probing
+from kpsplit.consumer.probing import LogProbe
+from kpsplit.devcluster.cluster import DevCluster
+from kpsplit.devcluster.jvm import KafkaRuntime
+from kpsplit.errors import KpsplitError, UnreachableError
+from kpsplit.kafka import log_tail
+from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.end_request import EndRequest
+from kpsplit.kafka.log_ends import LogEnds
+from kpsplit.kafka.log_tail import LogTail
+from kpsplit.splitter.lineage import PhysicalPartition
+from tests.broker.producing import eventually
+
+pytestmark = pytest.mark.broker
+
+SECONDS = 60.0
+TOPIC, RECORDS = "log", 3
+PLACE = PhysicalPartition(TOPIC, 0)
+
+
+@pytest.fixture(scope="module")
+def alone(kafka_runtime: KafkaRuntime) -> Iterator[DevCluster]:
+    """One broker that may be frozen, and a log of a few records."""
+    with DevCluster(brokers=1) as running:
+        admin = AdminClient({"bootstrap.servers": running.bootstrap})
+        admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(SECONDS)
+        producer = Producer({"bootstrap.servers": running.bootstrap})
+        for number in range(RECORDS):
+            producer.produce(TOPIC, str(number), partition=0)
+        assert producer.flush(SECONDS) == 0
+        yield running
+
+
+@contextmanager
+def frozen(alone: DevCluster) -> Iterator[None]:
+    alone.pause(0)
+    try:
+        yield
+    finally:
+        alone.resume(0)
+
+
+def ends(admin: AdminClient, seconds: float) -> dict[int, int]:
+    return EndRequest(admin, TOPIC, [0], IsolationLevel.READ_COMMITTED, seconds).result()
+
+
+def test_a_question_that_nobody_answers_has_no_result(alone: DevCluster) -> None:
+    """A lease that was renewed on such an answer would be one that knows nothing of a fence."""
+    connection = Connection({"bootstrap.servers": alone.bootstrap})
+    admin, logs = AdminClient(connection.client("ends")), LogEnds(connection)
+    assert ends(admin, SECONDS) == {0: RECORDS}  # they know the leader from here on
+    assert logs.end_offsets([PLACE])[PLACE].offset == RECORDS
+    with frozen(alone):
+        with pytest.raises(UnreachableError, match="in time"):
+            ends(admin, 1.0)
+        with pytest.raises(UnreachableError, match="no answer in time"):
+            logs.end_offsets([PLACE], seconds=1.0)
+    assert ends(admin, SECONDS) == {0: RECORDS}
+
+
+def test_a_log_of_which_nothing_was_read_is_not_read_to_its_end(alone: DevCluster) -> None:
+    read: list[Message] = []
+    connection = Connection({"bootstrap.servers": alone.bootstrap})
+    with closing(LogTail(connection, TOPIC, read.append)) as tail:
+        tail.ask_end(SECONDS).result()
+        with frozen(alone), pytest.raises(KpsplitError):
+            tail.read_to_end(Deadline(1.0))
+        tail.read_to_end(Deadline(SECONDS))
+    assert [message.value() for message in read] == [b"0", b"1", b"2"]
+
+
+def test_it_is_asked_again_while_there_is_time(alone: DevCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_tail, "OFFSET_REQUEST_SECONDS", 0.3)
+    connection = Connection({"bootstrap.servers": alone.bootstrap})
+    with closing(LogTail(connection, TOPIC, lambda _: None)) as tail, ThreadPoolExecutor(1) as pool:
+        with frozen(alone):
+            reading = pool.submit(tail.read_to_end, Deadline(SECONDS))
+            with pytest.raises(TimeoutError):
+                reading.result(4)  # a question may take as long as looking for leaders and its grace besides
+        reading.result(SECONDS)
+        assert tail.position() == RECORDS
+
+
+def test_a_probe_asks_for_a_log_s_bounds_until_it_is_told(
+    alone: DevCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probing, "REQUEST_SECONDS", 0.5)
+    admin = AdminClient(Connection({"bootstrap.servers": alone.bootstrap}).client("probe"))
+    assert ends(admin, SECONDS) == {0: RECORDS}
+    with frozen(alone):
+        probe = LogProbe(admin, PLACE, 0, with_bounds=True, holds_up=False)
+        first = list(probe._asked)
+        eventually(lambda: probe.done() or probe._asked != first, "another question", SECONDS)
+        assert probe.found is None and probe.error is None
+    eventually(probe.done, "an answer", SECONDS)
+    assert probe.found is not None and probe.found.bounds is not None
+    assert (probe.found.bounds.low, probe.found.bounds.high) == (0, RECORDS)
