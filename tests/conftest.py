@@ -30,6 +30,12 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put modules that need what lives for the whole session last: others run without it beside them."""
+    waiting = {item.path for item in items if {"cluster", "spark"} & set(getattr(item, "fixturenames", ()))}
+    items.sort(key=lambda item: item.path in waiting)
+
+
 class MakeTopic(Protocol):
     """Creates a topic with a name of its own and returns the name once all brokers know its leaders."""
 

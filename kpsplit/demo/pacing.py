@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-LONGEST_DELAY = 0.5
-"""Seconds (or two records). Whoever was held up longer does not catch up: that would be another load."""
+PORTION = 100
+"""Records sent at once, within the intervals below: brokers are busy with requests, not with records."""
+SHORTEST_INTERVAL = 0.25
+LONGEST_INTERVAL = 1.0
 
 
 class Pacer:
@@ -18,11 +20,16 @@ class Pacer:
         self._stock = stock
         self._left = stock or 0
         self._paid_until = now
+        self.interval = min(max(PORTION / rate, SHORTEST_INTERVAL), LONGEST_INTERVAL)
+        """Seconds from one portion to the next."""
 
     def due(self, now: float) -> int:
-        """Return how many records are to be sent now; they count as sent."""
+        """Return how many records are to be sent now; they count as sent.
+
+        Whoever was held up for two intervals (or records) does not catch up: that would be another load.
+        """
         rate = self._rate()
-        self._paid_until = max(self._paid_until, now - max(LONGEST_DELAY, 2 / rate))
+        self._paid_until = max(self._paid_until, now - 2 * max(self.interval, 1 / rate))
         number = int((now - self._paid_until) * rate)
         self._paid_until += number / rate
         self._left -= number

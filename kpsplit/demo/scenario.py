@@ -6,7 +6,7 @@ The operations are the ones of the command line, run in this process.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from kpsplit.demo.children import Child, Children
 from kpsplit.demo.chronicle import FENCE_OFF, Chronicle, OperationLog, Span
@@ -98,6 +98,7 @@ class Play:
         self.parents = tuple(PhysicalPartition(chronicle.topic, p) for p in range(PARTITIONS))
         self.watch: Watch | None = None
         self.news_before: dict[str, News] = {}
+        self._stretch_began = 0.0
 
     def run(self, connection: Connection) -> None:
         """Play it.
@@ -217,6 +218,7 @@ class Play:
         """Let the writers write."""
         self.phase = phase
         self._say(f"{phase}: {self._options.stretch:.0f} s of steady traffic")
+        self._stretch_began = monotonic()
         end = Deadline(self._options.stretch)
         while end.left() > 0:
             self._check()
@@ -227,11 +229,16 @@ class Play:
         self._children.check()
         self._group.members.check()
 
-    def _hottest(self, places: Iterable[PhysicalPartition]) -> list[PhysicalPartition]:
+    def _hottest(self, places: Collection[PhysicalPartition]) -> list[PhysicalPartition]:
         """Return places by their growth during the latest stretch, the hottest first."""
         if self.watch is None:
             raise KpsplitError("nothing is watched")
-        samples, since = self.watch.samples, monotonic() - self._options.stretch
+        samples, since, until = self.watch.samples, self._stretch_began, monotonic()
+        late = Deadline(PATIENCE_SECONDS)
+        while not samples.reach(places, until):
+            late.check("the ends of the partitions that are watched")
+            self._check()
+            time.sleep(_WAIT)
         found = samples.hottest(places, since)
         grown = [samples.grown(place, since) for place in found]
         total = sum(grown) or 1

@@ -30,6 +30,10 @@ class Samples:
             self._times.setdefault(place, []).append(at)
             self._ends.setdefault(place, []).append(end)
 
+    def reach(self, places: Iterable[PhysicalPartition], at: float) -> bool:
+        """Tell whether all these partitions were looked at since a point in time."""
+        return all(place in self._times and self._times[place][-1] >= at for place in places)
+
     def end(self, place: PhysicalPartition) -> int:
         """Return the latest end, 0 for a partition that was never seen."""
         return self._ends[place][-1] if place in self._ends else 0

@@ -35,8 +35,6 @@ from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.producer import Producer
 
-TICK_SECONDS = 0.25
-"""Records are sent in portions: what keeps three brokers on two cores busy are requests, not records."""
 NEWS_SECONDS = 0.25
 FLUSH_SECONDS = 60.0
 ABANDON_SECONDS = 2.0
@@ -128,7 +126,7 @@ class Work:
         while self._stage is Stage.WRITING and not self.abandoned:
             now = monotonic()
             self._send(self._pacer.due(now))
-            self._writer.poll_until(now + TICK_SECONDS)
+            self._writer.poll_until(now + self._pacer.interval)
             self._obey()
             self._tell()
         self._drain()

@@ -36,7 +36,7 @@ def test_the_whole_demo_passes_with_the_least_rights_draws_its_pages_and_tells_n
             "--duration",
             "4",
             "--rate",
-            "600",
+            "300",
             "--seed",
             "11",
             *roles,

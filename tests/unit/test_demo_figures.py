@@ -106,6 +106,7 @@ def test_the_hottest_partition_is_the_one_that_grew_most_lately() -> None:
     ]:
         samples.add(at, ends)
     assert samples.hottest([a, b], 0.0) == [a, b]
+    assert samples.reach([a, b], 1.0) and not samples.reach([a, b], 60.0)
     assert samples.hottest([a, b], 1.5) == [b, a]
     assert samples.grown(b, 1.5) == 400
     assert samples.rate(b, 1.0) == pytest.approx(200)

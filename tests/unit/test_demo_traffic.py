@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kpsplit.demo.options import OPERATIONS_SECONDS, WRITERS, Options, rates_of, stocks_of
-from kpsplit.demo.pacing import LONGEST_DELAY, Pacer
+from kpsplit.demo.pacing import LONGEST_INTERVAL, PORTION, SHORTEST_INTERVAL, Pacer
 from kpsplit.demo.traffic import (
     LINE_HEADER,
     VALUE_BYTES,
@@ -128,8 +128,16 @@ def test_a_pacer_keeps_the_rate_over_time() -> None:
 
 def test_a_pacer_does_not_catch_up_after_a_long_delay() -> None:
     pacer = Pacer(1000.0, 0.0)
-    assert pacer.due(60.0) == pytest.approx(1000 * LONGEST_DELAY, abs=1)
+    assert pacer.due(60.0) == pytest.approx(1000 * 2 * pacer.interval, abs=1)
     assert pacer.due(60.1) == pytest.approx(100, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("rate", "interval"),
+    [(10.0, LONGEST_INTERVAL), (PORTION / 0.4, 0.4), (100_000.0, SHORTEST_INTERVAL)],
+)
+def test_portions_are_large_enough_and_come_often_enough(rate: float, interval: float) -> None:
+    assert Pacer(rate, 0.0).interval == pytest.approx(interval)
 
 
 def test_a_pacer_with_a_stock_slows_down_and_has_some_left_for_long() -> None:
