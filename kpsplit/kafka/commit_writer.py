@@ -22,11 +22,13 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from kpsplit.errors import (
+    AuthorizationError,
     DeadlineExceededError,
     FencedError,
     InvariantError,
     KpsplitError,
     UnknownOutcomeError,
+    UnreachableError,
 )
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import TRANSACTION_TIMEOUT_MS, offsets_partition
@@ -61,8 +63,9 @@ _MOVED_ON = {
 class CommitWriter:
     """Commits ranges for one member of a group. Not thread safe: one thread owns it.
 
-    After a commit or abort whose outcome is not known the producer is thrown away. The next one takes the
-    same transactional id, and so first makes the broker decide the transaction that was left open.
+    A producer whose broker did not answer a commit, an abort or a request before them is thrown away. The
+    next one takes the same transactional id: so the broker first decides the transaction that was left open,
+    and a request that is still on its way cannot end a later one.
 
     Args:
         connection: how to reach the cluster.
@@ -147,9 +150,14 @@ class CommitWriter:
                 raise KafkaException(failures[0])
         except BaseException as exception:
             self._abort(producer)
-            if isinstance(exception, KafkaException):
-                raise _refused(error_of(exception)) from exception
-            raise
+            if isinstance(exception, DeadlineExceededError):
+                self._producer = None
+            if not isinstance(exception, KafkaException):
+                raise
+            refused = _refused(error_of(exception))
+            if isinstance(refused, UnreachableError):
+                self._producer = None
+            raise refused from exception
         self._end(producer, deadline)
 
     def close(self) -> None:
@@ -195,11 +203,12 @@ class CommitWriter:
         try:
             producer.commit_transaction(max(deadline.left(), MIN_TIMEOUT))
         except KafkaException as exception:
-            error = error_of(exception)
-            if error is not None and error.txn_requires_abort():
-                self._abort(producer)
-                raise _refused(error) from exception
+            # Even where librdkafka asks for an abort: the request may have been carried out, its answer lost.
             self._producer = None
+            error = error_of(exception)
+            refused = _refused(error)
+            if isinstance(refused, AuthorizationError):
+                raise refused from exception
             raise UnknownOutcomeError(
                 f"could not commit ranges: {error.str() if error else exception} (outcome unknown)"
             ) from exception

@@ -67,10 +67,11 @@ class MemberProcess(ChildProcess):
     def heard(self, line: str) -> None:
         self.news = MemberNews.decode(line)
 
-    def show_stacks(self) -> None:
-        """Make it put the stacks of its threads into a file."""
-        if self.alive:
-            self._process.send_signal(signal.SIGUSR1)
+    def show_itself(self) -> None:
+        """Make it put the stacks of its threads, and what it tells of itself, into files."""
+        for wanted in (signal.SIGUSR1, signal.SIGUSR2):
+            if self.alive:
+                self._process.send_signal(wanted)
 
 
 class OperatorProcess(ChildProcess):
@@ -278,13 +279,13 @@ class Crew:
         for member in self.members:
             self._gone(member)
 
-    def stacks(self) -> list[str]:
-        """Return where the threads of every member stand, to find out why one does not go on."""
+    def standing(self) -> list[str]:
+        """Return how every member stands, to find out why one does not go on."""
         for member in self.members:
-            member.show_stacks()
+            member.show_itself()
         Deadline(LAST_WORDS_SECONDS).pause(LAST_WORDS_SECONDS)
-        paths = {m.name: beside(self.worked[m.name], "stacks") for m in self.members}
-        return [f"{name}:\n{path.read_text()}" for name, path in paths.items() if path.exists()]
+        paths = [beside(self.worked[m.name], what) for m in self.members for what in ("stacks", "stats")]
+        return [f"{path.name}:\n{path.read_text()}" for path in paths if path.exists()]
 
     def losses(self) -> list[Hurt]:
         """Return when members lost slots: what they did within their session may not be committed."""

@@ -1,18 +1,20 @@
 """One member of a run's group, a process: ``python -m tests.fault.chaos.member``, orders on stdin.
 
 It works as the demo's members do. Beside its journal it leaves when it lost slots (JOURNAL.lost) and what the
-library logs (JOURNAL.log); SIGUSR1 puts the stacks of all its threads into JOURNAL.stacks.
+library logs (JOURNAL.log); SIGUSR1 puts the stacks of all its threads into JOURNAL.stacks, SIGUSR2 what it
+tells of itself into JOURNAL.stats.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import json
 import logging
 import signal
 import sys
 import threading
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from confluent_kafka import KafkaException
 
@@ -24,7 +26,7 @@ from kpsplit.kafka.clock import monotonic
 
 
 def beside(journal: Path, what: str) -> Path:
-    """Return where something else of a member is: lost, log or stacks."""
+    """Return where something else of a member is: lost, log, stacks or stats."""
     return journal.with_name(f"{journal.name}.{what}")
 
 
@@ -40,6 +42,17 @@ class Member(Work):
     def __init__(self, orders: MemberOrders, journal: BinaryIO, losses: TextIO) -> None:
         super().__init__(orders, journal)
         self._losses = losses
+        self._wanted: Path | None = None
+
+    def show_stats(self, path: Path) -> None:
+        """Write soon what the consumer tells of itself; from a signal handler."""
+        self._wanted = path
+
+    def _tell(self, consumer: Any) -> None:
+        super()._tell(consumer)
+        if self._wanted is not None:
+            path, self._wanted = self._wanted, None
+            path.write_text(json.dumps(dict(consumer.stats()), default=str, indent=1))
 
     def _lost(self, *what: object) -> None:
         super()._lost(*what)
@@ -68,6 +81,7 @@ def main() -> int:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         member = Member(orders, journal, losses)
         signal.signal(signal.SIGTERM, member.end)
+        signal.signal(signal.SIGUSR2, lambda *_: member.show_stats(beside(path, "stats")))
         threading.Thread(target=_listen, args=(member,), daemon=True).start()
         try:
             tell(member.run())

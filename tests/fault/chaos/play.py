@@ -7,14 +7,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from confluent_kafka import IsolationLevel
+
 from kpsplit.demo.group.worked import read_worked
 from kpsplit.errors import DeadlineExceededError, KpsplitError
 from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.group_progress import PartitionProgress
 from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.keys import OWN_TOPICS
 from tests.fault.chaos.crew import Crew
 from tests.fault.chaos.faults import MIXES, Kind, Mix, Schedule
 from tests.fault.chaos.inflict import Inflictor
@@ -125,7 +129,7 @@ class Play:
             crew.finish_members(self._options.patience)
         except DeadlineExceededError as error:
             crew.troubles.append(error.message)
-            for told in crew.stacks():
+            for told in (*crew.standing(), *self._held_up()):
                 say(told)
 
     def _await_drained(self, deadline: Deadline) -> None:
@@ -144,6 +148,19 @@ class Play:
             return [error.message]
         missing = job.partitions - len(found)
         return [_lag(progress) for progress in found if progress.lag != 0] + ["a partition"] * missing
+
+    def _held_up(self) -> list[str]:
+        """Return which partitions of kpsplit's topics have an open transaction."""
+        admin = ClusterAdmin(self._connection)
+        topics = admin.topics().items()
+        places = [PhysicalPartition(t, n) for t, count in topics if t in OWN_TOPICS for n in range(count)]
+        ends = admin.end_offsets(places)
+        stable = admin.end_offsets(places, IsolationLevel.READ_COMMITTED)
+        return [
+            f"{place}: stable to {stable[place].offset} of {end.offset}"
+            for place, end in ends.items()
+            if stable[place].offset != end.offset
+        ]
 
     def _judge(self) -> Verdict:
         say("reading everything back")
