@@ -30,6 +30,7 @@ from kpsplit.errors import (
     UnknownOutcomeError,
     UnreachableError,
 )
+from kpsplit.kafka.bounded import AbandonedError, bounded
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import TRANSACTION_TIMEOUT_MS, offsets_partition
 from kpsplit.kafka.error_map import error_of, translate, translated
@@ -43,6 +44,9 @@ _log = logging.getLogger(__name__)
 
 ABORT_SECONDS = 5.0
 """How long a refused commit may take to be undone; after that its producer is thrown away."""
+
+GRACE_SECONDS = 2.0
+"""How much longer than its time a commit is waited for before its thread is given up."""
 
 RETRY_MS = 10
 """A coordinator that still finishes the last transaction is asked again after so long."""
@@ -131,34 +135,19 @@ class CommitWriter:
         """
         if bool(offsets) != (metadata is not None):
             raise InvariantError("a commit without ordinary offsets would not be fenced")
-        producer = self._ready(deadline)
-        failures: list[KafkaError] = []
+        transaction = _Transaction(self._ready(deadline), self._partitions, deadline)
+        seconds = max(deadline.left(), MIN_TIMEOUT) + ABORT_SECONDS + GRACE_SECONDS
         try:
-            producer.begin_transaction()
-            self._produce(producer, records, tombstones, failures)
-            if also is not None:
-                also(producer)
-            self._flush(producer, failures, deadline)
-            purged = any(error.code() == KafkaError._PURGE_QUEUE for error in failures)
-            if offsets:  # purged records do not say why: the transaction refuses the offsets with the reason
-                producer.send_offsets_to_transaction(
-                    [TopicPartition(p.topic, p.partition, offset) for p, offset in sorted(offsets.items())],
-                    metadata,
-                    max(deadline.left(), MIN_TIMEOUT),
-                )
-            if purged:
-                raise KafkaException(failures[0])
-        except BaseException as exception:
-            self._abort(producer)
-            if isinstance(exception, DeadlineExceededError):
+            bounded(
+                lambda: transaction.run(records, tombstones, offsets, metadata, also),
+                seconds,
+                "kpsplit-commit",
+            )
+        except AbandonedError:
+            raise UnknownOutcomeError("could not commit ranges: the client library hangs") from None
+        finally:
+            if not transaction.decided:
                 self._producer = None
-            if not isinstance(exception, KafkaException):
-                raise
-            refused = _refused(error_of(exception))
-            if isinstance(refused, UnreachableError):
-                self._producer = None
-            raise refused from exception
-        self._end(producer, deadline)
 
     def close(self) -> None:
         """Let go of the producer."""
@@ -172,39 +161,88 @@ class CommitWriter:
                 self._producer.list_topics(OFFSETS_TOPIC, timeout=max(deadline.left(), MIN_TIMEOUT))
         return self._producer
 
-    def _produce(
+
+class _Transaction:
+    """One transaction. ``decided``: it is known how it ended, and nothing of it is on its way any more."""
+
+    def __init__(self, producer: Producer, partitions: int, deadline: Deadline) -> None:
+        self._producer = producer
+        self._partitions = partitions
+        self._deadline = deadline
+        self._failures: list[KafkaError] = []
+        self.decided = False
+
+    def run(
         self,
-        producer: Producer,
         records: Sequence[RangeCommit],
         tombstones: Iterable[CommitKey],
-        failures: list[KafkaError],
+        offsets: Mapping[PhysicalPartition, int],
+        metadata: object,
+        also: Callable[[Producer], None] | None,
     ) -> None:
+        """Write everything and commit; as ``CommitWriter.commit``."""
+        try:
+            self._write(records, tombstones, offsets, metadata, also)
+        except BaseException as exception:
+            aborted = self._abort()
+            if not isinstance(exception, KafkaException):
+                self.decided = aborted and not isinstance(exception, DeadlineExceededError)
+                raise
+            refused = _refused(error_of(exception))
+            self.decided = aborted and not isinstance(refused, UnreachableError)
+            raise refused from exception
+        self._commit()
+        self.decided = True
+
+    def _write(
+        self,
+        records: Sequence[RangeCommit],
+        tombstones: Iterable[CommitKey],
+        offsets: Mapping[PhysicalPartition, int],
+        metadata: object,
+        also: Callable[[Producer], None] | None,
+    ) -> None:
+        self._producer.begin_transaction()
+        self._produce(records, tombstones)
+        if also is not None:
+            also(self._producer)
+        self._flush()
+        purged = any(error.code() == KafkaError._PURGE_QUEUE for error in self._failures)
+        if offsets:  # purged records do not say why: the transaction refuses the offsets with the reason
+            self._producer.send_offsets_to_transaction(
+                [TopicPartition(p.topic, p.partition, offset) for p, offset in sorted(offsets.items())],
+                metadata,
+                max(self._deadline.left(), MIN_TIMEOUT),
+            )
+        if purged:
+            raise KafkaException(self._failures[0])
+
+    def _produce(self, records: Sequence[RangeCommit], tombstones: Iterable[CommitKey]) -> None:
         def report(error: KafkaError | None, _message: Message) -> None:
             if error is not None:
-                failures.append(error)
+                self._failures.append(error)
 
         for record in records:
             partition = offsets_partition(record.parent, self._partitions)
-            producer.produce(OFFSETS_TOPIC, record.encode(), record.key, partition, report)
+            self._producer.produce(OFFSETS_TOPIC, record.encode(), record.key, partition, report)
         for key in tombstones:
             partition = offsets_partition(key.parent, self._partitions)
-            producer.produce(OFFSETS_TOPIC, None, key.encode(), partition, report)
+            self._producer.produce(OFFSETS_TOPIC, None, key.encode(), partition, report)
 
-    def _flush(self, producer: Producer, failures: list[KafkaError], deadline: Deadline) -> None:
+    def _flush(self) -> None:
         """Wait until every record is acknowledged: only then may the generation be looked at."""
-        left = producer.flush(max(deadline.left(), MIN_TIMEOUT))
-        telling = [error for error in failures if error.code() != KafkaError._PURGE_QUEUE]
+        left = self._producer.flush(max(self._deadline.left(), MIN_TIMEOUT))
+        telling = [error for error in self._failures if error.code() != KafkaError._PURGE_QUEUE]
         if telling:
             raise KafkaException(telling[0])
         if left:
             raise DeadlineExceededError(f"{left} records of a commit were not acknowledged in time")
 
-    def _end(self, producer: Producer, deadline: Deadline) -> None:
+    def _commit(self) -> None:
         try:
-            producer.commit_transaction(max(deadline.left(), MIN_TIMEOUT))
+            self._producer.commit_transaction(max(self._deadline.left(), MIN_TIMEOUT))
         except KafkaException as exception:
             # Even where librdkafka asks for an abort: the request may have been carried out, its answer lost.
-            self._producer = None
             error = error_of(exception)
             refused = _refused(error)
             if isinstance(refused, AuthorizationError):
@@ -213,12 +251,13 @@ class CommitWriter:
                 f"could not commit ranges: {error.str() if error else exception} (outcome unknown)"
             ) from exception
 
-    def _abort(self, producer: Producer) -> None:
+    def _abort(self) -> bool:
         try:
-            producer.abort_transaction(ABORT_SECONDS)
+            self._producer.abort_transaction(ABORT_SECONDS)
         except KafkaException as exception:
             _log.info("a refused commit could not be undone at once: %s", error_of(exception))
-            self._producer = None
+            return False
+        return True
 
 
 def _refused(error: KafkaError | None) -> KpsplitError:

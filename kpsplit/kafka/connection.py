@@ -56,13 +56,6 @@ quiet = logging.getLogger("kpsplit.librdkafka")
 quiet.addHandler(logging.NullHandler())
 
 
-OUR_DEFAULTS = {
-    # librdkafka (2.16) forgets all brokers once none is connected, and with them requests of transactions.
-    "metadata.recovery.strategy": "none",
-}
-"""What clients of ours, and the producers that carry an application's records, have unless it is set."""
-
-
 class Connection:
     """How to reach a cluster. Immutable; safe to share between threads."""
 
@@ -90,7 +83,7 @@ class Connection:
     def client(self, role: str, **extra: Any) -> dict[str, Any]:
         """Return the configuration of a client of ours; ``extra`` uses ``_`` for ``.`` in names."""
         ours = {n if n.endswith("_cb") else n.replace("_", "."): value for n, value in extra.items()}
-        return {**OUR_DEFAULTS, **self._properties, "client.id": f"kpsplit-{role}", "logger": quiet, **ours}
+        return {**self._properties, "client.id": f"kpsplit-{role}", "logger": quiet, **ours}
 
     def reader(self, role: str, **extra: Any) -> dict[str, Any]:
         """Return the configuration of a consumer that is assigned by hand and changes nothing.

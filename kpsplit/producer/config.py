@@ -8,7 +8,6 @@ from typing import Any
 
 from kpsplit.errors import ConfigurationError
 from kpsplit.kafka.application_config import flag, given_settings, number, text
-from kpsplit.kafka.connection import OUR_DEFAULTS
 
 DEFAULT_PARTITIONER = "consistent_random"
 """librdkafka's default."""
@@ -57,7 +56,7 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], ProducerSet
     settings = _settings(given)
     own = {"on_delivery", "delivery.report.only.error", *_OWN_KEYS, *_ENFORCED}
     rest = {k: v for k, v in given.items() if k not in own}
-    return {**OUR_DEFAULTS, **rest, "enable.idempotence": True, "acks": "all"}, settings
+    return {**rest, "enable.idempotence": True, "acks": "all"}, settings
 
 
 def _settings(given: Mapping[str, Any]) -> ProducerSettings:

@@ -28,7 +28,7 @@ from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.control_log import OperationLog, offsets_partition
+from kpsplit.kafka.control_log import TRANSACTION_TIMEOUT_MS, OperationLog, offsets_partition
 from kpsplit.kafka.offset_log import OffsetTail, offset_log_partitions
 from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.key_range import WHOLE
@@ -208,7 +208,9 @@ def test_the_generation_is_looked_at_when_the_records_are_in_the_log_and_not_bef
         looking = Looking(tail, [])
         before = sum(tail.ask_end().result().values())
         commits.commit([commit_of(slots, parent, {0: 1})], [], {parent: 1}, owner.metadata(), looking)
-        _acknowledging, sending_offsets, _committing = (sum(ends.values()) for ends in looking.ends)
+        _beginning, _acknowledging, sending_offsets, _committing = (
+            sum(ends.values()) for ends in looking.ends
+        )
         assert sending_offsets == before + 1
 
 
@@ -285,10 +287,11 @@ def test_a_claim_that_does_not_come_through_in_time_goes_on_at_the_next_call(
 
 @dataclass
 class Freezing:
-    """A deadline that freezes the broker when it is asked for the n-th time."""
+    """A deadline that freezes the broker when it is asked for the n-th time, and ends some seconds later."""
 
     cluster: DevCluster
     asked_before: int
+    seconds: float = 1.0
 
     def left(self) -> float:
         self.asked_before -= 1
@@ -296,25 +299,33 @@ class Freezing:
             return SECONDS
         if self.asked_before == -1:
             self.cluster.pause(0)
-        return 1.0
+        return self.seconds
 
     def check(self, what: str) -> None:
         raise AssertionError(what)
 
 
 @pytest.mark.parametrize(
-    ("asked_before", "error", "counts"),
-    [(0, DeadlineExceededError, {False}), (2, UnknownOutcomeError, {False, True})],
+    ("asked_before", "seconds", "error", "counts"),
+    [
+        (1, 1.0, DeadlineExceededError, {False}),
+        (3, 1.0, UnknownOutcomeError, {False, True}),
+        (3, TRANSACTION_TIMEOUT_MS / 1000 + 5, UnknownOutcomeError, {False, True}),
+    ],
 )
 def test_a_commit_without_an_answer_is_either_in_the_log_or_not_and_the_next_one_goes_on(
-    alone: DevCluster, asked_before: int, error: type[Exception], counts: set[bool]
+    alone: DevCluster, asked_before: int, seconds: float, error: type[Exception], counts: set[bool]
 ) -> None:
-    """The broker freezes while records are acknowledged, or while the transaction is committed."""
+    """The broker freezes while records are acknowledged, or while the transaction is committed.
+
+    Behind the time that a transaction has librdkafka asks for an abort, as if it were known that nothing was
+    committed.
+    """
     bootstrap = alone.bootstrap
     with Operations(Connection({"bootstrap.servers": bootstrap})) as operations:
         operations.initialise(lease_ms=100)
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    name = f"frozen-{asked_before}"
+    name = f"frozen-{asked_before}-{seconds:.0f}"
     for created in admin.create_topics([NewTopic(name, 2, 1)]).values():
         created.result(SECONDS)
     parent = PhysicalPartition(name, 0)
@@ -325,7 +336,8 @@ def test_a_commit_without_an_answer_is_either_in_the_log_or_not_and_the_next_one
         lost = commit_of(name, parent, {0: 1}, LEFT)
         try:
             with pytest.raises(error):
-                commits.commit([lost], [], {parent: 1}, owner.metadata(), Freezing(alone, asked_before))
+                frozen = Freezing(alone, asked_before, seconds)
+                commits.commit([lost], [], {parent: 1}, owner.metadata(), frozen)
         finally:
             alone.resume(0)
         alone.wait_ready()

@@ -119,7 +119,7 @@ def work(orders: WriterOrders, writer: Writer, told_to_finish: threading.Event) 
     while not told_to_finish.is_set():
         now = monotonic()
         writer.send([next(items) for _ in range(pacer.due(now))])
-        writer.serve(now + TICK_SECONDS)
+        writer.serve(now + pacer.interval)
         writer.tell()
     writer.finish()
     writer.tell(done=True)
