@@ -13,7 +13,7 @@ class Load(Protocol):
     """What goes with one commit."""
 
     def write(self, producer: Any, deadline: Deadline) -> None:
-        """Write it inside the commit's transaction; errands' thread. It may be written again by a later one.
+        """Write it inside the commit's transaction, in its thread. It may be written again by a later one.
 
         Raises:
             KafkaException, KpsplitError: it could not be; the transaction is aborted.

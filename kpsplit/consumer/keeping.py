@@ -37,9 +37,9 @@ class Keeping:
     def restored(self, slot: OwnedSlot, sink: Sink) -> bool:
         """Tell whether the state of a slot is there; begin to restore it where that was not done yet.
 
-        Called when the slot's start is known. That was looked up behind every commit of this member, by the
-        same thread, so no write of an earlier tenure comes behind the end that is asked for now. And the
-        application has finished what it was handed out before: a write for a record of that tenure, which
+        Called when the slot's start is known. That was looked up when every commit of this member was over or
+        given up, so no write of an earlier tenure that counts comes behind the end that is asked for now. And
+        the application has finished what it was handed out before: a write for a record of that tenure, which
         will be handed out again, finds no state to change.
 
         Raises:

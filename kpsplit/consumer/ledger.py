@@ -96,8 +96,12 @@ class Ledger:
         """
         enrolled = [w for w in wanted if w.mode is not Mode.PLAIN]
         if enrolled:
-            self._read_log({w.lineage.parent for w in enrolled})
+            self._open()
             self._commit_writer().open(Deadline(OPEN_SECONDS))
+        if self._carrying is not None:
+            self._carrying.open(Deadline(OPEN_SECONDS))
+        if enrolled:  # what they have thrown away is decided now
+            self._read_log({w.lineage.parent for w in enrolled})
         found = [self._committed(w) for w in wanted]
         missing = [w for w, pieces in zip(wanted, found, strict=True) if any(c is None for _, c in pieces)]
         fresh = self._fresh_starts({w.lineage.parent: w.lineage for w in missing}.values())

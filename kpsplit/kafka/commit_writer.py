@@ -142,6 +142,7 @@ class CommitWriter:
                 lambda: transaction.run(records, tombstones, offsets, metadata, also),
                 seconds,
                 "kpsplit-commit",
+                transaction.give_up,
             )
         except AbandonedError:
             raise UnknownOutcomeError("could not commit ranges: the client library hangs") from None
@@ -170,7 +171,12 @@ class _Transaction:
         self._partitions = partitions
         self._deadline = deadline
         self._failures: list[KafkaError] = []
+        self._given_up = False
         self.decided = False
+
+    def give_up(self) -> None:
+        """Have it abort at its next step; from another thread. A commit that was asked for stays."""
+        self._given_up = True
 
     def run(
         self,
@@ -183,6 +189,7 @@ class _Transaction:
         """Write everything and commit; as ``CommitWriter.commit``."""
         try:
             self._write(records, tombstones, offsets, metadata, also)
+            self._go_on()
         except BaseException as exception:
             aborted = self._abort()
             if not isinstance(exception, KafkaException):
@@ -207,6 +214,7 @@ class _Transaction:
         if also is not None:
             also(self._producer)
         self._flush()
+        self._go_on()
         purged = any(error.code() == KafkaError._PURGE_QUEUE for error in self._failures)
         if offsets:  # purged records do not say why: the transaction refuses the offsets with the reason
             self._producer.send_offsets_to_transaction(
@@ -238,18 +246,29 @@ class _Transaction:
         if left:
             raise DeadlineExceededError(f"{left} records of a commit were not acknowledged in time")
 
+    def _go_on(self) -> None:
+        if self._given_up:
+            raise DeadlineExceededError("a commit was given up")
+
     def _commit(self) -> None:
         try:
             self._producer.commit_transaction(max(self._deadline.left(), MIN_TIMEOUT))
         except KafkaException as exception:
-            # Even where librdkafka asks for an abort: the request may have been carried out, its answer lost.
             error = error_of(exception)
             refused = _refused(error)
-            if isinstance(refused, AuthorizationError):
+            if error is not None and error.retriable() and error.txn_requires_abort():
+                # Only kpsplit's own producer says both: it has not asked the brokers.
+                self.decided = self._abort()
                 raise refused from exception
-            raise UnknownOutcomeError(
-                f"could not commit ranges: {error.str() if error else exception} (outcome unknown)"
-            ) from exception
+            # Even where librdkafka asks for an abort: the request may have been carried out, its answer lost.
+            named = isinstance(refused, AuthorizationError)
+            text = (
+                refused.message
+                if named
+                else f"could not commit ranges: {error.str() if error else exception}"
+            )
+            hint = refused.hint if named else None
+            raise UnknownOutcomeError(f"{text} (outcome unknown)", hint=hint) from exception
 
     def _abort(self) -> bool:
         try:

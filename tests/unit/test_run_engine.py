@@ -17,6 +17,7 @@ from kpsplit.consumer.run.output import Output
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.transactional import OutputCarrier
 from kpsplit.errors import KpsplitError, UnknownOutcomeError
+from kpsplit.kafka.clock import Deadline
 from tests.unit.engine_world import TOPIC, World, slot
 from tests.unit.lane_samples import keys_in
 
@@ -37,7 +38,7 @@ class Log:
         self, processed: Any, member: Any, metadata: Any, seconds: float, carrier: Any, load: Any
     ) -> None:
         sent: list[bytes] = []
-        load.write(Producer(sent), None)
+        load.write(Producer(sent), Deadline(seconds))
         self._ledger.commit(processed, member, metadata, seconds)
         self.written += sent
 
@@ -49,7 +50,8 @@ class Producer:
     def produce(self, topic: str, value: bytes, *_: Any, **__: Any) -> None:
         self._sent.append(value)
 
-    def flush(self) -> None: ...
+    def flush(self, timeout: float) -> int:
+        return 0
 
 
 def message(offset: int, key: bytes) -> Message:

@@ -56,7 +56,8 @@ class OutputLoad:
 
         for output in self._transfer.outputs():
             produce_with_room(producer, output, report)
-        producer.flush()
+        if producer.flush(max(deadline.left(), 0.0)):
+            failures.append(KafkaError(KafkaError._TIMED_OUT, "outputs were not acknowledged in time"))
         if failures:
             raise KafkaException(failures[0])
 

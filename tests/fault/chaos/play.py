@@ -151,6 +151,12 @@ class Play:
 
     def _held_up(self) -> list[str]:
         """Return which partitions of kpsplit's topics have an open transaction."""
+        try:
+            return self._with_open_transactions()
+        except KpsplitError as error:
+            return [error.message]
+
+    def _with_open_transactions(self) -> list[str]:
         admin = ClusterAdmin(self._connection)
         topics = admin.topics().items()
         places = [PhysicalPartition(t, n) for t, count in topics if t in OWN_TOPICS for n in range(count)]

@@ -1,0 +1,126 @@
+"""What becomes of a commit, and of its producer, where the client library does not say how it ended.
+
+The producer is a fake: a library that hangs, or loses an answer, cannot be had at will.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from kpsplit.errors import FencedError, KpsplitError, UnknownOutcomeError, UnreachableError
+from kpsplit.kafka import commit_writer
+from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.commit_writer import CommitWriter
+from kpsplit.kafka.connection import Connection
+from kpsplit.splitter.lineage import PhysicalPartition
+
+PARENT = PhysicalPartition("orders", 0)
+SECONDS = 60.0
+
+
+class Fake:
+    """A producer that does what it is told to at the first call of a name, and notes what it was asked."""
+
+    def __init__(self, at: dict[str, Callable[[], None]]) -> None:
+        self._at = at
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*_: Any, **__: Any) -> Any:
+            self.asked.append(name)
+            self._at.pop(name, lambda: None)()
+            return 0
+
+        return call
+
+
+class Scene:
+    """A writer whose first producer misbehaves; the later ones do not."""
+
+    def __init__(self, **at: Callable[[], None]) -> None:
+        self.made: list[Fake] = []
+        self._at = [at]
+        connection = Connection({"bootstrap.servers": "nowhere:1"})
+        self._writer = CommitWriter(connection, "id", 16, self._make)
+
+    def commit(self, seconds: float = SECONDS) -> None:
+        self._writer.commit([], [], {PARENT: 7}, object(), Deadline(seconds))
+
+    def _make(self, _config: Any) -> Any:
+        self.made.append(Fake(self._at.pop() if self._at else {}))
+        return self.made[-1]
+
+
+def failing(code: int, **flags: bool) -> Callable[[], None]:
+    def fail() -> None:
+        raise KafkaException(KafkaError(code, "planted", **flags))
+
+    return fail
+
+
+def test_a_commit_that_never_returns_is_unknown_and_commits_nothing_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(commit_writer, "ABORT_SECONDS", 0.05)
+    monkeypatch.setattr(commit_writer, "GRACE_SECONDS", 0.0)
+    answer, over = threading.Event(), threading.Event()
+    scene = Scene(
+        send_offsets_to_transaction=lambda: answer.wait(SECONDS) and None, abort_transaction=over.set
+    )
+    with pytest.raises(UnknownOutcomeError, match="hangs"):
+        scene.commit(0.05)
+    answer.set()
+    assert over.wait(SECONDS)
+    assert "commit_transaction" not in scene.made[0].asked
+    scene.commit()
+    assert len(scene.made) == 2 and "commit_transaction" in scene.made[1].asked
+
+
+def test_a_commit_whose_answer_was_lost_is_unknown_even_where_an_abort_is_asked_for() -> None:
+    scene = Scene(commit_transaction=failing(KafkaError._TIMED_OUT, txn_requires_abort=True))
+    with pytest.raises(UnknownOutcomeError, match="outcome unknown"):
+        scene.commit()
+    assert "abort_transaction" not in scene.made[0].asked, "it may have been committed"
+    scene.commit()
+    assert len(scene.made) == 2
+
+
+def test_a_right_that_is_missing_at_the_commit_is_named() -> None:
+    scene = Scene(commit_transaction=failing(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, fatal=True))
+    with pytest.raises(UnknownOutcomeError, match="missing the right to write with the transactional id"):
+        scene.commit()
+
+
+def test_what_the_producer_itself_refuses_to_commit_is_not_committed() -> None:
+    scene = Scene(commit_transaction=failing(KafkaError._STATE, retriable=True, txn_requires_abort=True))
+    with pytest.raises(KpsplitError, match="planted") as caught:
+        scene.commit()
+    assert not isinstance(caught.value, UnknownOutcomeError)
+    assert scene.made[0].asked[-1] == "abort_transaction"
+    scene.commit()
+    assert len(scene.made) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "producers"),
+    [
+        (KafkaError.ILLEGAL_GENERATION, FencedError, 1),
+        (KafkaError._TRANSPORT, UnreachableError, 2),
+        (KafkaError._TIMED_OUT, UnreachableError, 2),
+        (KafkaError.CONCURRENT_TRANSACTIONS, UnreachableError, 2),
+    ],
+)
+def test_a_producer_is_kept_where_the_brokers_said_how_it_ended(
+    code: int, error: type[KpsplitError], producers: int
+) -> None:
+    scene = Scene(send_offsets_to_transaction=failing(code, txn_requires_abort=True))
+    with pytest.raises(error):
+        scene.commit()
+    assert scene.made[0].asked[-1] == "abort_transaction"
+    scene.commit()
+    assert len(scene.made) == producers
