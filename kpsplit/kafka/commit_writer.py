@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -135,15 +136,11 @@ class CommitWriter:
         """
         if bool(offsets) != (metadata is not None):
             raise InvariantError("a commit without ordinary offsets would not be fenced")
-        transaction = _Transaction(self._ready(deadline), self._partitions, deadline)
+        contents = _Contents(records, tombstones, offsets, metadata, also)
+        transaction = _Transaction(self._ready(deadline), self._partitions, contents, deadline)
         seconds = max(deadline.left(), MIN_TIMEOUT) + ABORT_SECONDS + GRACE_SECONDS
         try:
-            bounded(
-                lambda: transaction.run(records, tombstones, offsets, metadata, also),
-                seconds,
-                "kpsplit-commit",
-                transaction.give_up,
-            )
+            bounded(transaction.run, seconds, "kpsplit-commit", transaction.give_up)
         except AbandonedError:
             raise UnknownOutcomeError("could not commit ranges: the client library hangs") from None
         finally:
@@ -163,12 +160,24 @@ class CommitWriter:
         return self._producer
 
 
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What a transaction holds; as ``CommitWriter.commit``."""
+
+    records: Sequence[RangeCommit]
+    tombstones: Iterable[CommitKey]
+    offsets: Mapping[PhysicalPartition, int]
+    metadata: object
+    also: Callable[[Producer], None] | None
+
+
 class _Transaction:
     """One transaction. ``decided``: it is known how it ended, and nothing of it is on its way any more."""
 
-    def __init__(self, producer: Producer, partitions: int, deadline: Deadline) -> None:
+    def __init__(self, producer: Producer, partitions: int, contents: _Contents, deadline: Deadline) -> None:
         self._producer = producer
         self._partitions = partitions
+        self._contents = contents
         self._deadline = deadline
         self._failures: list[KafkaError] = []
         self._given_up = False
@@ -178,17 +187,10 @@ class _Transaction:
         """Have it abort at its next step; from another thread. A commit that was asked for stays."""
         self._given_up = True
 
-    def run(
-        self,
-        records: Sequence[RangeCommit],
-        tombstones: Iterable[CommitKey],
-        offsets: Mapping[PhysicalPartition, int],
-        metadata: object,
-        also: Callable[[Producer], None] | None,
-    ) -> None:
+    def run(self) -> None:
         """Write everything and commit; as ``CommitWriter.commit``."""
         try:
-            self._write(records, tombstones, offsets, metadata, also)
+            self._write()
             self._go_on()
         except BaseException as exception:
             aborted = self._abort()
@@ -201,25 +203,24 @@ class _Transaction:
         self._commit()
         self.decided = True
 
-    def _write(
-        self,
-        records: Sequence[RangeCommit],
-        tombstones: Iterable[CommitKey],
-        offsets: Mapping[PhysicalPartition, int],
-        metadata: object,
-        also: Callable[[Producer], None] | None,
-    ) -> None:
+    def _write(self) -> None:
+        contents = self._contents
         self._producer.begin_transaction()
-        self._produce(records, tombstones)
-        if also is not None:
-            also(self._producer)
+        self._produce(contents.records, contents.tombstones)
+        if contents.also is not None:
+            contents.also(self._producer)
         self._flush()
         self._go_on()
         purged = any(error.code() == KafkaError._PURGE_QUEUE for error in self._failures)
-        if offsets:  # purged records do not say why: the transaction refuses the offsets with the reason
+        if (
+            contents.offsets
+        ):  # purged records do not say why: the transaction refuses the offsets with the reason
             self._producer.send_offsets_to_transaction(
-                [TopicPartition(p.topic, p.partition, offset) for p, offset in sorted(offsets.items())],
-                metadata,
+                [
+                    TopicPartition(p.topic, p.partition, offset)
+                    for p, offset in sorted(contents.offsets.items())
+                ],
+                contents.metadata,
                 max(self._deadline.left(), MIN_TIMEOUT),
             )
         if purged:
