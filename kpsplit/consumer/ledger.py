@@ -96,7 +96,6 @@ class Ledger:
         """
         enrolled = [w for w in wanted if w.mode is not Mode.PLAIN]
         if enrolled:
-            self._open()
             self._commit_writer().open(Deadline(OPEN_SECONDS))
         if self._carrying is not None:
             self._carrying.open(Deadline(OPEN_SECONDS))
@@ -241,6 +240,7 @@ class Ledger:
 
     def _commit_writer(self) -> CommitWriter:
         if self._writer is None:
+            self._open()
             name = f"kpsplit.commit.{self._group_id}.{secrets.token_hex(8)}"
             self._writer = CommitWriter(self._connection, name, self._partitions)
         return self._writer

@@ -212,17 +212,10 @@ class _Transaction:
         self._flush()
         self._go_on()
         purged = any(error.code() == KafkaError._PURGE_QUEUE for error in self._failures)
-        if (
-            contents.offsets
-        ):  # purged records do not say why: the transaction refuses the offsets with the reason
-            self._producer.send_offsets_to_transaction(
-                [
-                    TopicPartition(p.topic, p.partition, offset)
-                    for p, offset in sorted(contents.offsets.items())
-                ],
-                contents.metadata,
-                max(self._deadline.left(), MIN_TIMEOUT),
-            )
+        # Purged records do not say why: the transaction refuses the offsets with the reason.
+        offsets = [TopicPartition(p.topic, p.partition, at) for p, at in sorted(contents.offsets.items())]
+        if offsets:
+            self._producer.send_offsets_to_transaction(offsets, contents.metadata, self._left())
         if purged:
             raise KafkaException(self._failures[0])
 
@@ -240,12 +233,15 @@ class _Transaction:
 
     def _flush(self) -> None:
         """Wait until every record is acknowledged: only then may the generation be looked at."""
-        left = self._producer.flush(max(self._deadline.left(), MIN_TIMEOUT))
+        left = self._producer.flush(self._left())
         telling = [error for error in self._failures if error.code() != KafkaError._PURGE_QUEUE]
         if telling:
             raise KafkaException(telling[0])
         if left:
             raise DeadlineExceededError(f"{left} records of a commit were not acknowledged in time")
+
+    def _left(self) -> float:
+        return max(self._deadline.left(), MIN_TIMEOUT)
 
     def _go_on(self) -> None:
         if self._given_up:
@@ -253,7 +249,7 @@ class _Transaction:
 
     def _commit(self) -> None:
         try:
-            self._producer.commit_transaction(max(self._deadline.left(), MIN_TIMEOUT))
+            self._producer.commit_transaction(self._left())
         except KafkaException as exception:
             error = error_of(exception)
             refused = _refused(error)
@@ -262,13 +258,9 @@ class _Transaction:
                 self.decided = self._abort()
                 raise refused from exception
             # Even where librdkafka asks for an abort: the request may have been carried out, its answer lost.
-            named = isinstance(refused, AuthorizationError)
-            text = (
-                refused.message
-                if named
-                else f"could not commit ranges: {error.str() if error else exception}"
-            )
-            hint = refused.hint if named else None
+            text, hint = f"could not commit ranges: {error.str() if error else exception}", None
+            if isinstance(refused, AuthorizationError):
+                text, hint = refused.message, refused.hint
             raise UnknownOutcomeError(f"{text} (outcome unknown)", hint=hint) from exception
 
     def _abort(self) -> bool:

@@ -45,9 +45,6 @@ _NO_COORDINATOR = {
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
 }
-_UNDECIDED = {
-    KafkaError.CONCURRENT_TRANSACTIONS,
-}
 _TIMEOUTS = {
     KafkaError._TIMED_OUT,
     KafkaError._TIMED_OUT_QUEUE,
@@ -114,7 +111,7 @@ def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> 
         )
     if code in _NO_COORDINATOR:
         return UnreachableError(text, hint="it is moving to another broker: retry", retriable=True)
-    if code in _UNDECIDED:
+    if code == KafkaError.CONCURRENT_TRANSACTIONS:
         return UnreachableError(text, hint="the last transaction is still being ended: retry", retriable=True)
     if code in _MISSING:
         return UsageError(f"could not {what}: no such topic or partition")

@@ -39,15 +39,19 @@ def while_leaders_move(admin: AdminClient, topic: str, ask: Callable[[float], T]
     while True:
         try:
             return ask(max(end - monotonic(), 0.05))
-        except LostAnswerError:
-            if monotonic() >= end:
-                raise
-        except KafkaException as exception:
-            error = error_of(exception)
-            if error is None or error.code() not in _MOVING or monotonic() >= end:
+        except (LostAnswerError, KafkaException) as exception:
+            if monotonic() >= end or not _is_gone(exception):
                 raise
         time.sleep(_PAUSE)
         learn_leaders(admin, topic, end - monotonic())
+
+
+def _is_gone(exception: LostAnswerError | KafkaException) -> bool:
+    """Tell whether the leader that was asked may be another one by now."""
+    if isinstance(exception, LostAnswerError):
+        return True
+    error = error_of(exception)
+    return error is not None and error.code() in _MOVING
 
 
 def learn_leaders(admin: AdminClient, topic: str, seconds: float) -> None:
