@@ -68,6 +68,10 @@ class Findings:
         if len(texts) < self.examples:
             texts.append(text)
 
+    def copy(self) -> Findings:
+        """Return findings of their own, with what these have so far."""
+        return Findings(self.examples, dict(self._counts), {a: list(t) for a, t in self._texts.items()})
+
     def all(self) -> list[Finding]:
         """Return what was found, in the order of ``Anomaly``."""
         return [Finding(a, self._counts[a], tuple(self._texts[a])) for a in Anomaly if a in self._counts]

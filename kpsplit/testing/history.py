@@ -17,7 +17,8 @@ cannot help it:
 * a record whose delivery failed and that was written after all (after every Kafka error it may have been),
   wherever it stands among the others of its key;
 * a second copy in the same segment with the same stamp: the library wrote a batch twice (its duplicates after
-  a leader change). What kpsplit sends again goes to a later segment, with a newer epoch in its stamp;
+  a leader change), and reports either copy's place. What kpsplit sends again goes to a later segment, with
+  a newer epoch in its stamp;
 * a record that failed and is not there while later ones of its key are (the library's gaps): it was told.
 
 What the members of a group were given is checked by ``kpsplit.testing.readings``.
@@ -159,6 +160,7 @@ class HistoryChecker:
         self._partitions = {lineage.parent: _PartitionRead(lineage) for lineage in lineages}
         self._sends: dict[Hashable, Send] = {}
         self._delivered_at: dict[Hashable, Delivery] = {}
+        self._elsewhere: dict[Hashable, Delivery] = {}  # not where its report says, so far
         self._library_duplicates = 0
         self._found = Findings(examples)
         self._counts = dict.fromkeys(SendOutcome, 0)
@@ -201,11 +203,13 @@ class HistoryChecker:
 
     def report(self) -> HistoryReport:
         """Look for what was not delivered, and return everything that was found."""
-        missing = Findings(self._found.examples)
+        late = self._found.copy()
+        for id_, delivery in self._elsewhere.items():
+            late.note(Anomaly.WRONG_PLACE, _at(delivery, f"its report says {_reported(self._sends[id_])}"))
         for send in self._sends.values():
             if send.outcome is SendOutcome.OK and send.id not in self._delivered_at:
                 anomaly = Anomaly.UNSEEN if self._beyond_reading(send) else Anomaly.LOST
-                missing.note(anomaly, _describe(send))
+                late.note(anomaly, _describe(send))
         return HistoryReport(
             sent=len(self._sends),
             ok=self._counts[SendOutcome.OK],
@@ -216,7 +220,7 @@ class HistoryChecker:
             failed_but_written=self._written[SendOutcome.FAILED],
             unknown_but_written=self._written[SendOutcome.UNKNOWN],
             failed_out_of_order=self._failed_out_of_order,
-            findings=(*missing.all(), *self._found.all()),
+            findings=tuple(late.all()),
             aborted=self._counts[SendOutcome.ABORTED],
             library_duplicates=self._library_duplicates,
             library_gaps=self._library_gaps(),
@@ -230,6 +234,8 @@ class HistoryChecker:
         twice_written = (first.source, first.segment) == (delivery.source, delivery.segment)
         if same_stamp and twice_written and first.offset != delivery.offset:
             self._library_duplicates += 1
+            if _where_reported(send, delivery):
+                self._elsewhere.pop(send.id, None)
         else:
             self._note(
                 Anomaly.DUPLICATE, delivery, f"delivered at logical offset {first.logical_offset} before"
@@ -266,10 +272,8 @@ class HistoryChecker:
             self._note(Anomaly.WRONG_PLACE, delivery, f"it was sent to {send.partition}")
         if send.key != delivery.key and not _same_key(send.key, delivery.key):
             self._note(Anomaly.WRONG_KEY, delivery, f"it was sent with key {send.key!r}")
-        if send.logical_offset is not None and send.logical_offset != delivery.logical_offset:
-            self._note(Anomaly.WRONG_PLACE, delivery, f"its report says logical offset {send.logical_offset}")
-        if send.place is not None and send.place != (delivery.source, delivery.offset):
-            self._note(Anomaly.WRONG_PLACE, delivery, f"its report says {send.place[0]}@{send.place[1]}")
+        if not _where_reported(send, delivery):
+            self._elsewhere[send.id] = delivery
         forbidden = SegmentKind.PHANTOM if send.producer in self._foreign else SegmentKind.OVERFLOW
         if segment.kind is forbidden:
             self._note(Anomaly.WRONG_SEGMENT, delivery, f"{send.producer} must not write to {segment.kind}s")
@@ -304,11 +308,7 @@ class HistoryChecker:
         return logical > partition.segments[segment.id].last
 
     def _note(self, anomaly: Anomaly, delivery: Delivery, why: str) -> None:
-        self._found.note(
-            anomaly,
-            f"{delivery.id!r} at logical offset {delivery.logical_offset} of {delivery.partition}"
-            f" (segment {delivery.segment}, {delivery.source}@{delivery.offset}): {why}",
-        )
+        self._found.note(anomaly, _at(delivery, why))
 
 
 def check_history(
@@ -349,8 +349,26 @@ def _same_key(one: Key, other: Key) -> bool:
     return _hash(one) == _hash(other)
 
 
-def _describe(send: Send) -> str:
-    where = f" at logical offset {send.logical_offset}" if send.logical_offset is not None else ""
+def _where_reported(send: Send, delivery: Delivery) -> bool:
+    return send.logical_offset in (None, delivery.logical_offset) and send.place in (
+        None,
+        (delivery.source, delivery.offset),
+    )
+
+
+def _reported(send: Send) -> str:
     if send.place is not None:
-        where = f" at {send.place[0]}@{send.place[1]}"
-    return f"{send.id!r}, number {send.sequence} of {send.producer}, reported in {send.partition}{where}"
+        return f"{send.place[0]}@{send.place[1]}"
+    return "no place" if send.logical_offset is None else f"logical offset {send.logical_offset}"
+
+
+def _at(delivery: Delivery, why: str) -> str:
+    return (
+        f"{delivery.id!r} at logical offset {delivery.logical_offset} of {delivery.partition}"
+        f" (segment {delivery.segment}, {delivery.source}@{delivery.offset}): {why}"
+    )
+
+
+def _describe(send: Send) -> str:
+    who = f"{send.id!r}, number {send.sequence} of {send.producer}"
+    return f"{who}, reported in {send.partition}: {_reported(send)}"

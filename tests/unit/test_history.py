@@ -365,6 +365,20 @@ def test_a_copy_with_the_same_stamp_in_the_same_segment_is_the_librarys(
     assert report.library_duplicates == 1
 
 
+@pytest.mark.parametrize("reported", [0, 1, 2])
+def test_a_report_may_tell_the_place_of_either_copy_of_the_library_and_no_third(reported: int) -> None:
+    story = Story(1)
+    story.send("p0", b"k", SendOutcome.OK, written=True)
+    first = story.deliveries[0]._replace(epoch=0)
+    copies = [first, first._replace(offset=1, logical_offset=1)]
+    report = check(story, copies, [story.sends[0]._replace(logical_offset=reported)])
+    assert report.library_duplicates == 1
+    if reported in (0, 1):
+        assert report.clean, str(report)
+    else:
+        only(report, Anomaly.WRONG_PLACE)
+
+
 @pytest.mark.parametrize("epochs", [(0, 1), (None, None), (0, None)])
 def test_a_copy_with_another_stamp_or_an_unknown_one_is_ours(epochs: tuple[int | None, int | None]) -> None:
     report = twice_in_one_segment(*epochs, "p0")
