@@ -56,3 +56,6 @@ class Carrier(Protocol):
 
     def make_producer(self, config: Mapping[str, Any]) -> Any:
         """Make the producer that commits."""
+
+    def abandon(self, producer: Any) -> None:
+        """Let go of one whose commit is undecided; it may still be inside a call that does not return."""

@@ -221,7 +221,9 @@ class Ledger:
                 offsets = {**offsets, **wanted.offsets}
         if self._carrying is None:
             name = f"kpsplit.run.{self._group_id}.{secrets.token_hex(8)}"
-            self._carrying = CommitWriter(self._connection, name, self._partitions, carrier.make_producer)
+            self._carrying = CommitWriter(
+                self._connection, name, self._partitions, carrier.make_producer, carrier.abandon
+            )
         self._carrying.commit(records, tombstones, offsets, metadata, deadline, _also(load, deadline))
 
     def members(self) -> Members:

@@ -77,6 +77,7 @@ class CommitWriter:
         transactional_id: of this member instance alone; zombies are fenced by the generation, not by this id.
         partitions: how many partitions the offset log has.
         make_producer: makes the producer, where it is not librdkafka's own.
+        abandon: lets go of such a one that is thrown away; it may still be inside a call.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class CommitWriter:
         transactional_id: str,
         partitions: int,
         make_producer: Callable[[Mapping[str, Any]], Producer] | None = None,
+        abandon: Callable[[Producer], None] | None = None,
     ) -> None:
         self._partitions = partitions
         config = connection.client(
@@ -97,6 +99,7 @@ class CommitWriter:
             enable_sparse_connections=False,
         )
         self._taking = TakingId(partial(make_producer or Producer, config))
+        self._abandon = abandon
         self._producer: Producer | None = None
 
     def open(self, deadline: Deadline) -> None:
@@ -145,12 +148,17 @@ class CommitWriter:
             raise UnknownOutcomeError("could not commit ranges: the client library hangs") from None
         finally:
             if not transaction.decided:
-                self._producer = None
+                self._throw_away()
 
     def close(self) -> None:
         """Let go of the producer."""
         self._taking.forget()
         self._producer = None
+
+    def _throw_away(self) -> None:
+        producer, self._producer = self._producer, None
+        if self._abandon is not None and producer is not None:
+            self._abandon(producer)
 
     def _ready(self, deadline: Deadline) -> Producer:
         if self._producer is None:

@@ -30,6 +30,7 @@ from kpsplit.producer.transactions import Transactions
 from kpsplit.producer.weak_call import weakly
 
 CLOSE_SECONDS = 60.0
+ABANDON_SECONDS = 1.0
 CERTIFY_SECONDS = 10.0
 LOOK_AT_REGISTRATIONS_SECONDS = 15.0
 LOOK_SECONDS = 0.005
@@ -234,13 +235,28 @@ class Producer(confluent_kafka.Producer):
                 closed = self._end(timeout)
         return closed and not left
 
-    def _end(self, timeout: float) -> bool:
+    def abandon(self) -> None:
+        """Let go without waiting for records or brokers, as if the process had died; from any thread.
+
+        For a producer whose call into the client library does not return: it answers no fence any more, so
+        that operators go on without it once its lease is over.
+        """
         self._general.closed = True
+        self._retire(ABANDON_SECONDS)
+
+    def _retire(self, timeout: float) -> Coordinator | None:
+        """End the library's thread, and give up the lease."""
         coordinator = self._coordinator
         if coordinator is not None:
             coordinator.stop(timeout)
-            with self._dispatcher.lock:
-                self._dispatcher.end()
+        with self._dispatcher.lock:
+            self._dispatcher.end()
+        return coordinator
+
+    def _end(self, timeout: float) -> bool:
+        self._general.closed = True
+        coordinator = self._retire(timeout)
+        if coordinator is not None:
             # The certificate is a help to verification, not a part of delivery.
             with suppress(KpsplitError, KafkaException):
                 coordinator.certify(accounts.certificates(self._dispatcher), Deadline(CERTIFY_SECONDS))

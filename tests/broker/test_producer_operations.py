@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kpsplit import Producer
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.jvm import KafkaRuntime
-from kpsplit.errors import DeadlineExceededError
+from kpsplit.errors import DeadlineExceededError, KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.operations import Operations, StepDone
@@ -459,6 +459,18 @@ def test_a_fence_waits_for_a_transaction_longer_than_a_lease_that_flushes_before
         transactional.layout_stats().partitions[f"{topic}/0"].strays,
     ) == (1, 0)
     journal.check(operations, bootstrap, topic, 2)
+
+
+def test_an_abandoned_producer_keeps_no_fence_waiting_for_its_transaction(
+    operations, bootstrap, make_topic, transactional
+) -> None:
+    topic = make_topic()
+    parent = enrolled(operations, topic)
+    begin_then_split(operations, parent, transactional, Journal(), transactional.abandon, 60_000)
+    assert state_of(operations, parent).epoch == 1
+    assert records_of(operations, bootstrap, parent)[0] == [], "its transaction was aborted"
+    with pytest.raises(KpsplitError, match="closed"):
+        transactional.produce(topic, b"late", b"key")
 
 
 def test_transactions_that_begin_in_the_fence_are_held_and_then_committed_or_aborted(

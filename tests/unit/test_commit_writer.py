@@ -46,7 +46,8 @@ class Scene:
         self.made: list[Fake] = []
         self._at = [at]
         connection = Connection({"bootstrap.servers": "nowhere:1"})
-        self._writer = CommitWriter(connection, "id", 16, self._make)
+        self.abandoned: list[Any] = []
+        self._writer = CommitWriter(connection, "id", 16, self._make, self.abandoned.append)
 
     def commit(self, seconds: float = SECONDS) -> None:
         self._writer.commit([], [], {PARENT: 7}, object(), Deadline(seconds))
@@ -74,6 +75,7 @@ def test_a_commit_that_never_returns_is_unknown_and_commits_nothing_later(
     )
     with pytest.raises(UnknownOutcomeError, match="hangs"):
         scene.commit(0.05)
+    assert scene.abandoned == scene.made
     answer.set()
     assert over.wait(SECONDS)
     assert "commit_transaction" not in scene.made[0].asked
@@ -124,3 +126,4 @@ def test_a_producer_is_kept_where_the_brokers_said_how_it_ended(
     assert scene.made[0].asked[-1] == "abort_transaction"
     scene.commit()
     assert len(scene.made) == producers
+    assert scene.abandoned == scene.made[:-1]

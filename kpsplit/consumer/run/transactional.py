@@ -34,6 +34,10 @@ class OutputCarrier:
         """Make the producer that commits."""
         return routing_producer(config)
 
+    def abandon(self, producer: Any) -> None:
+        """Let go of one whose commit is undecided."""
+        producer.abandon()
+
 
 class OutputLoad:
     """Implements ``Load``: what goes with one commit."""

@@ -178,7 +178,9 @@ class Play:
         group = judge_group(worked, back.offsets, [s.lineage for s in states], hurts)
         for line in (*str(back.history).splitlines(), *group.examples, *back.gaps, *crew.troubles):
             say(f"  {line}")
-        return Verdict(back.history, group, back.strays, tuple(back.gaps), tuple(crew.troubles))
+        return Verdict(
+            back.history, group, back.strays, tuple(back.gaps), tuple(crew.troubles), crew.library_aborts
+        )
 
     def _states(self) -> list[PartitionState]:
         job = self._crew.job

@@ -55,7 +55,7 @@ class Verdict:
     """Everything that was found.
 
     ``gaps``: stretches that the reader could not read; ``troubles``: processes that ended by themselves, and
-    whatever else nobody did on purpose.
+    whatever else nobody did on purpose. ``library_aborts``: operators that an assertion in librdkafka ended.
     """
 
     history: HistoryReport
@@ -63,6 +63,7 @@ class Verdict:
     strays: int
     gaps: tuple[str, ...]
     troubles: tuple[str, ...]
+    library_aborts: int = 0
 
     @property
     def good(self) -> bool:
@@ -76,7 +77,8 @@ class Verdict:
             f"{'PASS' if self.good else 'FAIL'} sent={h.sent} acknowledged={h.ok} failed={h.failed} "
             f"unknown={h.unknown} read={h.read} lost={h.lost} doubled={h.duplicated} "
             f"out_of_order={h.out_of_order} library_duplicates={h.library_duplicates} "
-            f"library_gaps={h.library_gaps} strays={self.strays} group_missing={self.group.missing} "
+            f"library_gaps={h.library_gaps} library_aborts={self.library_aborts} "
+            f"strays={self.strays} group_missing={self.group.missing} "
             f"group_out_of_order={self.group.out_of_order} group_unexplained={self.group.unexplained} "
             f"group_repeated={self.group.redelivered.total()} gaps={len(self.gaps)} "
             f"troubles={len(self.troubles)}"

@@ -1,0 +1,20 @@
+"""The short form of ``make chaos``: one fault of each kind, each for a moment, judged like a long run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fault.chaos.faults import MIXES, OF_PROCESSES, Kind
+from tests.fault.chaos.play import Options
+from tests.fault.chaos.run import run
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
+
+LONGEST_SECONDS = 2.0
+
+
+@pytest.mark.parametrize("kinds", [OF_PROCESSES, MIXES["network"]], ids=["processes", "network"])
+def test_one_fault_of_each_kind_loses_doubles_and_reorders_nothing(kinds: tuple[Kind, ...]) -> None:
+    outcome = run(Options(seed=7, minutes=None, longest=LONGEST_SECONDS, kinds=kinds))
+    assert outcome.verdict.good, outcome.report()
+    assert {strike.kind for strike in outcome.strikes} >= set(kinds) - {Kind.SUSPENSIONS}
