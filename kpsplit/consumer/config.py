@@ -13,6 +13,10 @@ from kpsplit.kafka.application_config import flag, given_settings, number, text
 DEFAULT_STRATEGY = "cooperative-sticky"
 """Rebalances stop only the slots that move. librdkafka's own default, range, stops everything."""
 
+HEARTBEAT_MS = 500
+"""A member hears of a rebalance with its next heartbeat, and a slot that moves waits for two of them.
+librdkafka's default is 3 s."""
+
 QUEUE_BACKOFF_MS = 5
 """How long librdkafka rests when it has fetched enough ahead; its default, 1 s, halves the throughput."""
 
@@ -117,6 +121,8 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], ConsumerSet
     given = given_settings(config, _OWN_KEYS)
     settings = _settings(given)
     passed = {k: v for k, v in given.items() if not _stays_here(k)}
+    if settings.strategy:
+        passed.setdefault("heartbeat.interval.ms", _heartbeat_ms(given))
     return {**passed, **_group_only(settings)}, settings
 
 
@@ -179,9 +185,16 @@ def _revocation_timeout(given: Mapping[str, Any], max_poll: float) -> float:
 
 def _known_for(given: Mapping[str, Any]) -> float:
     """Half of the least time in which a session can end: its last heartbeat may be one interval old."""
-    session = number(given, "session.timeout.ms", 45_000, least=1)
-    heartbeat = number(given, "heartbeat.interval.ms", 3000, least=1)
-    return max((session - heartbeat) / 2000, LEAST_KNOWN_SECONDS)
+    return max((_session_ms(given) - _heartbeat_ms(given)) / 2000, LEAST_KNOWN_SECONDS)
+
+
+def _session_ms(given: Mapping[str, Any]) -> int:
+    return number(given, "session.timeout.ms", 45_000, least=1)
+
+
+def _heartbeat_ms(given: Mapping[str, Any]) -> int:
+    default = max(1, min(HEARTBEAT_MS, _session_ms(given) // 3))
+    return number(given, "heartbeat.interval.ms", default, least=1)
 
 
 def _choice(given: Mapping[str, Any], name: str, default: str, allowed: Any) -> str:

@@ -97,6 +97,7 @@ def _speed() -> dict[str, str]:
         "offsets.topic.num.partitions": "8",
         "transaction.state.log.num.partitions": "8",
         "group.initial.rebalance.delay.ms": "0",
+        "group.consumer.min.session.timeout.ms": "6000",
         "num.network.threads": "2",
         "num.io.threads": "4",
         "background.threads": "4",

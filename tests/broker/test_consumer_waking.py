@@ -15,12 +15,15 @@ import pytest
 from kpsplit import Producer
 from tests.broker import waking_child
 from tests.broker.consuming import Log, Member, shared, wait_for
+from tests.broker.group_config import set_group_config
 from tests.broker.operating import operating
 
 pytestmark = pytest.mark.broker
 
 COUNT = 400
 PATIENCE = 100.0
+SHORT_SESSION_MS = 6000
+REMOTE = {"group_protocol": "consumer", "session_timeout_ms": None, "heartbeat_interval_ms": None}
 
 
 class Sleeper:
@@ -96,9 +99,10 @@ def send(bootstrap: str, topic: str, name: str) -> set[str]:
     return values
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
 @pytest.mark.parametrize(("how", "begin"), [("poll", 5), ("run", 2)])
 def test_a_member_suspended_until_another_has_its_slots_hands_out_nothing_of_them_when_it_wakes(
-    bootstrap, make_topic, how, begin
+    bootstrap, make_topic, how, begin, protocol
 ):
     topic, log = make_topic(), Log()
     group = f"g-{topic}"
@@ -106,12 +110,16 @@ def test_a_member_suspended_until_another_has_its_slots_hands_out_nothing_of_the
         shared(operations, topic, slots=2)
     first = send(bootstrap, topic, "first")
     # Its session is short, because it is suspended for longer.
-    with Sleeper(bootstrap, group, topic, how, session_timeout_ms=6000) as sleeper:
+    settings: dict[str, Any] = {"session_timeout_ms": SHORT_SESSION_MS}
+    if protocol == "consumer":
+        settings = REMOTE
+        set_group_config(bootstrap, group, consumer_session_timeout_ms=SHORT_SESSION_MS)
+    with Sleeper(bootstrap, group, topic, how, **settings) as sleeper:
         sleeper.order(f"take {begin}") if how == "poll" else None
         wait_for(lambda: len(sleeper.values) == begin, "the first records", PATIENCE)
         before = sleeper.filled()
         sleeper.signal(signal.SIGSTOP)
-        stays = Member(bootstrap, group, [topic], log, "stays")
+        stays = Member(bootstrap, group, [topic], log, "stays", **(REMOTE if protocol == "consumer" else {}))
         stays.start()
         wait_for(lambda: log.distinct() == COUNT, "the other to have all slots", PATIENCE)
         sleeper.order("go")
@@ -136,8 +144,7 @@ def test_a_member_suspended_for_less_than_its_session_goes_on_with_what_it_had(
     with operating(bootstrap) as operations:
         shared(operations, topic, slots=2)
     values = send(bootstrap, topic, "first")
-    remote = {"group_protocol": "consumer", "session_timeout_ms": None, "heartbeat_interval_ms": None}
-    settings = remote if protocol == "consumer" else {}
+    settings = REMOTE if protocol == "consumer" else {}
     with Sleeper(bootstrap, f"g-{topic}", topic, "poll", **settings) as sleeper:
         sleeper.order("take 5")
         wait_for(lambda: len(sleeper.values) == 5, "the first records", PATIENCE)

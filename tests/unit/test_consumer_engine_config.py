@@ -21,7 +21,7 @@ def test_the_group_consumer_neither_commits_nor_stores_by_itself():
     assert (settings.auto_commit, settings.reset) == (True, "latest")
 
 
-def test_defaults_are_those_of_the_original_but_for_the_strategy():
+def test_defaults_are_those_of_the_original_but_for_strategy_and_heartbeats():
     passed, settings = split_config(BASE)
     assert passed["partition.assignment.strategy"] == "cooperative-sticky"
     assert settings.incremental
@@ -33,6 +33,14 @@ def test_defaults_are_those_of_the_original_but_for_the_strategy():
     assert not settings.wrap_all
 
 
+@pytest.mark.parametrize(
+    ("given", "milliseconds"),
+    [({}, 500), ({"session.timeout.ms": 900}, 300), ({"heartbeat.interval.ms": 2000}, 2000)],
+)
+def test_a_member_asks_often_whether_slots_move(given, milliseconds):
+    assert split_config({**BASE, **given})[0]["heartbeat.interval.ms"] == milliseconds
+
+
 @pytest.mark.parametrize(("strategy", "incremental"), [("range", False), ("cooperative-sticky", True)])
 def test_the_strategy_of_the_application_is_kept(strategy, incremental):
     passed, settings = split_config({**BASE, "partition.assignment.strategy": strategy})
@@ -42,7 +50,7 @@ def test_the_strategy_of_the_application_is_kept(strategy, incremental):
 
 def test_the_consumer_protocol_has_no_strategy_of_the_client():
     passed, settings = split_config({**BASE, "group.protocol": "consumer", "group.remote.assignor": "range"})
-    assert "partition.assignment.strategy" not in passed
+    assert not {"partition.assignment.strategy", "heartbeat.interval.ms"} & set(passed)
     assert passed["group.remote.assignor"] == "range"
     assert settings.incremental
 

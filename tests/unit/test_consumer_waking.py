@@ -152,8 +152,8 @@ def test_what_comes_behind_a_loss_is_new(waking: Waking) -> None:
 @pytest.mark.parametrize(
     ("settings", "seconds"),
     [
-        ({}, 21.0),
-        ({"session.timeout.ms": 6000}, 1.5),
+        ({}, 22.25),
+        ({"session.timeout.ms": 6000}, 2.75),
         ({"session.timeout.ms": 3000, "heartbeat.interval.ms": 3000}, 0.5),
         ({"group.protocol": "consumer"}, 10.0),
     ],
