@@ -95,6 +95,26 @@ class LogicalMessage(Message):
         """Return the leader epoch of the physical partition."""
         return self._raw.leader_epoch()
 
+    def delivery_count(self) -> int | None:
+        """Return how often a share group was given the record; None outside of one."""
+        return self._raw.delivery_count()
+
+    def deserialized_key(self) -> Any:
+        """Return the key as a deserialising consumer made it."""
+        return self._raw.deserialized_key()
+
+    def deserialized_value(self) -> Any:
+        """Return the value as a deserialising consumer made it."""
+        return self._raw.deserialized_value()
+
+    def set_topic(self, topic: str) -> None:
+        """Refuse: the topic is that of the logical partition.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("the topic of a record that was read cannot be changed")
+
     def set_key(self, key: Any) -> None:
         """Replace the key, as deserialisers do."""
         self._raw.set_key(key)

@@ -85,6 +85,11 @@ class Log:
         with self._lock:
             return len({value for found in self.by_key.values() for value in found})
 
+    def values(self) -> set[str]:
+        """What was handed out."""
+        with self._lock:
+            return {value.decode() for value in self.owners}
+
     def duplicates(self) -> int:
         """How many times a record was handed out again."""
         with self._lock:

@@ -125,9 +125,14 @@ def test_a_member_suspended_until_another_has_its_slots_hands_out_nothing_of_the
         sleeper.order("go")
         sleeper.signal(signal.SIGCONT)
         wait_for(lambda: sleeper.events, "the one that slept to hear of its loss", PATIENCE)
-        second = send(bootstrap, topic, "second")
-        wait_for(lambda: second & set(sleeper.values), "it to work again", PATIENCE)
-        wait_for(lambda: log.distinct() + len(second & set(sleeper.values)) >= 2 * COUNT, "all", PATIENCE)
+        later: set[str] = set()
+
+        def works_again() -> bool:
+            later.update(send(bootstrap, topic, f"later-{len(later)}"))
+            return bool(later & set(sleeper.values))
+
+        wait_for(works_again, "it to work again", PATIENCE)
+        wait_for(lambda: later <= {*sleeper.values, *log.values()}, "all", PATIENCE)
         told = sleeper.end()
         stays.stop()
     assert before == begin
