@@ -108,12 +108,8 @@ class LogicalMessage(Message):
         return self._raw.deserialized_value()
 
     def set_topic(self, topic: str) -> None:
-        """Refuse: the topic is that of the logical partition.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError("the topic of a record that was read cannot be changed")
+        """Replace the topic that ``topic()`` tells."""
+        self._parent = PhysicalPartition(topic, self._parent.partition)
 
     def set_key(self, key: Any) -> None:
         """Replace the key, as deserialisers do."""

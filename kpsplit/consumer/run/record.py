@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kpsplit.errors import UsageError
 from kpsplit.splitter.records import stamp
 
 Headers = list[tuple[str, bytes | None]]
@@ -20,7 +21,7 @@ def place(message: Any) -> str:
     return f"{message.topic()}/{message.partition()} at offset {message.offset()}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Record:
     """A plain copy of a message with the surface of ``confluent_kafka.Message``; it can be pickled.
 
@@ -97,6 +98,44 @@ class Record:
 
     def error(self) -> None:
         """Return None: errors are never given to handlers."""
+
+    def latency(self) -> None:
+        """Return None: only delivery reports have it."""
+
+    def delivery_count(self) -> int | None:
+        """Return None: only records of share groups have it."""
+
+    def deserialized_key(self) -> Any:
+        """Return the key as it is."""
+        return self._key
+
+    def deserialized_value(self) -> Any:
+        """Return the value as it is."""
+        return self._value
+
+    def set_topic(self, topic: str) -> None:
+        """Replace the topic that ``topic()`` tells."""
+        self._topic = topic
+
+    def set_key(self, key: Any) -> None:
+        """Replace the key."""
+        self._key = key
+
+    def set_value(self, value: Any) -> None:
+        """Replace the value."""
+        self._value = value
+
+    def set_headers(self, headers: Headers | None) -> None:
+        """Replace the headers."""
+        self._headers = headers
+
+    def set_error(self, error: Any) -> None:
+        """Refuse: a record that handlers are given has none.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("a handler is given records, never errors", hint="raise the error in the handler")
 
     def __len__(self) -> int:
         """Return the size of the value in bytes."""
