@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,19 @@ def redactor_for(given: Given, args: Sequence[str] = ()) -> Redactor:
             properties[name.strip()] = value
     with contextlib.suppress(KpsplitError):
         properties.update(properties_of(given))
-    return Redactor([*Redactor.secrets(properties), *Redactor.secrets(given.properties)])
+    found = [*Redactor.secrets(properties), *Redactor.secrets(given.properties)]
+    for file in _role_files(args):
+        with contextlib.suppress(KpsplitError):
+            found += Redactor.secrets(read_properties(file))
+    return Redactor(found)
+
+
+def _role_files(args: Sequence[str]) -> list[Path]:
+    """Return the files that ``kpsplit demo --role-config ROLE=FILE`` names."""
+    option = "--role-config"
+    pairs = [a.removeprefix(f"{option}=") for a in args if a.startswith(f"{option}=")]
+    pairs += [value for name, value in pairwise(args) if name == option]
+    return [Path(pair.partition("=")[2]) for pair in pairs if "=" in pair]
 
 
 def connect(given: Given) -> Connection:

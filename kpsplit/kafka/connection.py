@@ -38,7 +38,16 @@ _CONNECTION_KEYS = frozenset(
         "https.ca.pem",
     }
 )
-_SECRET_WORDS = ("password", "secret", "ssl.key.pem", "sasl.jaas.config", "oauthbearer.config", "token")
+_SECRET_WORDS = (
+    "password",
+    "passphrase",
+    "secret",
+    "ssl.key.pem",
+    "private.key",
+    "sasl.jaas.config",
+    "oauthbearer.config",
+    "token",
+)
 
 FETCH_WAIT_MS = 100
 """Bounds how late a reader notices the end of a log; a record that arrives is handed over at once."""

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from kpsplit.producer.coordinator import Coordinator
 from kpsplit.producer.dispatcher import Dispatcher
+from kpsplit.producer.reentry import holds_lock, refuse_reentry
 from kpsplit.producer.routes import Fence
 from kpsplit.producer.statistics import LayoutStats, PartitionStats
 from kpsplit.splitter.records.producers import Certificate
 from kpsplit.splitter.records.stamp import instance_name
 
 
+@holds_lock
 def layout_stats(dispatcher: Dispatcher, coordinator: Coordinator | None) -> LayoutStats:
-    """Return what a producer knows about layouts, fences, held records and strays."""
+    """Return what a producer knows about layouts, fences, held records and strays.
+
+    Raises:
+        KpsplitError: called by a signal handler in the middle of another call.
+    """
+    refuse_reentry(dispatcher.lock)
     with dispatcher.lock:
         partitions = {str(f.state.parent): _partition_stats(f) for f in dispatcher.fences()}
         valid = dispatcher.lease_valid()
@@ -22,6 +29,7 @@ def layout_stats(dispatcher: Dispatcher, coordinator: Coordinator | None) -> Lay
     )
 
 
+@holds_lock
 def certificates(dispatcher: Dispatcher) -> dict[str, Certificate]:
     """Return what was delivered and what failed, per partition to which anything was sent."""
     with dispatcher.lock:

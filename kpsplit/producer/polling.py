@@ -35,11 +35,27 @@ class Polling:
         Raises:
             KpsplitError: this is one.
         """
-        if self._dispatcher.forked and self._dispatcher.fatal is not None:
-            raise self._dispatcher.fatal
-        refuse_reentry(self._dispatcher.lock)
+        self.check_free()
         if self.in_callback():
             raise KpsplitError("poll() or flush() was called inside a callback", hint="return from it first")
+
+    def check_free(self) -> None:
+        """Refuse calls from the middle of another call of this thread, and in a child process.
+
+        Raises:
+            KpsplitError: this is one.
+        """
+        self.check_process()
+        refuse_reentry(self._dispatcher.lock)
+
+    def check_process(self) -> None:
+        """Refuse calls in a child process: librdkafka has no threads there, and would wait for ever.
+
+        Raises:
+            KpsplitError: this is one.
+        """
+        if self._dispatcher.forked and self._dispatcher.fatal is not None:
+            raise self._dispatcher.fatal
 
     def in_callback(self) -> bool:
         """Tell whether this thread is inside a callback."""

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import confluent_kafka
 from confluent_kafka import KafkaException
+from confluent_kafka.admin import ClusterMetadata
 
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
@@ -175,10 +176,21 @@ class Producer(confluent_kafka.Producer):
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
         """Fail what is queued, held records included, as ``confluent_kafka.Producer.purge`` does."""
+        self._polling.check_free()
         if in_queue:
-            with self._dispatcher.lock:
-                self._dispatcher.purge()
+            self._purge_held()
         super().purge(in_queue, in_flight, blocking)
+
+    @holds_lock
+    def _purge_held(self) -> None:
+        with self._dispatcher.lock:
+            self._dispatcher.purge()
+
+    def list_topics(self, *args: Any, **kwargs: Any) -> ClusterMetadata:
+        """Return metadata of the cluster, as ``confluent_kafka.Producer.list_topics`` does."""
+        self._polling.check_process()
+        found: ClusterMetadata = super().list_topics(*args, **kwargs)
+        return found
 
     # -- transactions ------------------------------------------------------------------------------
 
@@ -187,6 +199,7 @@ class Producer(confluent_kafka.Producer):
 
         Operators no longer fence the id because of a producer that had it before and is silent.
         """
+        self._polling.check_free()
         deadline = deadline_of(timeout)
         if not self._end_asked:  # once: librdkafka may take the id behind a call that timed out
             self._end_asked = True
@@ -197,8 +210,14 @@ class Producer(confluent_kafka.Producer):
 
     def begin_transaction(self) -> None:
         """Begin a transaction, as ``confluent_kafka.Producer.begin_transaction`` does."""
+        self._polling.check_free()
         super().begin_transaction()
         self._transactions.begun()
+
+    def send_offsets_to_transaction(self, *args: Any, **kwargs: Any) -> None:
+        """Add a group's offsets, as ``confluent_kafka.Producer.send_offsets_to_transaction`` does."""
+        self._polling.check_process()
+        super().send_offsets_to_transaction(*args, **kwargs)
 
     def commit_transaction(self, timeout: float = -1) -> None:
         """Commit, after everything that a fence held was sent.

@@ -10,6 +10,7 @@ from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.error_map import error_of
 from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.polling import SLICE_SECONDS, Polling
+from kpsplit.producer.reentry import holds_lock
 
 LOOK_SECONDS = 0.005
 """How often a commit looks whether a fence has let go of what it held."""
@@ -31,6 +32,7 @@ class Transactions:
         self._queued = queued
         self._lost_before = 0
 
+    @holds_lock
     def begun(self) -> None:
         """Note that a transaction began."""
         with self._dispatcher.lock:
@@ -45,8 +47,7 @@ class Transactions:
                 of the transaction went astray or failed.
         """
         self._flush_held(deadline)
-        with self._dispatcher.lock:
-            lost = self._lost() - self._lost_before
+        lost = self._lost_since()
         if lost:
             raise KafkaException(
                 KafkaError(
@@ -57,6 +58,7 @@ class Transactions:
                 )
             )
 
+    @holds_lock
     def before_abort(self) -> None:
         """Fail what a fence holds of the transaction.
 
@@ -83,10 +85,21 @@ class Transactions:
             raise
         self.ended(aborted=aborted)
 
+    @holds_lock
     def ended(self, *, aborted: bool = False) -> None:
         """Note that the transaction ended: a fence that waited for it may be acknowledged."""
         with self._dispatcher.lock:
             self._dispatcher.transaction(False, aborted=aborted)
+
+    @holds_lock
+    def _lost_since(self) -> int:
+        with self._dispatcher.lock:
+            return self._lost() - self._lost_before
+
+    @holds_lock
+    def _waiting(self) -> int:
+        with self._dispatcher.lock:
+            return self._dispatcher.held.waiting() + self._dispatcher.pending()
 
     def _lost(self) -> int:
         """Return how many records so far a transaction must not be committed with."""
@@ -95,9 +108,7 @@ class Transactions:
     def _flush_held(self, deadline: Deadline) -> None:
         while True:
             self._polling.serve(self._flush, min(SLICE_SECONDS, deadline.left()))
-            with self._dispatcher.lock:
-                waiting = self._dispatcher.held.waiting() + self._dispatcher.pending()
-            if not waiting and not self._queued():
+            if not self._waiting() and not self._queued():
                 return
             if deadline.left() <= 0:
                 raise KafkaException(

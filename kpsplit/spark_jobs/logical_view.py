@@ -13,7 +13,7 @@ from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
 from kpsplit.spark_jobs.gather import PATIENCE, Gatherer
-from kpsplit.spark_jobs.offsets import Bound, Limit, limit, timestamp_ms, wanted
+from kpsplit.spark_jobs.offsets import Bound, Limit, check_batch_bounds, limit, timestamp_ms, wanted
 from kpsplit.spark_jobs.regions import Region, ranges_to_scan, stretches
 from kpsplit.spark_jobs.schemas import REGIONS
 from kpsplit.spark_jobs.snapshot import Snapshot
@@ -65,6 +65,7 @@ def read_logical(
         KpsplitError: the brokers cannot be reached; a newer kpsplit wrote the control topic.
     """
     reach = connection if isinstance(connection, Connection) else Connection(connection)
+    check_batch_bounds(starting_offsets, ending_offsets)
     snapshot = Gatherer(reach, topic, partitions, patience).snapshot()
     for lost in snapshot.lost():
         _log.warning("%s: %s", lost.state.parent, lost)

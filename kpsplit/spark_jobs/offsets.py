@@ -63,6 +63,18 @@ def timestamp_ms(bound: Bound) -> int | None:
     )
 
 
+def check_batch_bounds(start: Bound, end: Bound) -> None:
+    """Do nothing for bounds between which there can be records; Kafka's own source refuses the same others.
+
+    Raises:
+        UsageError: a batch from ``latest``, or to ``earliest``.
+    """
+    if start == "latest":
+        raise UsageError("a batch cannot start at latest", hint="give earliest, a time or logical offsets")
+    if end == "earliest":
+        raise UsageError("a batch cannot end at earliest", hint="give latest, a time or logical offsets")
+
+
 def limit(bound: Bound, found: FirstOffsets | None, partitions: set[int]) -> Limit:
     """Return the limit that a bound names; ``found``: the logs' offsets of its time.
 

@@ -296,7 +296,7 @@ def test_a_child_after_fork_gets_a_clear_error(bootstrap: str, topic: str) -> No
         with os.fdopen(read) as pipe:
             said = pipe.read().split("\n")
         assert os.waitpid(child, 0)[1] == 0
-        assert all("made before fork()" in line for line in said[:-1]) and len(said) == 5
+        assert said[:-1] and all("made before fork()" in line for line in said[:-1])
         assert said[-1] == "closed"
         producer.produce(topic, b"parent again")
         assert producer.flush(30) == 0
@@ -309,6 +309,13 @@ def _in_child(producer: Producer, topic: str) -> Iterator[str]:
         lambda: producer.produce("another", b"child"),
         lambda: producer.poll(0),
         producer.flush,
+        producer.purge,
+        producer.list_topics,
+        producer.init_transactions,
+        producer.begin_transaction,
+        producer.abort_transaction,
+        producer.commit_transaction,
+        lambda: producer.send_offsets_to_transaction([], None),  # type: ignore[arg-type]
     ]
     for call in calls:
         try:

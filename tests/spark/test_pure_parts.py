@@ -19,7 +19,7 @@ from kpsplit.spark_jobs.connector_options import kafka_options
 from kpsplit.spark_jobs.gather import held_up
 from kpsplit.spark_jobs.jars import connector_coordinates
 from kpsplit.spark_jobs.lineage_frames import certificate_rows, commit_rows, lineage_rows
-from kpsplit.spark_jobs.offsets import limit, timestamp_ms, wanted
+from kpsplit.spark_jobs.offsets import Bound, check_batch_bounds, limit, timestamp_ms, wanted
 from kpsplit.spark_jobs.regions import all_regions, ranges_to_scan, stretches
 from kpsplit.spark_jobs.report import report_page
 from kpsplit.spark_jobs.report.drain import drained
@@ -128,6 +128,13 @@ def test_a_bound_is_a_word_a_time_or_offsets(bound, found) -> None:
 def test_what_says_no_offset_is_refused(bound) -> None:
     with pytest.raises(UsageError, match="says no offset"):
         timestamp_ms(bound)
+
+
+@pytest.mark.parametrize(("start", "end"), [("latest", "latest"), ("latest", 5), ("earliest", "earliest")])
+def test_a_batch_between_the_wrong_ends_is_refused_not_read_whole(start: Bound, end: Bound) -> None:
+    check_batch_bounds("earliest", "latest")
+    with pytest.raises(UsageError, match="a batch cannot"):
+        check_batch_bounds(start, end)
 
 
 def test_a_topic_that_is_gone_has_a_reason() -> None:

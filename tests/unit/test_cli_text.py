@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from kpsplit.admin_cli.given import Given
 from kpsplit.admin_cli.redaction import MASK, Redactor
 from kpsplit.admin_cli.render.human import bar, count, duration, many, percent, percentile
 from kpsplit.admin_cli.render.text import one_line, safe, shorten, show_bytes
+from kpsplit.admin_cli.settings import redactor_for
+from kpsplit.kafka.connection import is_secret
 
 
 @pytest.mark.parametrize(
@@ -101,6 +106,29 @@ def test_secrets_are_masked_in_every_form_they_can_take() -> None:
     assert repr(secret)[1:-1] not in shown
     assert "visible" in shown
     assert MASK in shown
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sasl.password",
+        "ssl.key.password",
+        "ssl.key.pem",
+        "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.assertion.private.key.pem",
+        "sasl.oauthbearer.assertion.private.key.passphrase",
+    ],
+)
+def test_every_property_of_the_client_that_holds_a_secret_is_known(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize("arguments", [["--role-config", "consumer={}"], ["--role-config=consumer={}"]])
+def test_secrets_of_the_demos_roles_are_masked(arguments: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "role.properties"
+    file.write_text("sasl.password=hunter2-and-more\n")
+    redact = redactor_for(Given(), ["demo", *(a.format(file) for a in arguments)])
+    assert "hunter2" not in redact("it says hunter2-and-more")
 
 
 def test_a_password_that_is_part_of_another_one_does_not_reveal_its_rest() -> None:
