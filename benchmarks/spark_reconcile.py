@@ -170,20 +170,25 @@ def main() -> None:
         spark = local_session(memory=options.memory)
         heads = ("records", 12), ("plain/s", 10), ("verify/s", 10), ("ratio", 6), ("B shuffled", 10)
         print(" ".join(f"{name:>{width}}" for name, width in (*heads, ("growth", 7), ("peak MiB", 9))))
-        smallest = 0.0
+        smallest = ratio = growth = 0.0
         for records, topic in topics.items():
             pairs = measure(spark, connection, topic, options.pairs)
             plain = statistics.median(p.plain for p in pairs)
             ours = statistics.median(p.verification for p in pairs)
             smallest = smallest or ours / records
+            ratio = statistics.median(p.plain / p.verification for p in pairs)
+            growth = ours / records / smallest
             print(
-                f"{records:>12,} {records / plain:>10,.0f} {records / ours:>10,.0f} "
-                f"{statistics.median(p.plain / p.verification for p in pairs):>6.2f} "
+                f"{records:>12,} {records / plain:>10,.0f} {records / ours:>10,.0f} {ratio:>6.2f} "
                 f"{statistics.median(p.shuffled for p in pairs) / records:>10.1f} "
-                f"{ours / records / smallest:>7.2f} {peak_megabytes(spark):>9,.0f}",
+                f"{growth:>7.2f} {peak_megabytes(spark):>9,.0f}",
                 flush=True,
             )
         spark.stop()
+    print(
+        f"verification of {max(topics):,} records: {ratio:.2f} of a plain count (aim >= 0.50), "
+        f"{growth:.2f} of the seconds per record of {min(topics):,} (aim <= 1.10)"
+    )
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ class Calls:
 
     def known(self) -> bool:
         """Tell whether it is known what is enrolled."""
-        return self._context.views.ready or self._context.views.unseen
+        return self._context.views.ready
 
     def assigned_lineage(self, parent: PhysicalPartition) -> Lineage:
         """Return the lineage of a logical partition of which a slot is assigned.

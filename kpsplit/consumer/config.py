@@ -25,6 +25,9 @@ REMOTE_KNOWN_SECONDS = 10.0
 LEAST_KNOWN_SECONDS = 0.5
 """A shorter gap between two turns of the engine is an everyday one."""
 
+CLIENT_KBYTES = 16_384
+"""What the client that reads has fetched ahead at most; of a smaller bound a quarter."""
+
 _FETCH_PREFIXES = ("fetch.", "queued.")
 _FETCH_KEYS = frozenset(
     {
@@ -100,6 +103,7 @@ class ConsumerSettings:
     max_poll_interval: float
     metadata_refresh: float
     buffer_bytes: int
+    """Of the bound, what is not the client's own queue."""
     revocation_timeout: float
     revocation_policy: RevocationPolicy
     gap_policy: GapPolicy
@@ -147,6 +151,8 @@ def _group_only(settings: ConsumerSettings) -> dict[str, Any]:
 def _settings(given: Mapping[str, Any]) -> ConsumerSettings:
     remote = str(given.get("group.protocol", "classic")).lower() == "consumer"
     strategy = "" if remote else str(given.get("partition.assignment.strategy", DEFAULT_STRATEGY))
+    buffer = number(given, "kpsplit.fetch.buffer.bytes", 64 << 20, least=1)
+    client_kbytes = number(given, "queued.max.messages.kbytes", _client_kbytes(buffer), least=1)
     max_poll = number(given, "max.poll.interval.ms", 300_000, least=0) / 1000
     reset = _choice(given, "auto.offset.reset", "latest", _RESETS)
     return ConsumerSettings(
@@ -159,7 +165,7 @@ def _settings(given: Mapping[str, Any]) -> ConsumerSettings:
         metadata_refresh=max(
             number(given, "topic.metadata.refresh.interval.ms", 300_000, least=0) / 1000, 1.0
         ),
-        buffer_bytes=number(given, "kpsplit.fetch.buffer.bytes", 64 << 20, least=1),
+        buffer_bytes=max(buffer - client_kbytes * 1024, buffer // 4, 1),
         revocation_timeout=_revocation_timeout(given, max_poll),
         revocation_policy=RevocationPolicy(
             _choice(given, "kpsplit.revocation.policy", "retry-then-leave", list(RevocationPolicy))
@@ -173,9 +179,14 @@ def _settings(given: Mapping[str, Any]) -> ConsumerSettings:
         on_commit=given.get("on_commit"),
         fetch={
             "fetch.queue.backoff.ms": QUEUE_BACKOFF_MS,
+            "queued.max.messages.kbytes": client_kbytes,
             **{k: v for k, v in given.items() if k in _FETCH_KEYS or k.startswith(_FETCH_PREFIXES)},
         },
     )
+
+
+def _client_kbytes(buffer: int) -> int:
+    return max(1, min(CLIENT_KBYTES, buffer // 4096))
 
 
 def _revocation_timeout(given: Mapping[str, Any], max_poll: float) -> float:

@@ -27,7 +27,7 @@ from kpsplit.consumer.peers import Peers
 from kpsplit.consumer.starter import Starter
 from kpsplit.consumer.subscribing import Subscribing
 from kpsplit.consumer.withholding import Withholding
-from kpsplit.errors import FutureVersionError, KpsplitError
+from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.error_map import error_of, translate
 
@@ -60,6 +60,7 @@ class Engine(threading.Thread):
         self.peers = Peers(context, self.membership)
         self.confirming = Confirming(context, self.membership)
         self.fatal: KpsplitError | None = None
+        self._missing_right: KpsplitError | None = None
         self.closing = False
         self._pulse = pulse
         self._seen_pulse: int | None = None
@@ -163,8 +164,18 @@ class Engine(threading.Thread):
 
     def _look(self) -> None:
         self.context.views.turn()
+        self._tell_missing_right()
         self._adopt()
         self.withholding.turn()
+
+    def _tell_missing_right(self) -> None:
+        """Tell the application, once: without the control topic nothing is known to be whole."""
+        error = self.context.views.trouble
+        if not isinstance(error, AuthorizationError):
+            self._missing_right = None
+        elif self._missing_right is None:
+            self._missing_right = error
+            self.context.events.tell(kafka_error(error))
 
     def _serve_requests(self) -> None:
         self._wake.clear()
@@ -298,7 +309,6 @@ def statistics(engine: Engine) -> Mapping[str, Any]:
         "waiting_bytes": context.sink.waiting_bytes(),
         "held": engine.confirming.held,
         "view_fresh": context.views.fresh(),
-        "enrolment_unseen": context.views.unseen,
         "offset_log_garbage": context.ledger.garbage,
         "control_garbage": context.views.view.garbage,
         "trouble": None if trouble is None else str(trouble),

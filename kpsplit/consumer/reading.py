@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from confluent_kafka.admin import AdminClient
 
 from kpsplit.consumer.batch import MESSAGE_BYTES, Batch, OwnedSlot
-from kpsplit.consumer.config import GapPolicy
+from kpsplit.consumer.config import CLIENT_KBYTES, GapPolicy
 from kpsplit.consumer.gaps import meant_topic_id, wrong_topic
 from kpsplit.consumer.probing import LogProbe
 from kpsplit.consumer.reading_events import ReadingEvent, Unreadable
@@ -33,9 +33,6 @@ __all__ = ["Batch", "OwnedSlot", "SlotReader"]
 
 MOST = 4000
 """How many records are taken from the client at once."""
-
-FETCHED_KBYTES = 16_384
-"""What the client fetches ahead, unless the application says otherwise."""
 
 LOOK_SECONDS = 0.01
 """How long a step waits at most while a broker's answer about a log is due."""
@@ -344,7 +341,7 @@ class SlotReader:
 
 
 def _consumer(connection: Connection, settings: Mapping[str, Any]) -> Consumer:
-    base = connection.reader("slots", auto_offset_reset="error", queued_max_messages_kbytes=FETCHED_KBYTES)
+    base = connection.reader("slots", auto_offset_reset="error", queued_max_messages_kbytes=CLIENT_KBYTES)
     ours = {"auto.offset.reset", "enable.partition.eof", "group.id", "enable.auto.commit"}
     theirs = {name: value for name, value in settings.items() if name not in ours}
     try:

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from kpsplit.consumer.subscriptions import Subscribed, subscribed
-from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
+from kpsplit.errors import FutureVersionError, KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
@@ -53,8 +53,6 @@ class Views:
         self._wanted_at: float | None = None
         self._ticket = 0
         self._nothing = ControlView()
-        self.unseen = False
-        """The control topic may exist, and this consumer may not see it."""
         self.trouble: KpsplitError | None = None
         self.ready = False
         """What is enrolled has been known once."""
@@ -78,7 +76,7 @@ class Views:
 
     def fresh(self) -> bool:
         """Tell whether "not enrolled" can be relied on now."""
-        return self.unseen or monotonic() < self._good_until
+        return monotonic() < self._good_until
 
     def subscribed(self, topic: str) -> Subscribed:
         """Return how a topic is shared."""
@@ -157,20 +155,10 @@ class Views:
         except KafkaException as exception:
             error = error_of(exception)
             if error is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                self.unseen = False
                 return False
-            translated = translate(error, f"look at {CONTROL_TOPIC}")
-            if isinstance(translated, AuthorizationError):
-                self._cannot_see(translated)
-                return False
-            raise translated from exception
-        self.unseen = False
+            # Also without the right to see it: a split topic that is read as a plain one ends at the split.
+            raise translate(error, f"look at {CONTROL_TOPIC}") from exception
         return True
-
-    def _cannot_see(self, error: AuthorizationError) -> None:
-        if not self.unseen:
-            log.warning("kpsplit: %s; topics are read as if they were not enrolled", error.message)
-        self.unseen = True
 
     def _follow(self) -> None:
         tail = self._tail

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from kpsplit.errors import EXIT_CHECK, ConfigurationError, KpsplitError, UsageError
+
+if TYPE_CHECKING:
+    from kpsplit.demo.result import DemoResult
 
 # What the demo does is imported when it runs: `kpsplit --help` must not wait for client libraries.
 
@@ -211,28 +214,25 @@ def _before_the_verb(ctx: click.Context) -> dict[str, Any]:
 
 
 def _play(given: dict[str, Any], roles: dict[str, dict[str, Any]], options: Any, lines: Any) -> bool:
-    """Run the demo, print its result, write the page; tell whether it passed."""
-    from confluent_kafka import KafkaException
+    """Run the demo, print its result, write the page; tell whether it passed.
 
-    from kpsplit.demo.ground import ground
-    from kpsplit.demo.narrator import narrator
+    Raises:
+        KpsplitError: it could not even begin.
+    """
     from kpsplit.demo.page import page
     from kpsplit.demo.result import failed_line, last_line
-    from kpsplit.demo.stage import stage
     from kpsplit.demo.summary import write_summary
     from kpsplit.demo.verification import QUESTION, report_path
-    from kpsplit.kafka.error_map import error_of, translate
 
     click.echo(f"kpsplit demo, seed {options.seed}", err=True)
-    with narrator() as teller, ground(given, roles, teller) as played_on:
-        try:
-            result = stage(played_on, options, lines, teller)
-        except KpsplitError as error:
-            click.echo(failed_line(str(error)))
-            return False
-        except KafkaException as exception:
-            click.echo(failed_line(str(translate(error_of(exception), "play the demo"))))
-            return False
+    try:
+        result = _staged(given, roles, options, lines)
+    except KpsplitError as error:
+        click.echo(failed_line(str(error)))
+        raise
+    if isinstance(result, KpsplitError):
+        click.echo(failed_line(str(result)))
+        return False
     write_summary(result, sys.stdout)
     options.html.write_text(page(result), encoding="utf-8")
     click.echo(f"page: {options.html.resolve()}")
@@ -241,3 +241,27 @@ def _play(given: dict[str, Any], roles: dict[str, dict[str, Any]], options: Any,
         click.echo(f"verification report: {report.resolve()}")
     click.echo(last_line(result))
     return result.passed
+
+
+def _staged(
+    given: dict[str, Any], roles: dict[str, dict[str, Any]], options: Any, lines: Any
+) -> DemoResult | KpsplitError:
+    """Return the result, or the error with which the play ended.
+
+    Raises:
+        KpsplitError: there is no cluster to play on.
+    """
+    from confluent_kafka import KafkaException
+
+    from kpsplit.demo.ground import ground
+    from kpsplit.demo.narrator import narrator
+    from kpsplit.demo.stage import stage
+    from kpsplit.kafka.error_map import error_of, translate
+
+    with narrator() as teller, ground(given, roles, teller) as played_on:
+        try:
+            return stage(played_on, options, lines, teller)
+        except KpsplitError as error:
+            return error
+        except KafkaException as exception:
+            return translate(error_of(exception), "play the demo")

@@ -290,7 +290,7 @@ def test_a_child_after_fork_gets_a_clear_error(bootstrap: str, topic: str) -> No
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
-            gc.disable()  # clients of other tests that are garbage must not be destroyed without their threads
+            gc.disable()  # clients that are garbage must not be destroyed without their threads
             os.write(write, "\n".join(_in_child(producer, topic)).encode())
             os._exit(0)
         os.close(write)

@@ -124,7 +124,7 @@ class Views:
     """An enrolled topic with four slots, never split."""
 
     def __init__(self) -> None:
-        self.ready, self.unseen, self.trouble, self.position = True, False, None, 1
+        self.ready, self.trouble, self.position = True, None, 1
         self.view = ControlView()
         self.view.enrolments[TOPIC] = Enrolment(TOPIC, "id", Partitioner.CONSISTENT_RANDOM, True, SLOTS)
         self.is_fresh = True

@@ -27,7 +27,7 @@ def test_defaults_are_those_of_the_original_but_for_strategy_and_heartbeats():
     assert settings.incremental
     assert (settings.auto_commit, settings.auto_store, settings.reset) == (True, True, "latest")
     assert (settings.auto_commit_interval, settings.max_poll_interval) == (5.0, 300.0)
-    assert settings.buffer_bytes == 64 << 20
+    assert settings.buffer_bytes + (settings.fetch["queued.max.messages.kbytes"] << 10) == 64 << 20
     assert settings.revocation_policy is RevocationPolicy.RETRY_THEN_LEAVE
     assert settings.gap_policy is GapPolicy.ERROR
     assert not settings.wrap_all
@@ -62,8 +62,22 @@ def test_settings_of_fetching_go_to_the_consumer_that_reads():
         "fetch.min.bytes": 7,
         "isolation.level": "read_uncommitted",
         "fetch.queue.backoff.ms": 5,
+        "queued.max.messages.kbytes": 16_384,
     }
-    assert settings_of(**{"fetch.queue.backoff.ms": 70}).fetch == {"fetch.queue.backoff.ms": 70}
+    assert settings_of(**{"fetch.queue.backoff.ms": 70}).fetch["fetch.queue.backoff.ms"] == 70
+
+
+@pytest.mark.parametrize("bound", [4096, 1 << 20, 64 << 20, 1 << 30])
+def test_what_the_client_and_the_buffer_hold_stays_within_one_bound(bound):
+    settings = settings_of(**{"kpsplit.fetch.buffer.bytes": bound})
+    client = settings.fetch["queued.max.messages.kbytes"] << 10
+    assert 0 < client <= 16 << 20
+    assert settings.buffer_bytes + client == bound
+
+
+def test_the_clients_share_of_the_bound_can_be_chosen():
+    settings = settings_of(**{"kpsplit.fetch.buffer.bytes": 8 << 20, "queued.max.messages.kbytes": 1024})
+    assert (settings.fetch["queued.max.messages.kbytes"], settings.buffer_bytes) == (1024, 7 << 20)
 
 
 def test_settings_of_topics_in_their_deprecated_place_count():
