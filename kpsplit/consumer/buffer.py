@@ -31,6 +31,7 @@ from confluent_kafka import Message
 
 from kpsplit.consumer.batch import Batch, OwnedSlot
 from kpsplit.consumer.progress import Progress, without
+from kpsplit.consumer.sink import NOWHERE, Crowded
 from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -133,6 +134,10 @@ class FetchBuffer:
         with self._lock:
             self._advance(len(self._ready))
             return self._progress.waiting_bytes + sum(batch.bytes for batch in self._held_back or ())
+
+    def crowded(self) -> Crowded:
+        """See ``Sink``: an application that polls takes the records in their order."""
+        return NOWHERE
 
     def keep_open(self, until: float) -> None:
         """Hand out nothing once this moment has passed, until a later one is named."""

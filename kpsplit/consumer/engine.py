@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 SLICE_SECONDS = 0.01
 """How long the engine waits for records before it looks at everything else."""
+STEPS = 4
+"""A step reads one part in so many of the buffer at most: one lane that gets it all must not fill it."""
 REST_SECONDS = 0.25
 CLOSE_SECONDS = 30.0
 
@@ -223,6 +225,8 @@ class Engine(threading.Thread):
             context.counts["turns_without_room"] += room <= 0
             self._wake.wait(SLICE_SECONDS)
             return
+        context.reader.hold_back(context.sink.crowded())
+        room = min(room, max(1, context.settings.buffer_bytes // STEPS))
         ends, context.ends = context.ends, {}
         for batch in context.reader.step(0 if self._requests else SLICE_SECONDS, room):
             for slot in context.ahead.keys() & set(batch.slots):

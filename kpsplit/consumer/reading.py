@@ -21,6 +21,7 @@ from kpsplit.consumer.config import CLIENT_KBYTES, GapPolicy
 from kpsplit.consumer.gaps import meant_topic_id, wrong_topic
 from kpsplit.consumer.probing import LogProbe
 from kpsplit.consumer.reading_events import ReadingEvent, Unreadable
+from kpsplit.consumer.sink import Crowded
 from kpsplit.consumer.tracks import PartitionTracks
 from kpsplit.errors import ConfigurationError
 from kpsplit.kafka.connection import Connection
@@ -94,6 +95,7 @@ class SlotReader:
         self._probes: dict[PhysicalPartition, LogProbe] = {}
         self._identified: set[str] = set()
         self._told: dict[PhysicalPartition | None, int] = {}
+        self._held_back = False
         self._count = 16
         self._size = 0
 
@@ -133,6 +135,13 @@ class SlotReader:
         """Fetch again for logical partitions."""
         for parent in parents:
             self._partitions[parent].pause(False)
+
+    def hold_back(self, crowded: Crowded) -> None:
+        """Read nothing more of some key ranges for now; of what was named before and is not, go on."""
+        if crowded or self._held_back:
+            for parent, tracks in self._partitions.items():
+                tracks.hold_back(crowded.get(parent, frozenset()))
+            self._held_back = bool(crowded)
 
     def cursor(self, slot: OwnedSlot) -> Cursor:
         """Return how far has been read for an owned slot (not: processed)."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
+
+from kpsplit.splitter.key_range import KeyRange
+from kpsplit.splitter.lineage import PhysicalPartition
 
 if TYPE_CHECKING:
     from kpsplit.consumer.reading import Batch, OwnedSlot
     from kpsplit.splitter.cursor import Cursor
+
+Crowded = Mapping[PhysicalPartition, frozenset[KeyRange]]
+NOWHERE: Crowded = {}
 
 
 class Sink(Protocol):
@@ -28,6 +34,9 @@ class Sink(Protocol):
 
     def waiting_bytes(self) -> int:
         """Return how many bytes of records were offered and are not given out yet (back-pressure)."""
+
+    def crowded(self) -> Crowded:
+        """Return the key ranges of which nothing more should be read for now, by logical partition."""
 
     def keep_open(self, until: float) -> None:
         """Hand out nothing once this moment has passed, until a later one is named.

@@ -34,6 +34,7 @@ from kpsplit.consumer.sieve import Doubt, ReadTally, Sieve, Sifted
 from kpsplit.errors import FutureVersionError, InvariantError, KpsplitError
 from kpsplit.kafka.logical_message import is_identity, wrapped
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import ForeignReason, Wait, classify, unsettled
@@ -93,6 +94,7 @@ class PartitionTracks:
         self._on_gap = on_gap
         self._wrap_all = wrap_all
         self._paused = False
+        self._held_back: frozenset[KeyRange] = frozenset()
         self._cursors: dict[OwnedSlot, Cursor] = {}
         self._tracks: dict[PhysicalPartition, Track] = {}
         self._questions: dict[PhysicalPartition, _Question] = {}
@@ -140,6 +142,12 @@ class PartitionTracks:
         """Stop reading at the present places, or go on."""
         self._paused = paused
         self.changed = True
+
+    def hold_back(self, ranges: frozenset[KeyRange]) -> None:
+        """Read no physical partition whose segment has keys of these ranges; all others."""
+        if ranges != self._held_back:
+            self._held_back = ranges
+            self.changed = True
 
     def cursor(self, slot: OwnedSlot) -> Cursor:
         """Return what an owned slot was given."""
@@ -236,7 +244,8 @@ class PartitionTracks:
 
     def _reads(self, source: PhysicalPartition, track: Track) -> bool:
         held_up = self._paused or source in self._stopped or source in self._questions
-        return track.ready and not held_up
+        crowded = any(track.segment.range.overlaps(range_) for range_ in self._held_back)
+        return track.ready and not held_up and not crowded
 
     def _take_stretch(
         self,

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from kpsplit import Producer
 from kpsplit.consumer.consumer import Consumer
 from kpsplit.consumer.run import Output, RunStats
 from kpsplit.kafka.operations import Operations
+from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.records.control import Partitioner
 from tests.broker.operating import enrolled, merge, split
 from tests.broker.producing import Journal, Writer, assert_same, eventually, records_of
@@ -27,16 +28,23 @@ from tests.conftest import MakeTopic
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
+NO_SETTINGS: Mapping[str, Any] = {}
 
 
 class Running(threading.Thread):
     """A member of a group in a thread, inside ``run()``."""
 
     def __init__(
-        self, bootstrap: str, group: str, topic: str, handle: Callable[[Any], Any], **options: Any
+        self,
+        bootstrap: str,
+        group: str,
+        topic: str,
+        handle: Callable[[Any], Any],
+        settings: Mapping[str, Any] = NO_SETTINGS,
+        **options: Any,
     ) -> None:
         super().__init__(daemon=True)
-        self.consumer = Consumer(config(bootstrap, group))
+        self.consumer = Consumer(config(bootstrap, group, **settings))
         self.stats: RunStats | None = None
         self.error: BaseException | None = None
         self._topic, self._handle, self._options = topic, handle, options
@@ -91,6 +99,43 @@ def test_members_that_run_share_one_partition_and_hand_slots_over_without_doubli
     second.stop()
     assert Counter(seen.values) == Counter(values)
     assert seen.in_order()
+
+
+def test_a_stuck_key_with_a_backlog_beyond_the_buffer_holds_up_its_own_range_only(
+    operations: Operations, bootstrap: str, make_topic: MakeTopic
+) -> None:
+    """Its phantom waits; the other phantoms of the partition, and the other partition, go on."""
+    topic, each, size = make_topic(partitions=2), 2000, 1000
+    parent = enrolled(operations, topic)
+    split(operations, parent, 2)
+    low, high = (key_in(half) for half in WHOLE.split_evenly(2))
+    places = {b"stuck": (0, low), b"beside": (0, high), b"other": (1, b"any")}
+    with Producer({"bootstrap.servers": bootstrap, "linger.ms": 5}) as producer:
+        for _ in range(each):
+            for name, (partition, key) in places.items():
+                producer.produce(topic, name.ljust(size), key, partition)
+            producer.poll(0)
+        assert producer.flush(60) == 0
+    go, done = threading.Event(), Counter[bytes]()
+
+    def handle(record: Any) -> None:
+        name = record.value().strip()
+        if name == b"stuck":
+            go.wait()
+        done[name] += 1
+
+    bound = {"kpsplit_fetch_buffer_bytes": each * size // 2}
+    member = Running(bootstrap, f"g-{topic}", topic, handle, bound, workers=4)
+    eventually(lambda: done[b"beside"] == done[b"other"] == each, "the others to be worked off")
+    assert not done[b"stuck"]
+    go.set()
+    eventually(lambda: done[b"stuck"] == each, "the stuck key's records")
+    assert member.stop().processed == 3 * each
+
+
+def key_in(range_: KeyRange) -> bytes:
+    """A key whose hash is in a range."""
+    return next(key for n in range(1000) if key_hash(key := b"key-%d" % n) in range_)
 
 
 def test_a_run_goes_through_a_split_and_a_merge_without_noticing(

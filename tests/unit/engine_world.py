@@ -24,6 +24,7 @@ from kpsplit.consumer.errands import Errands
 from kpsplit.consumer.events import Events
 from kpsplit.consumer.group import GroupConsumer
 from kpsplit.consumer.ledger import Start
+from kpsplit.consumer.sink import Crowded
 from kpsplit.consumer.subscriptions import subscribed
 from kpsplit.kafka.group_members import Members, Owner
 from kpsplit.splitter.control_view import ControlView
@@ -181,6 +182,9 @@ class Reader:
     def disown(self, slots: list[OwnedSlot]) -> None:
         for one in slots:
             self.owned.pop(one, None)
+
+    def hold_back(self, crowded: Crowded) -> None:
+        pass
 
     def step(self, seconds: float, room: int) -> list[Batch]:
         if not self._due or not self.owned:

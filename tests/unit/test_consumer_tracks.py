@@ -303,6 +303,19 @@ def test_a_paused_partition_is_not_read_and_goes_on_where_it_was() -> None:
     assert tracks.wanted() == {PARENT: 1}
 
 
+def test_what_is_crowded_holds_back_the_segments_that_have_its_keys_and_no_others() -> None:
+    tracks = Tracks(operated(UNSPLIT, SPLIT, {0: 1}))
+    tracks.begin(WHOLE_SLOT)
+    tracks.give(message(0))
+    tracks.at_end(PARENT, 2)
+    everything = tracks.wanted()
+    assert {phantom(0), phantom(1)} <= everything.keys()
+    tracks.hold_back(frozenset([KeyRange(0, 16)]))
+    assert everything.keys() - tracks.wanted().keys() == {PARENT, phantom(0)}
+    tracks.hold_back(frozenset())
+    assert tracks.wanted() == everything
+
+
 def test_a_slot_that_left_is_given_nothing_more_and_its_cursor_was_exact() -> None:
     tracks = Tracks()
     tracks.begin(FIRST, SECOND)

@@ -164,12 +164,17 @@ def test_waiting_bytes_are_those_of_records_that_are_not_processed() -> None:
     assert lanes.waiting_bytes == 0
 
 
-def test_a_lane_is_crowded_while_more_than_its_share_waits() -> None:
+def test_a_lane_is_crowded_from_its_share_on_until_half_of_it_is_worked_off() -> None:
     lanes = scheduler(lane_bytes=3000)
     lanes.offer(batch([A, A, A, B], value=b"x" * 1000))
-    assert [lane.range for lane in lanes.crowded] == [LOW]
-    lanes.done(take(lanes))
-    assert not lanes.crowded
+    assert lanes.crowded_ranges() == {PARENT: {LOW}}
+    while (left := lanes.crowded_ranges()) and lanes.waiting_bytes:
+        assert left == {PARENT: {LOW}}
+        lane = take(lanes)
+        bytes_before = lane.bytes
+        lanes.done(lane)
+        assert (lane in lanes.crowded) == (lane.range == LOW and lane.bytes > 1500), bytes_before
+    assert not lanes.crowded_ranges()
 
 
 def test_a_slot_is_divided_further_when_others_have_left() -> None:

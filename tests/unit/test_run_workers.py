@@ -234,14 +234,15 @@ def test_an_exit_in_a_handler_ends_the_run_whatever_the_policy(team: Start) -> N
     assert isinstance(crew.desk.error, HandlerError)
 
 
-def test_a_full_lane_makes_the_buffer_full_and_is_named() -> None:
+def test_of_a_full_lane_nothing_more_is_read_and_it_is_named() -> None:
     desk = Desk(1, BUFFER, Judge(Stop()))
     start(desk)
     size = BUFFER // LANE_SHARE // 4
     desk.offer(batch([A] * 3, value=b"x" * size))
-    assert desk.waiting_bytes() < BUFFER
+    assert not desk.crowded()
     desk.offer(batch([A] * 2, start=3, value=b"x" * size))
-    assert desk.waiting_bytes() >= BUFFER
+    assert desk.waiting_bytes() < BUFFER, "the rest is for the others"
+    assert [len(ranges) for ranges in desk.crowded().values()] == [1]
     [crowded] = desk.stats().crowded
     assert crowded.startswith("orders/3 [")
 

@@ -20,6 +20,7 @@ from kpsplit.consumer.run.lanes import Home, Lane, LaneScheduler, LaneState
 from kpsplit.consumer.run.outbox import Outbox, Transfer
 from kpsplit.consumer.run.output import Output
 from kpsplit.consumer.run.policies import DeadLetter, Final, Judge, Rest, Skip, Stop, stopped
+from kpsplit.consumer.sink import NOWHERE, Crowded
 from kpsplit.errors import ConflictError, KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.cursor import Cursor
@@ -32,8 +33,8 @@ log = logging.getLogger(__name__)
 LANES_PER_WORKER = 8
 """So many that a worker finds a lane although keys are distributed at random over them."""
 
-LANE_SHARE = 2
-"""A lane may hold one part in so many of the buffer; the rest is left to the others."""
+LANE_SHARE = 4
+"""Of a lane that holds one part in so many of the buffer nothing more is read; the rest is for the others."""
 
 
 @dataclass(slots=True)
@@ -92,7 +93,6 @@ class Desk:
         self._found_shut = False
         """A worker has found that moment passed, and waits."""
         self._commit_wanted = False
-        self._buffer_bytes = buffer_bytes
         self._judge = judge
         self._outbox = outbox
         self._state = state
@@ -115,12 +115,15 @@ class Desk:
             self._woken(self.scheduler.add(batch, parts))
 
     def waiting_bytes(self) -> int:
-        """Return the bytes of records that are not processed and of outputs that are not committed.
+        """Return the bytes of records that are not processed and of outputs that are not committed."""
+        return self.scheduler.waiting_bytes + (self._outbox.bytes if self._outbox else 0)
 
-        That is a full buffer while a lane has more than its share.
-        """
-        waiting = self.scheduler.waiting_bytes + (self._outbox.bytes if self._outbox else 0)
-        return max(waiting, self._buffer_bytes) if self.scheduler.crowded else waiting
+    def crowded(self) -> Crowded:
+        """See ``Sink``: a slow or failing key keeps nothing waiting but what is read together with it."""
+        if not self.scheduler.crowded:
+            return NOWHERE
+        with self.lock:
+            return self.scheduler.crowded_ranges()
 
     def keep_open(self, until: float) -> None:
         """See ``Sink``."""

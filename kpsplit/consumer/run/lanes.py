@@ -172,7 +172,8 @@ class LaneScheduler:
 
     Args:
         wanted: how many lanes there should be at least, over all slots.
-        lane_bytes: a lane with more bytes waiting is ``crowded``; reading should stop until it is not.
+        lane_bytes: a lane with more bytes waiting is ``crowded``, until half of them are worked off; nothing
+            more should be read for it meanwhile.
     """
 
     def __init__(self, wanted: int, lane_bytes: int) -> None:
@@ -271,6 +272,14 @@ class LaneScheduler:
         self.prepare(batch.parent)
         return self.add(batch, self.divide(batch))
 
+    def crowded_ranges(self) -> dict[PhysicalPartition, frozenset[KeyRange]]:
+        """Return the key ranges of the crowded lanes, by logical partition."""
+        parents = {lane.home.slot.parent for lane in self.crowded}
+        return {
+            parent: frozenset(lane.range for lane in self.crowded if lane.home.slot.parent == parent)
+            for parent in parents
+        }
+
     # -- workers -------------------------------------------------------------------------------------
 
     def next(self) -> Lane | None:
@@ -289,7 +298,7 @@ class LaneScheduler:
             return self._orphan_let_go(lane.home)
         entry = lane.pop()
         self.waiting_bytes -= entry.size
-        if lane.bytes <= self._lane_bytes:
+        if lane.bytes <= self._lane_bytes // 2:
             self.crowded.discard(lane)
         lane.state = IDLE
         return self._ready_again(lane)
