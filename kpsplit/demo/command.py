@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from kpsplit.errors import EXIT_CHECK, ConfigurationError, KpsplitError, UsageError
+from kpsplit.errors import EXIT_CHECK, ConfigurationError, KpsplitError
+from kpsplit.files import check_writable, write_whole
 
 if TYPE_CHECKING:
     from kpsplit.demo.result import DemoResult
@@ -110,7 +111,7 @@ def demo(
         raise click.UsageError("--key-regex belongs to --input")
     expression = key_regex or DEFAULT_EXPRESSION
     lines = None if input_file is None else read_lines(input_file, expression)
-    check_writable(html)
+    check_writable(html, "choose another --html")
     options = Options(
         duration=duration,
         rate=rate,
@@ -185,22 +186,6 @@ def roles_given(pairs: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def check_writable(path: Path) -> None:
-    """Find out now, not after a minute, that the page cannot be written.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    try:
-        existed = path.exists()
-        with path.open("ab"):
-            pass
-        if not existed:
-            path.unlink()
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", hint="choose another --html") from None
-
-
 def _before_the_verb(ctx: click.Context) -> dict[str, Any]:
     """Return global options that were given on the command line, before ``demo``."""
     root = ctx.find_root()
@@ -234,7 +219,7 @@ def _play(given: dict[str, Any], roles: dict[str, dict[str, Any]], options: Any,
         click.echo(failed_line(str(result)))
         return False
     write_summary(result, sys.stdout)
-    options.html.write_text(page(result), encoding="utf-8")
+    write_whole(options.html, page(result).encode())
     click.echo(f"page: {options.html.resolve()}")
     report = report_path(options.html)
     if any(verdict.question == QUESTION for verdict in result.verdicts):

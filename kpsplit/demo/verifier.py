@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from kpsplit.demo.parent import die_with_parent
 from kpsplit.errors import KpsplitError
+from kpsplit.files import write_whole
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 
@@ -67,7 +68,7 @@ def answered(question: Question) -> Answer:
     try:
         with running_session() as spark:
             found = verify(spark, question.topic, Connection(question.properties))
-        Path(question.report).write_text(report_page(found), encoding="utf-8")
+        write_whole(Path(question.report), report_page(found).encode())
     except (KpsplitError, OSError) as error:
         return Answer(error=str(error))
     told = result_line(found).removeprefix(f"{question.topic}: ")

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
+from kpsplit.spark_jobs.failures import SPARK_ERRORS, explained
 from kpsplit.spark_jobs.gather import PATIENCE, Gatherer
 from kpsplit.spark_jobs.offsets import Bound, Limit, check_batch_bounds, limit, timestamp_ms, wanted
 from kpsplit.spark_jobs.regions import Region, ranges_to_scan, stretches
@@ -98,13 +99,16 @@ def scan(
     reader = spark.read.format("kafka").options(**options).option("includeHeaders", "true")
     if not assigned:
         return _nothing(spark)
-    return (
+    bounded = (
         reader.option("assign", json.dumps(assigned))
         .option("startingOffsets", json.dumps(offsets[0]))
         .option("endingOffsets", json.dumps(offsets[1]))
         .option("failOnDataLoss", "true")
-        .load()
     )
+    try:
+        return bounded.load()
+    except SPARK_ERRORS as error:
+        raise explained(error) from error
 
 
 def _nothing(spark: SparkSession) -> DataFrame:

@@ -286,3 +286,12 @@ def test_rights_are_printed_as_commands_without_asking_a_broker(offline: Kpsplit
         "kafka-acls.sh --bootstrap-server b1:9092 --add --allow-principal 'User:my app' "
         "--operation Write --topic orders.split- --resource-pattern-type prefixed"
     )
+
+
+@pytest.mark.parametrize("verb", [("verify", "orders"), ("demo",)])
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_done(
+    offline: Kpsplit, verb: tuple[str, ...], tmp_path: Path
+) -> None:
+    ran = offline(*verb, "-b", "127.0.0.1:1", "--html", str(tmp_path / "missing" / "page.html"))
+    assert (ran.code, ran.out) == (2, "")
+    assert "No such file or directory; choose another --html" in ran.error

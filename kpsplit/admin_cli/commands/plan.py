@@ -17,6 +17,7 @@ from kpsplit.admin_cli.operating import check_runnable, force_option, plan_json
 from kpsplit.admin_cli.param_types import DURATION, KEY_RANGE, PARTITION, RANGES
 from kpsplit.admin_cli.spark_size import require_spark, spark_size_options
 from kpsplit.errors import UsageError
+from kpsplit.files import write_whole
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -163,6 +164,6 @@ def _sized_by_spark(
 
 def _save(path: Path, data: bytes) -> None:
     try:
-        path.write_bytes(data)
+        write_whole(path, data)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None

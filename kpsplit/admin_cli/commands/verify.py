@@ -13,6 +13,7 @@ from kpsplit.admin_cli.given import VerbCommand, global_options
 from kpsplit.admin_cli.param_types import NAME, TOPIC_OR_PARTITION
 from kpsplit.admin_cli.spark_size import require_spark, spark_size_options
 from kpsplit.errors import CheckFailedError, ConfigurationError, KpsplitError
+from kpsplit.files import check_writable, write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,9 +72,11 @@ def command(
     require_spark(memory)
     if parquet is not None and parquet.exists():
         raise ConfigurationError(f"{parquet} exists", hint="give --parquet a folder that does not exist yet")
+    if html is not None:
+        check_writable(html, "choose another --html")
     from kpsplit.spark_jobs.report import report_page
     from kpsplit.spark_jobs.session import running_session
-    from kpsplit.spark_jobs.verification.job import findings_frame, judge_snapshot, past_of, take_snapshot
+    from kpsplit.spark_jobs.verification.job import judge_snapshot, past_of, take_snapshot, write_findings
     from kpsplit.spark_jobs.verification.state_file import StateFile
 
     file = None if state is None else StateFile(state)
@@ -86,9 +89,9 @@ def command(
     with running_session(cores, memory) as spark:
         verdict = judge_snapshot(spark, snapshot, connection, groups or None, past=past)
         if parquet is not None:
-            findings_frame(spark, verdict).coalesce(1).write.parquet(str(parquet))
+            write_findings(spark, verdict, parquet)
     if html is not None:
-        html.write_text(report_page(verdict), "utf-8")
+        write_whole(html, report_page(verdict).encode())
     call.show(verdict.json(), lambda console: _show(verdict, console))
     conclude(verdict, file, call.say)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from kpsplit.errors import ConfigurationError, UsageError
+from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
@@ -128,6 +129,20 @@ def judge_snapshot(
         return Judge(spark, snapshot, read, groups, past).verdict()
     except SPARK_ERRORS as error:
         raise explained(error) from error
+
+
+def write_findings(spark: SparkSession, verdict: Verdict, folder: Path) -> None:
+    """Write the findings as Parquet into a folder that does not exist yet.
+
+    Raises:
+        KpsplitError: they could not be written; nothing is left there.
+    """
+    try:
+        findings_frame(spark, verdict).coalesce(1).write.parquet(str(folder))
+    except SPARK_ERRORS as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        told = explained(error).message
+        raise KpsplitError(f"cannot write {folder}: {told}", hint="choose another --parquet") from error
 
 
 def findings_frame(spark: SparkSession, verdict: Verdict) -> DataFrame:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from kpsplit.errors import ConflictError, FutureVersionError, KpsplitError, RecordError, UsageError
+from kpsplit.files import write_whole
 from kpsplit.spark_jobs.verification.state import State
 from kpsplit.spark_jobs.verification.state_json import MOST_BYTES, decode_state, encode_state
 
@@ -58,7 +58,7 @@ class StateFile:
                         hint="let one verification at a time use a state",
                         changed=False,
                     )
-                self._replace(data)
+                write_whole(self._path, data)
         except OSError as error:
             raise KpsplitError(
                 f"cannot write {self._path}: {error.strerror}; it was left as it is", changed=False
@@ -83,15 +83,3 @@ class StateFile:
             yield
         finally:
             os.close(folder)
-
-    def _replace(self, data: bytes) -> None:
-        handle, name = tempfile.mkstemp(prefix=f".{self._path.name}-", dir=self._path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, self._path)
-        except BaseException:
-            os.unlink(name)
-            raise
