@@ -262,6 +262,8 @@ class Producer(confluent_kafka.Producer):
         """
         self._general.closed = True
         self._retire(ABANDON_SECONDS)
+        with self._dispatcher.lock:
+            self._dispatcher.clear_routes()
 
     def _retire(self, timeout: float) -> Coordinator | None:
         """End the library's thread, and give up the lease."""
