@@ -3,10 +3,10 @@
 Starts an embedded cluster and Spark on this machine, and a producer that writes purchases to the single
 partition of a topic. Two streaming queries read the topic's logical view: one archives the purchases as
 Parquet, the other keeps a session per customer in Spark's state (a session ends after a gap in the
-customer's own time) and writes all sessions as Parquet. Meanwhile: a split into 4, a split of one of the
-phantoms, both queries stopped and started from their checkpoints, a merge of everything. At the end both
-results are compared with those of a batch over the whole history, and the order of each customer's rows
-across the micro-batches is checked.
+customer's own time) and writes all sessions as Parquet. Meanwhile: a split into 4; a split of one of the
+phantoms while both queries are stopped, which then go on from their checkpoints; a merge of everything. At
+the end both results are compared with those of a batch over the whole history, and the order of each
+customer's rows across the micro-batches is checked.
 
     python examples/logical_pipeline.py [--bootstrap-server HOST:PORT] [--rate RECORDS_PER_SECOND]
 
@@ -241,12 +241,12 @@ class Play:
         self._until_read("two queries read the partition")
         self._split(4)
         self._until_read("it is split into 4")
-        self._split(2, self._layout()[1].range)
-        self._until_read("a phantom is split again")
         self._pipeline.stop()
-        self._merge()
+        self._split(2, self._layout()[1].range)
         self._pipeline.start()
-        self._until_read("everything was merged while the queries were stopped; they go on")
+        self._until_read("a phantom was split again while the queries were stopped; they go on")
+        self._merge()
+        self._until_read("everything is merged")
         self._writer.end()
         self._until_read("the producer ends")
         self._pipeline.stop()

@@ -87,7 +87,8 @@ def rights_for(
         role: who.
         topic: the logical topic.
         group: the consumer's group; required for consumers.
-        transactional_id: with what the producer's transactional ids begin, if it uses transactions.
+        transactional_id: with what the transactional ids of producers begin, if they use transactions; an
+            operator fences those of silent ones.
         takeover: whether the producer may roll back an operation whose operator died in the fence: it can
             write to the control topic then.
         changelog: the topic of the consumer's state, if it keeps any.
@@ -97,7 +98,7 @@ def rights_for(
     """
     match role:
         case Role.OPERATOR:
-            return _operator(topic)
+            return (*_operator(topic), *_transactions(transactional_id))
         case Role.PRODUCER:
             return (*_producer(topic, transactional_id), *(takeover_rights(topic) if takeover else ()))
         case Role.CONSUMER:
@@ -142,18 +143,19 @@ def _operator(topic: str) -> tuple[Right, ...]:
 
 
 def _producer(topic: str, transactional_id: str | None) -> tuple[Right, ...]:
-    own = (
-        ()
-        if transactional_id is None
-        else _on(Resource.TRANSACTIONAL_ID, transactional_id, Operation.WRITE, prefixed=True)
-    )
     return (
         *_on(Resource.TOPIC, topic, Operation.WRITE),
         *_on(Resource.TOPIC, subtopics_prefix(topic), Operation.WRITE, prefixed=True),
         *_on(Resource.TOPIC, CONTROL_TOPIC, Operation.READ),
         *_on(Resource.TOPIC, PRODUCERS_TOPIC, Operation.WRITE),
-        *own,
+        *_transactions(transactional_id),
     )
+
+
+def _transactions(prefix: str | None) -> tuple[Right, ...]:
+    if prefix is None:
+        return ()
+    return _on(Resource.TRANSACTIONAL_ID, prefix, Operation.WRITE, prefixed=True)
 
 
 def _claiming(topic: str) -> Right:

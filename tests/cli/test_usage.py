@@ -289,6 +289,30 @@ def test_rights_are_printed_as_commands_without_asking_a_broker(offline: Kpsplit
     )
 
 
+@pytest.mark.parametrize(
+    ("role", "option"),
+    [
+        ("operator", ("--group", "g")),
+        ("verifier", ("--transactional-id", "app.")),
+        ("consumer", ("--group", "g", "--takeover")),
+        ("producer", ("--state",)),
+    ],
+)
+def test_an_option_that_changes_nothing_for_a_role_is_refused(
+    offline: Kpsplit, role: str, option: tuple[str, ...]
+) -> None:
+    ran = offline("acls", "orders", "--for", role, "--principal", "User:a", *option)
+    assert (ran.code, ran.out) == (2, "")
+    assert f"says nothing about {role}s" in ran.error
+
+
+def test_an_operator_may_fence_the_transactional_ids_of_producers(offline: Kpsplit) -> None:
+    ran = offline(
+        "acls", "orders", "--for", "operator", "--principal", "User:op", "--transactional-id", "app."
+    )
+    assert "--operation Write --transactional-id app. --resource-pattern-type prefixed" in ran.out
+
+
 @pytest.mark.parametrize("verb", [("verify", "orders"), ("demo",)])
 def test_a_page_that_cannot_be_written_is_refused_before_anything_is_done(
     offline: Kpsplit, verb: tuple[str, ...], tmp_path: Path

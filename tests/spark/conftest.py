@@ -15,10 +15,11 @@ from kpsplit.spark_jobs.session import local_session
 from tests.broker.operating import operating
 from tests.spark.live import History
 
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 QUICK = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": QUICK_JAVA,
 }
 """For hundreds of small queries on a machine that does other things as well."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kpsplit.kafka.operations import Operations
+from tests.spark.conftest import QUICK_JAVA
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "logical_pipeline.py"
 SECONDS = 1200
@@ -21,7 +23,8 @@ def test_a_stateful_pipeline_ends_with_what_a_batch_over_the_history_says(
     operations: Operations, bootstrap: str
 ) -> None:
     command = [sys.executable, str(EXAMPLE), "--bootstrap-server", bootstrap, "--rate", "200"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    quick = {**os.environ, "JAVA_TOOL_OPTIONS": QUICK_JAVA}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=quick)
     last = ended.stdout.strip().splitlines()[-1] if ended.stdout.strip() else ""
     assert ended.returncode == 0, f"{last}\n{ended.stderr[-3000:]}"
     assert "missing=0 doubled=0 out_of_order=0" in last and "differ=0" in last

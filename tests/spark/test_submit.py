@@ -21,6 +21,7 @@ from kpsplit.devcluster.java import find_java
 from kpsplit.errors import KpsplitError
 from kpsplit.spark_jobs.jars import connector_jars
 from kpsplit.spark_jobs.session import REDACTED
+from tests.spark.conftest import QUICK_JAVA
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -30,6 +31,8 @@ HOME = Path(pyspark.__file__).parent
 PATIENCE = 540.0
 SECRET = "hunter2-of-the-submitted-job"
 WORKERS = 2
+LOOK_SECONDS = 0.5
+"""Between two looks at the command lines: each costs the machine some time."""
 
 
 def environment() -> dict[str, str]:
@@ -43,6 +46,7 @@ def environment() -> dict[str, str]:
         "SPARK_HOME": str(HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
+        "JAVA_TOOL_OPTIONS": QUICK_JAVA,
         "PYSPARK_PYTHON": sys.executable,
     }
 
@@ -173,7 +177,7 @@ def command_lines(job: psutil.Popen, roots: list[psutil.Process]) -> set[str]:
         for root in roots:
             for process in (root, *children_of(root)):
                 found.add(command_line(process))
-        sleep(0.1)
+        sleep(LOOK_SECONDS)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     "--transactional-id",
     type=PRINTABLE,
     metavar="PREFIX",
-    help="With what the producer's transactional ids begin, if it uses transactions.",
+    help="With what the transactional ids of producers begin, if they use transactions; for producers, and "
+    "for operators, who fence those of silent ones.",
 )
 @click.option("--takeover", is_flag=True, help="The producer may roll back an operation whose operator died.")
 @click.option("--state", is_flag=True, help="The consumer keeps state in a StateStore.")
@@ -65,6 +66,8 @@ def command(
         raise click.UsageError("--principal takes a kind and a name, e.g. User:app")
     if wanted is Role.CONSUMER and group is None:
         raise click.UsageError("--for consumer needs --group")
+    given = {"group": group, "transactional-id": transactional_id, "takeover": takeover, "state": state}
+    _refuse_what_does_not_apply(wanted, {name for name, value in given.items() if value})
     rights = rights_for(
         wanted,
         topic,
@@ -81,6 +84,21 @@ def command(
             console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     call.show(data, render)
+
+
+_APPLIES = {
+    "group": {Role.CONSUMER},
+    "state": {Role.CONSUMER},
+    "takeover": {Role.PRODUCER},
+    "transactional-id": {Role.PRODUCER, Role.OPERATOR},
+}
+
+
+def _refuse_what_does_not_apply(role: Role, given: Collection[str]) -> None:
+    """Raise UsageError for an option that changes nothing for a role: who gives it expects a right."""
+    for name in sorted(given):
+        if role not in _APPLIES[name]:
+            raise click.UsageError(f"--{name} says nothing about {role.value}s")
 
 
 def _changelog(group: str, topic: str) -> str:
