@@ -63,7 +63,7 @@ class FactsGatherer:
         attempt: Attempt | None,
         kind: OperationKind,
         deadline: Deadline,
-        found: tuple[Check | None, Check | None] = (None, None),
+        found: tuple[Check | None, Check | None, Check | None] = (None, None, None),
     ) -> Facts:
         """Return the facts for an attempt (None: as far as they do not depend on one).
 
@@ -73,7 +73,7 @@ class FactsGatherer:
             attempt: what would be tried.
             kind: split or merge.
             deadline: of the whole call.
-            found: what the sample says of the partitioner, and of the use of the split.
+            found: what the sample says of the partitioner, of other writers, and of the use of the split.
         """
         topic = self._admin.find(parent.topic)
         state = view.state(parent)
@@ -94,7 +94,8 @@ class FactsGatherer:
             logs=logs,
             hung_transaction=self._hung([s.source for s in closing], deadline),
             partitioner=found[0],
-            useful=found[1],
+            strange_writers=found[1],
+            useful=found[2],
         )
 
     def _lacking(self, topic: str, sources: Collection[str]) -> tuple[Right, ...]:

@@ -12,7 +12,7 @@ from kpsplit.kafka.facts import FactsGatherer
 from kpsplit.kafka.groups import committed_positions
 from kpsplit.kafka.plans import LONGEST_LABEL, Check, Drain, HotKey, Plan, new_attempt_id, shortened, wall_ms
 from kpsplit.kafka.preconditions import LOG_WHOLE, Facts, checks, refusal
-from kpsplit.kafka.sampling import Sample, partitioner_check, sample_partition
+from kpsplit.kafka.sampling import WRITERS, Sample, partitioner_check, sample_partition, writers_check
 from kpsplit.splitter import sizing
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.key_range import WHOLE, KeyRange, union_of_adjacent
@@ -79,7 +79,7 @@ class Planner:
         """Check a plan again, all but its sample; return the gravest check that forbids running it."""
         state = self._state(plan.parent, view, plan.kind, deadline)
         old = {c.name: c for c in plan.checks}
-        found = (old.get("partitioner"), old.get("useful"))
+        found = (old.get("partitioner"), old.get(WRITERS), old.get("useful"))
         attempt = _draft(state, plan.kind, plan.sources, plan.ranges, plan.target)
         facts = self._facts.gather(plan.parent, view, attempt, plan.kind, deadline, found)
         failed = [c for c in checks(facts) if not c.ok and not (force and c.forceable)]
@@ -114,12 +114,13 @@ class Planner:
         sized: Sizing | None,
     ) -> Plan:
         parent = state.parent
-        partitioner = None
+        partitioner = strange = None
         enrolment = view.enrolments.get(parent.topic)
         if seen is not None and enrolment is not None:
             count = self._admin.topics().get(parent.topic, 1)
             partitioner = partitioner_check(seen, enrolment.partitioner, count)
-        found = (partitioner, _useful(sized))
+            strange = writers_check(seen)
+        found = (partitioner, strange, _useful(sized))
         facts = self._facts.gather(parent, view, attempt, attempt.kind, deadline, found)
         sampled = sized.samples if sized else 0
         drains: tuple[Drain, ...] = ()

@@ -48,4 +48,5 @@ class Facts:
     hung_transaction: str | None = None
     lacking: tuple[Right, ...] = ()
     partitioner: Check | None = None
+    strange_writers: Check | None = None
     useful: Check | None = None

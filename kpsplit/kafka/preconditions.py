@@ -106,6 +106,10 @@ def _partitioner(facts: Facts, topic: TopicFacts, state: PartitionState) -> Chec
     return facts.partitioner
 
 
+def _writers(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check | None:
+    return facts.strange_writers
+
+
 def _useful(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check | None:
     return facts.useful
 
@@ -143,5 +147,6 @@ _MAKERS: tuple[Callable[[Facts, TopicFacts, PartitionState], Check | None], ...]
     log_checks.no_transaction,
     topic_checks.retention,
     _partitioner,
+    _writers,
     _useful,
 )

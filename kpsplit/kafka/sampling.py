@@ -15,9 +15,11 @@ from kpsplit.kafka.plans import Check
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
+from kpsplit.splitter.records import stamp
 from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.records.marker import HEADER
 
+WRITERS = "writers"
 LABEL_LENGTH = 60
 MOST_BYTES = 64 << 20
 LONGEST_SECONDS = 10.0
@@ -36,12 +38,15 @@ class Sample:
 
     ``points`` are (key hash, bytes) of the records with a key, ``labels`` the keys as printable text.
     ``keyed`` counts the records of which some partitioner has to explain the place, ``explained`` by which
-    it is.
+    it is. ``stamped`` counts records of kpsplit's producers, ``strange`` those behind one of them that are
+    none.
     """
 
     points: list[tuple[int, int]] = field(default_factory=list)
     labels: dict[int, str] = field(default_factory=dict)
     records: int = 0
+    stamped: int = 0
+    strange: int = 0
     keyed: int = 0
     explained: dict[Partitioner, int] = field(default_factory=lambda: dict.fromkeys(_HASHING, 0))
 
@@ -59,6 +64,11 @@ class Sample:
         self.keyed += 1
         for partitioner in _HASHING:
             self.explained[partitioner] += placed_by(partitioner, key, partitions) == partition
+
+    def note_writer(self, stamped: bool) -> None:
+        """Take who wrote the next record; before the first stamp the topic may not have been enrolled."""
+        self.stamped += stamped
+        self.strange += not stamped and self.stamped > 0
 
     def merge(self, other: Sample) -> None:
         """Take what another sample says about the partitioner."""
@@ -111,6 +121,19 @@ def partitioner_check(sample: Sample, partitioner: Partitioner, partitions: int)
     )
 
 
+def writers_check(sample: Sample) -> Check:
+    """Tell of writers that do not use kpsplit; their records are found in the overflow behind a split."""
+    if not sample.strange:
+        return Check(WRITERS, True, "no writer was seen that does not use kpsplit")
+    share = sample.strange / (sample.strange + sample.stamped)
+    return Check(
+        WRITERS,
+        True,
+        f"about {share:.0%} of the newest records come from writers that do not use kpsplit; they will go to "
+        "the overflow, and are read from there",
+    )
+
+
 def sample_partition(
     connection: Connection,
     admin: ClusterAdmin,
@@ -142,8 +165,10 @@ def collected(messages: Iterable[Message], partition: int, partitions: int) -> S
     """Make a sample of records; markers do not count."""
     sample, size = Sample(), 0
     for message in messages:
-        if any(header[0] == HEADER for header in message.headers() or []):
+        names = {header[0] for header in message.headers() or []}
+        if HEADER in names:
             continue
+        sample.note_writer(stamp.HEADER in names)
         weight = len(message)
         key = message.key()
         sample.add(key, weight + len(key or b""), partition, partitions)

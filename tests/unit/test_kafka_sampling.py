@@ -5,9 +5,17 @@ from __future__ import annotations
 from zlib import crc32
 
 import pytest
-from confluent_kafka import murmur2
+from confluent_kafka import Message, murmur2
 
-from kpsplit.kafka.sampling import LABEL_LENGTH, Sample, label, partitioner_check, placed_by
+from kpsplit.kafka.sampling import (
+    LABEL_LENGTH,
+    Sample,
+    collected,
+    label,
+    partitioner_check,
+    placed_by,
+    writers_check,
+)
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.records.control import Partitioner
 
@@ -85,3 +93,25 @@ def test_too_few_records_or_one_partition_say_nothing(count: int, partitions: in
     taken = sample(lambda _k, _n: 3, count)
     assert partitioner_check(taken, CONSISTENT, partitions).ok
     assert partitioner_check(taken, Partitioner.EXPLICIT, 6).ok
+
+
+def written(*names: str | None) -> Sample:
+    """Records with one header each, or none."""
+    return collected(
+        (Message(topic="t", partition=0, key=b"k", value=b"v", headers=n and [(n, b"x")]) for n in names),
+        0,
+        1,
+    )
+
+
+def test_writers_that_do_not_use_kpsplit_are_named_with_their_share() -> None:
+    check = writers_check(written("kps", None, "theirs", "kps"))
+    assert check.ok, "their records are not lost: it is no reason against a split"
+    assert "about 50% of the newest records" in check.message
+
+
+@pytest.mark.parametrize("names", [(), (None, None), (None, "kps", "kps"), ("kps", "kpsplit.marker")])
+def test_what_was_written_before_the_first_stamp_and_markers_are_nobodys(
+    names: tuple[str | None, ...],
+) -> None:
+    assert "no writer was seen" in writers_check(written(*names)).message
