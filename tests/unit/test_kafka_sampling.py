@@ -111,7 +111,7 @@ def test_writers_that_do_not_use_kpsplit_are_named_with_their_share() -> None:
 
 
 @pytest.mark.parametrize("names", [(), (None, None), (None, "kps", "kps"), ("kps", "kpsplit.marker")])
-def test_what_was_written_before_the_first_stamp_and_markers_are_nobodys(
+def test_what_was_written_before_the_first_stamp_is_nobodys(
     names: tuple[str | None, ...],
 ) -> None:
     assert "no writer was seen" in writers_check(written(*names)).message
