@@ -29,7 +29,7 @@ from kpsplit.kafka.planning import Planner
 from kpsplit.kafka.plans import Check, HotKey, Plan
 from kpsplit.kafka.preconditions import LOG_WHOLE, refusal
 from kpsplit.kafka.producers_log import AcknowledgedWriter, ProducersLog
-from kpsplit.kafka.retirement import Retirement
+from kpsplit.kafka.retirement import Retirable, Retirement
 from kpsplit.kafka.runner import Runner, refuse_moved_on
 from kpsplit.kafka.seeking import Seek, Seeker, Target
 from kpsplit.kafka.slots_topic import SlotsTopics
@@ -266,7 +266,16 @@ class Operations:
         deadline = self._begin()
         self._read(deadline)
         with self._runner(parent, observer) as runner:
-            return Retirement(self._connection, self._admin, runner, observer).run(parent, force, deadline)
+            return Retirement(self._connection, self._admin, runner, observer).run(force, deadline)
+
+    def plan_retire(
+        self, parent: PhysicalPartition, *, observer: Observer = ignore_steps, force: bool = False
+    ) -> Retirable:
+        """Return what ``retire`` would delete now, and what it would keep; changes nothing."""
+        deadline = self._begin()
+        self._read(deadline)
+        with self._runner(parent, observer) as runner:
+            return Retirement(self._connection, self._admin, runner, observer).plan(force, deadline)
 
     def view(self) -> ControlView:
         """Return the control topic's view, read to its present end."""

@@ -47,6 +47,14 @@ class Undrained:
         return f"group {self.group} {at} in {self.place}, which ends at {self.end}"
 
 
+@dataclass(frozen=True, slots=True)
+class Retirable:
+    """The sub-topics that ``retire`` would delete, and those that it would keep, with the reasons."""
+
+    going: tuple[str, ...]
+    kept: Mapping[str, str]
+
+
 def ends_to_reach(state: PartitionState, subtopic: str) -> dict[PhysicalPartition, int]:
     """Return the end of each partition of a sub-topic that ever held records of a segment."""
     ends: dict[PhysicalPartition, int] = {}
@@ -84,25 +92,31 @@ class Retirement:
         self._subtopics = SubTopics(connection, admin)
         self._gone: set[str] = set()
 
-    def run(self, parent: PhysicalPartition, force: bool, deadline: Deadline) -> list[str]:
+    def plan(self, force: bool, deadline: Deadline) -> Retirable:
+        """Return what can be deleted and what cannot; as ``Operations.plan_retire``."""
+        return self._look(self._resting(self._runner.peek(deadline)), force, deadline)
+
+    def run(self, force: bool, deadline: Deadline) -> list[str]:
         """Delete what can be deleted; as ``Operations.retire``."""
         state = self._resting(self._runner.peek(deadline))
-        candidates = [
-            t for t in state.subtopics if t.state in (SubTopicState.SEALED, SubTopicState.ABANDONED)
-        ]
-        if not candidates:
-            return []
-        kept = {t.name: reason for t in candidates if (reason := self._reason(state, t, force, deadline))}
-        for name, reason in kept.items():
+        found = self._look(state, force, deadline)
+        for name, reason in found.kept.items():
             self._observe(StepDone("Keep", 0.0, f"{name}: {reason}"))
-        going = [t for t in candidates if t.name not in kept]
-        if not going:
-            name, reason = next(iter(kept.items()))
+        if found.kept and not found.going:
+            name, reason = next(iter(found.kept.items()))
             raise CheckFailedError(
                 f"nothing was retired: {name}: {reason}",
                 hint="let the group read on, delete the group, or go on with --force",
             )
-        return self._delete(going, state, deadline)
+        going = [t for t in state.subtopics if t.name in found.going]
+        return self._delete(going, state, deadline) if going else []
+
+    def _look(self, state: PartitionState, force: bool, deadline: Deadline) -> Retirable:
+        candidates = [
+            t for t in state.subtopics if t.state in (SubTopicState.SEALED, SubTopicState.ABANDONED)
+        ]
+        kept = {t.name: reason for t in candidates if (reason := self._reason(state, t, force, deadline))}
+        return Retirable(tuple(t.name for t in candidates if t.name not in kept), kept)
 
     def _resting(self, state: PartitionState) -> PartitionState:
         busy = under_way(state)

@@ -12,6 +12,7 @@ from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.markers import Markers
 from kpsplit.kafka.plans import Drain
+from kpsplit.kafka.retirement import Retirable
 from kpsplit.kafka.served import await_served
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -174,9 +175,13 @@ def test_retire_keeps_what_a_group_has_not_drained(operations, bootstrap, admin,
     with pytest.raises(CheckFailedError, match=f"group {group} has no commit in {name}/0, which ends at 3"):
         operations.retire(parent)
     commit(bootstrap, group, {PhysicalPartition(name, 0): 3, PhysicalPartition(name, 1): 2})
+    planned = operations.plan_retire(parent)
+    assert planned.going == () and f"group {group} stands at 2 in {name}/1" in planned.kept[name]
     with pytest.raises(CheckFailedError, match=f"group {group} stands at 2 in {name}/1"):
         operations.retire(parent)
     commit(bootstrap, group, {PhysicalPartition(name, 1): 3})
+    assert operations.plan_retire(parent) == Retirable((name,), {})
+    assert name in admin.list_topics(timeout=10).topics
     assert operations.retire(parent) == [name]
     assert name not in admin.list_topics(timeout=10).topics
     assert state_of(operations, parent).subtopics[0].state is SubTopicState.RETIRED

@@ -51,6 +51,7 @@ class Line:
         self._step("lineage", "lineage", self.parent)
         self._step("merge", "merge", self.parent)
         self.said["records"] = self._lines("read", self.parent)
+        self._step("retire, dry", "retire", self.parent, "--dry-run")
         self._step("retire", "retire", self.parent)
         self._step("merged lineage", "lineage", self.parent)
         self.said["tail"] = self._lines("read", self.parent, "--from", "5", "--limit", "3")
@@ -172,6 +173,7 @@ def test_reading_begins_and_ends_where_it_is_told(line) -> None:
 
 def test_retiring_deletes_the_emptied_sub_topics(line, admin) -> None:
     deleted = line.said["retire"]["deleted"]
+    assert (line.said["retire, dry"]["would_delete"], line.said["retire, dry"]["would_keep"]) == (deleted, {})
     assert sorted(deleted) == [f"{line.topic}.split-0-1", f"{line.topic}.split-0-2"]
     assert not set(deleted) & set(admin.list_topics(timeout=10).topics)
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
 from kpsplit.admin_cli.operating import yes_option
 from kpsplit.admin_cli.param_types import PARTITION
+from kpsplit.admin_cli.render.text import one_line
 from kpsplit.splitter.lineage import PhysicalPartition
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @click.command("retire", cls=VerbCommand)
@@ -16,10 +22,11 @@ from kpsplit.splitter.lineage import PhysicalPartition
 @click.option(
     "--force", is_flag=True, help="Delete them although groups have not drained them: DATA ARE LOST."
 )
+@click.option("--dry-run", is_flag=True, help="Only tell what would be deleted and what kept, and why.")
 @yes_option
 @global_options
 @pass_call
-def command(call: Call, partition: PhysicalPartition, force: bool, yes: bool) -> None:
+def command(call: Call, partition: PhysicalPartition, force: bool, dry_run: bool, yes: bool) -> None:
     """Delete sub-topics that every group has drained.
 
     Only sealed or abandoned ones; one that a known group has not read to its end is kept.
@@ -27,6 +34,9 @@ def command(call: Call, partition: PhysicalPartition, force: bool, yes: bool) ->
     from kpsplit.admin_cli.render.console import stderr
     from kpsplit.admin_cli.render.steps import StepProgress
 
+    if dry_run:
+        _show_plan(call, partition, force)
+        return
     warning = " even if they are not drained" if force else ""
     call.confirm(f"Delete the emptied sub-topics of {partition}{warning}?", yes)
     with call.operations() as operations, StepProgress(stderr(), "looking at the groups") as progress:
@@ -34,3 +44,27 @@ def command(call: Call, partition: PhysicalPartition, force: bool, yes: bool) ->
     data = {"topic": partition.topic, "partition": partition.partition, "deleted": deleted}
     text = f"deleted {', '.join(deleted)}" if deleted else f"{partition}: there is nothing to retire"
     call.show(data, lambda console: console.print(text))
+
+
+def _show_plan(call: Call, partition: PhysicalPartition, force: bool) -> None:
+    from kpsplit.admin_cli.render.console import stderr
+    from kpsplit.admin_cli.render.steps import StepProgress
+
+    with call.operations() as operations, StepProgress(stderr(), "looking at the groups") as progress:
+        found = operations.plan_retire(partition, observer=progress, force=force)
+    data = {
+        "topic": partition.topic,
+        "partition": partition.partition,
+        "would_delete": list(found.going),
+        "would_keep": dict(found.kept),
+    }
+
+    def render(console: Console) -> None:
+        for name in found.going:
+            console.print(f"would delete {name}", soft_wrap=True)
+        for name, reason in found.kept.items():
+            console.print(f"would keep {name}: {one_line(reason)}", soft_wrap=True, markup=False)
+        if not found.going and not found.kept:
+            console.print(f"{partition}: there is nothing to retire")
+
+    call.show(data, render)
