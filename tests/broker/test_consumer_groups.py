@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,6 +33,9 @@ from tests.broker.operating import (
 from tests.broker.producing import Journal, Writer
 
 pytestmark = pytest.mark.broker
+
+CHURN_TURNS = 6
+CHURN_SECONDS = 2.0
 
 KEYS = 40
 
@@ -135,6 +139,32 @@ def test_members_share_one_partition_through_splits_a_merge_a_death_and_a_suspen
     assert {m for members in log.members.values() for m in members} == {"stays", "dies", "sleeps", "joins"}
     assert told["event"] == "closed"
     assert log.handed_out_again() <= {"dies", "sleeps"}
+
+
+def test_while_a_member_joins_and_leaves_every_two_seconds_order_holds_and_work_goes_on(
+    bootstrap, make_topic
+):
+    topic, log = make_topic(), Log()
+    group = f"g-{topic}"
+    with operating(bootstrap) as operations:
+        parent = shared(operations, topic)
+        with traffic(bootstrap, topic) as (journal, _):
+            stays = Member(bootstrap, group, [topic], log, "stays")
+            stays.start()
+            for turn in range(CHURN_TURNS):
+                before = log.distinct()
+                comes = Member(bootstrap, group, [topic], log, f"comes-{turn}")
+                comes.start()
+                if turn == CHURN_TURNS // 2:
+                    split(operations, parent, 4)
+                time.sleep(CHURN_SECONDS)  # the scenario: it leaves then, with slots or before it had any
+                comes.stop()
+                wait_for(lambda before=before: log.distinct() > before, "work to go on")
+            merge(operations, parent)
+        wait_for(lambda: log.distinct() == len(journal.values), "every record")
+        stays.stop()
+    log.check_order(sent(journal))
+    assert log.duplicates() == 0, "who leaves in order commits what it worked on"
 
 
 def test_without_a_death_nothing_is_handed_out_twice(bootstrap, make_topic):
