@@ -25,6 +25,24 @@ _RIGHTS = {
     KafkaError.SASL_AUTHENTICATION_FAILED: "valid credentials (authentication failed)",
     KafkaError._AUTHENTICATION: "valid credentials (authentication failed)",
 }
+_DESCRIBE = "Describe (Read or Write has it)"
+_RIGHT_TO = (
+    ("read the settings ", "DescribeConfigs"),
+    ("read the end ", _DESCRIBE),
+    ("read ", "Read"),
+    ("look at ", _DESCRIBE),
+    ("find ", _DESCRIBE),
+    ("describe ", _DESCRIBE),
+    ("write ", "Write"),
+    ("append ", "Write"),
+    ("record ", "Write"),
+    ("claim ", "Write"),
+    ("create ", "Create"),
+    ("delete ", "Delete"),
+    ("add partitions ", "Alter"),
+    ("set ", "AlterConfigs"),
+)
+"""Which right on a topic an action needs, by how it is told; the first that fits."""
 _FENCED = {
     KafkaError._FENCED,
     KafkaError.PRODUCER_FENCED,
@@ -96,10 +114,7 @@ def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> 
     code = error.code()
     text = f"could not {what}: {error.str() or error.name()}"
     if code in _RIGHTS:
-        return AuthorizationError(
-            f"could not {what}: missing {_RIGHTS[code]}",
-            hint=RIGHTS_HINT,
-        )
+        return AuthorizationError(f"could not {what}: missing {_right(code, what)}", hint=RIGHTS_HINT)
     if code in _FENCED:
         return FencedError(f"could not {what}: another operator took over", hint="look at: kpsplit status")
     if code in _TIMEOUTS and writing:
@@ -116,6 +131,14 @@ def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> 
     if code in _MISSING:
         return UsageError(f"could not {what}: no such topic or partition")
     return KpsplitError(text, retriable=error.retriable())
+
+
+def _right(code: int, what: str) -> str:
+    """Name the right that an action lacked, as exactly as the broker's answer and the action tell."""
+    known = next((right for action, right in _RIGHT_TO if what.startswith(action)), None)
+    if code == KafkaError.TOPIC_AUTHORIZATION_FAILED and known is not None:
+        return f"the right {known} there"
+    return _RIGHTS[code]
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError
 
-from kpsplit.errors import UnreachableError
+from kpsplit.errors import AuthorizationError, UnreachableError
 from kpsplit.kafka.error_map import translate
 
 MOVING = [
@@ -13,6 +13,25 @@ MOVING = [
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
 ]
+
+
+@pytest.mark.parametrize(
+    ("what", "right"),
+    [
+        ("read orders/3", "the right Read there"),
+        ("read the end of orders/3", "the right Describe (Read or Write has it) there"),
+        ("read the settings of topic orders", "the right DescribeConfigs there"),
+        ("set max.message.bytes of topic orders.split-3-1", "the right AlterConfigs there"),
+        ("look at __kpsplit.control", "the right Describe (Read or Write has it) there"),
+        ("append a marker to orders/3", "the right Write there"),
+        ("delete topic orders.split-3-1", "the right Delete there"),
+        ("talk to the brokers", "a right on a topic (Read, Write, Create, Alter or Delete)"),
+    ],
+)
+def test_a_missing_right_on_a_topic_is_named_by_what_was_being_done(what: str, right: str) -> None:
+    error = translate(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), what)
+    assert isinstance(error, AuthorizationError)
+    assert error.message == f"could not {what}: missing {right}"
 
 
 @pytest.mark.parametrize("code", MOVING)
