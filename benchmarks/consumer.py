@@ -19,17 +19,19 @@ Absolute numbers of a shared machine mean little; only the ratios do.
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from multiprocessing import get_context
 from typing import Any
 
 import confluent_kafka
+import psutil
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kpsplit
@@ -210,27 +212,42 @@ def hand_over(bootstrap: str, topic: str) -> list[float]:
 
 
 def stalled_memory(bootstrap: str, topic: str) -> tuple[float, float]:
-    """Return the MiB by which a consumer grows whose application stops, and what its backlog holds."""
-    producer = kpsplit.Producer({"bootstrap.servers": bootstrap})
+    """Return the MiB by which a process grows whose application stops, and what its backlog holds.
+
+    The backlog is written, and the consumer runs, in processes of their own: nothing else grows or shrinks there.
+    """
     records = 300 * 1024 * 1024 // len(LARGE)
-    for number in range(records):
-        while True:
-            try:
-                producer.produce(topic, LARGE, b"key-%d" % number)
-                break
-            except BufferError:
-                producer.poll(0.1)
-    producer.close()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    more = {"kpsplit_fetch_buffer_bytes": BUFFER_BYTES, "queued_max_messages_kbytes": 8192}
+    with ProcessPoolExecutor(1, get_context("spawn")) as writing:
+        writing.submit(fill_large, bootstrap, topic, records).result()
+    with ProcessPoolExecutor(1, get_context("spawn")) as stalling:
+        grown = stalling.submit(stall, bootstrap, topic).result()
+    return grown / 1024 / 1024, records * len(LARGE) / 1024 / 1024
+
+
+def fill_large(bootstrap: str, topic: str, records: int) -> None:
+    with kpsplit.Producer({"bootstrap.servers": bootstrap}) as producer:
+        for number in range(records):
+            while True:
+                try:
+                    producer.produce(topic, LARGE, b"key-%d" % number)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+
+
+def stall(bootstrap: str, topic: str) -> int:
+    """Return the bytes by which this process has grown at most while the application does not poll."""
+    more = {"kpsplit_fetch_buffer_bytes": BUFFER_BYTES}
     consumer = kpsplit.Consumer(config(bootstrap, f"bench-stalled-{time.time_ns()}", **more))
+    before = most = psutil.Process().memory_info().rss
     consumer.subscribe([topic])
     while consumer.poll(0.5) is None:
         pass
-    time.sleep(10)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    for _ in range(100):
+        time.sleep(0.1)
+        most = max(most, psutil.Process().memory_info().rss)
     consumer.close()
-    return grown / 1024, records * len(LARGE) / 1024 / 1024
+    return most - before
 
 
 def fill(bootstrap: str, topic: str, records: int) -> None:
@@ -300,7 +317,9 @@ def main(argv: list[str] | None = None) -> None:
             summary.append(f"hand-over {show('hand-over of a slot, seconds', gaps):.2f} s")
         if options.only in (None, "memory"):
             grown, backlog = stalled_memory(bootstrap, large)
-            print(f"{'stalled application, MiB grown':44} {grown:8.1f}   backlog {backlog:.0f} MiB")
+            bound = BUFFER_BYTES / 1024 / 1024
+            told = f"buffer {bound:.0f} MiB, backlog {backlog:.0f} MiB"
+            print(f"{'stalled application, MiB grown':44} {grown:8.1f}   {told}")
             summary.append(f"stalled +{grown:.0f} MiB of {backlog:.0f}")
     print(f"consumer: {', '.join(summary)} (aims: >= 0.90, >= 0.90, >= 0.95)")
 

@@ -551,6 +551,28 @@ def a_failed_number_of_a_producer_without_a_certificate_cannot_be_judged(world: 
 
 
 @case
+def the_lost_tail_of_a_producer_without_a_certificate_is_not_passed_over(world: World) -> Expect:
+    """Nobody knows of it; but up to where the producer is proven is told."""
+    world.open.add(world.bert)
+    place = next(
+        s.source for s in reversed(list(world.state.lineage)) if offsets(world, s.source, world.bert)
+    )
+    last = offsets(world, place, world.bert)[-1]
+    world.logs[place][last] = None
+    proven = max(
+        sequence_at(world, source, at) for source in world.logs for at in offsets(world, source, world.bert)
+    )
+
+    def expect(verdict: Verdict) -> None:
+        notes = verdict.of(Check.CERTIFICATES, Severity.NOTE)
+        assert [(f.producer, f.last) for f in notes] == [(f"{world.bert:016x}", proven)]
+        assert "left no certificate" in notes[0].message
+        assert f"{world.bert:016x}" not in {f.producer for f in verdict.defects}
+
+    return expect
+
+
+@case
 def a_lost_record_of_a_producer_without_a_certificate_cannot_be_told_from_a_failed_one(
     world: World,
 ) -> Expect:

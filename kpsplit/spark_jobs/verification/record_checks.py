@@ -158,7 +158,9 @@ def certificate_findings(
     """
     held = {(s.partition, s.producer, s.segment): s.records for s in spans}
     wrote = {(s.partition, s.producer) for s in spans}
-    for (partition, producer), writer in Writers(snapshot).certified().items():
+    writers = Writers(snapshot)
+    yield from _uncertified(writers, spans)
+    for (partition, producer), writer in writers.certified().items():
         certificate, known = writer.certificate, past.ledger(partition, producer)
         judged = known.closed and (partition, producer) not in wrote
         if certificate is None or judged or known.doubtful or (partition, producer) in doubtful:
@@ -174,4 +176,23 @@ def certificate_findings(
             yield Finding(
                 *(Check.CERTIFICATES, Severity.FINDING, writer.parent, message, segment, producer),
                 count=abs(there - delivered),
+            )
+
+
+def _uncertified(writers: Writers, spans: Collection[Span]) -> Iterator[Finding]:
+    """Tell up to where the records of producers are proven that have not said how many they delivered."""
+    last: dict[tuple[int, str], int] = {}
+    for span in spans:
+        who = span.partition, span.producer
+        last[who] = max(last.get(who, 0), span.last)
+    certified = writers.certified()
+    for (partition, producer), top in sorted(last.items()):
+        if (partition, producer) not in certified:
+            message = (
+                f"producer {producer} has left no certificate: it is open still, or died; its records are "
+                f"proven up to number {top:,}, and nothing is known of what it was told behind that"
+            )
+            parent = writers.get(partition, producer).parent
+            yield Finding(
+                Check.CERTIFICATES, Severity.NOTE, parent, message, producer=producer, first=top, last=top
             )
