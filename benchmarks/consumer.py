@@ -214,7 +214,7 @@ def hand_over(bootstrap: str, topic: str) -> list[float]:
 def stalled_memory(bootstrap: str, topic: str) -> tuple[float, float]:
     """Return the MiB by which a process grows whose application stops, and what its backlog holds.
 
-    Who writes the backlog, and the consumer, have processes of their own: nothing else grows or shrinks there.
+    Who writes the backlog and the consumer have processes of their own: nothing else grows or shrinks there.
     """
     records = 300 * 1024 * 1024 // len(LARGE)
     with ProcessPoolExecutor(1, get_context("spawn")) as writing:
