@@ -18,6 +18,8 @@ from confluent_kafka.admin import NewTopic
 
 from kpsplit import Producer
 from kpsplit.kafka.operations import Operations
+from kpsplit.kafka.seeking import Target, Whence
+from kpsplit.splitter.key_range import KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.broker.consuming import consumer, drain, shared
 from tests.broker.operating import merge, split
@@ -239,3 +241,22 @@ def test_stored_offsets_of_a_phantom_are_committed_and_nothing_else(bootstrap: s
         one.store_offsets(message=max(read, key=lambda m: m.offset()))
         [part] = one.commit(asynchronous=False)
         assert part.offset == max(r.logical for r in lived.records) + 1
+
+
+def test_what_is_sought_back_for_a_range_that_cuts_slots_is_read_again_and_nothing_else(
+    operations: Operations, bootstrap: str, lived: Lived
+) -> None:
+    group, range_ = f"g-sought-{time.time_ns()}", KeyRange(0x30000000, 0x90000000)
+    with consumer(bootstrap, group, enable_auto_commit=False) as one:
+        one.subscribe([lived.topic])
+        all_of(one, lived)
+        one.commit(asynchronous=False)
+    operations.seek(operations.plan_seek(group, lived.parent, range_, Target(Whence.EARLIEST)))
+    wanted = {r.value for r in lived.records if key_hash(r.key) in range_}
+    assert 0 < len(wanted) < len(lived.records)
+    with consumer(bootstrap, group) as again:
+        again.subscribe([lived.topic])
+        assert {m.value() for m in drain(again, len(wanted))} == wanted
+        assert again.poll(1.0) is None
+    [progress] = operations.offsets(group, lived.topic)
+    assert progress.lag == 0
