@@ -74,14 +74,16 @@ def pauses_table(result: DemoResult) -> Rows:
                 f"{fence.seconds * 1000:.0f}" if fence else "–",
                 f"{spread.count}",
                 f"{spread.p50:.0f}",
+                f"{spread.p99:.0f}",
                 f"{spread.most:.0f}",
                 f"{held:,}",
                 f"{longest:.0f}",
             )
         )
     every = result.pauses
-    total = ("all fences", "", f"{every.count}", f"{every.p50:.0f}", f"{every.most:.0f}", "", "")
-    columns = ("fence", "fence ms", "writers", "pause p50", "pause max", "held", "slowest report ms")
+    percentiles = (f"{every.p50:.0f}", f"{every.p99:.0f}", f"{every.most:.0f}")
+    total = ("all fences", "", f"{every.count}", *percentiles, "", "")
+    columns = ("fence", "fence ms", "writers", "pause p50", "p99", "max", "held", "slowest report ms")
     return Rows("Pauses of the affected partition's writers", columns, (*rows, total))
 
 
