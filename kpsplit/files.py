@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -12,7 +13,7 @@ _READABLE_BY_ALL = 0o666
 
 
 def check_writable(path: Path, hint: str) -> None:
-    """Find out now, not after minutes of work, that a file cannot be written.
+    """Find out now, not after minutes of work, that ``write_whole`` cannot write a file.
 
     Raises:
         UsageError: it cannot.
@@ -20,11 +21,13 @@ def check_writable(path: Path, hint: str) -> None:
     try:
         if path.is_dir():
             raise IsADirectoryError(0, "it is a folder")
-        existed = path.exists()
-        with path.open("ab"):
-            pass
-        if not existed:
-            path.unlink()
+        target = path.resolve()
+        if _is_special(target):
+            os.close(os.open(target, os.O_WRONLY))
+            return
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+        os.close(handle)
+        os.unlink(name)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", hint=hint) from None
 
@@ -32,27 +35,45 @@ def check_writable(path: Path, hint: str) -> None:
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file so that nobody ever finds half of it; what was there stays if that fails.
 
+    A link stays one, to the new content. What is no file, a device or a pipe, is simply written to.
+
     Raises:
         OSError: it cannot be written.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    target = path.resolve()
+    if _is_special(target):
+        target.write_bytes(data)
+        return
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fchmod(file.fileno(), _mode(path))
+            os.fchmod(file.fileno(), _mode(target))
             os.fsync(file.fileno())
-        os.replace(name, path)
+        os.replace(name, target)
     except BaseException:
         os.unlink(name)
         raise
 
 
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file()
+
+
 def _mode(path: Path) -> int:
     """Return the mode of the file that is there, or that a new one would have."""
     try:
-        return path.stat().st_mode & 0o7777
+        return stat.S_IMODE(path.stat().st_mode)
     except FileNotFoundError:
-        mask = os.umask(0)
-        os.umask(mask)
-        return _READABLE_BY_ALL & ~mask
+        return _READABLE_BY_ALL & ~_MASK
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+_MASK = _umask()
+"""Asked once, when nothing else runs yet: it can only be asked by setting it."""

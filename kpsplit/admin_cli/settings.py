@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -70,6 +71,7 @@ def _role_files(args: Sequence[str]) -> list[Path]:
     option = "--role-config"
     pairs = [a.removeprefix(f"{option}=") for a in args if a.startswith(f"{option}=")]
     pairs += [value for name, value in pairwise(args) if name == option]
+    pairs += os.environ.get("KPSPLIT_DEMO_ROLE_CONFIGS", "").split()
     return [Path(pair.partition("=")[2]) for pair in pairs if "=" in pair]
 
 

@@ -152,7 +152,7 @@ def _settings(given: Mapping[str, Any]) -> ConsumerSettings:
     remote = str(given.get("group.protocol", "classic")).lower() == "consumer"
     strategy = "" if remote else str(given.get("partition.assignment.strategy", DEFAULT_STRATEGY))
     buffer = number(given, "kpsplit.fetch.buffer.bytes", 64 << 20, least=1)
-    client_kbytes = number(given, "queued.max.messages.kbytes", _client_kbytes(buffer), least=1)
+    client_kbytes = _client_kbytes(given, buffer)
     max_poll = number(given, "max.poll.interval.ms", 300_000, least=0) / 1000
     reset = _choice(given, "auto.offset.reset", "latest", _RESETS)
     return ConsumerSettings(
@@ -165,7 +165,7 @@ def _settings(given: Mapping[str, Any]) -> ConsumerSettings:
         metadata_refresh=max(
             number(given, "topic.metadata.refresh.interval.ms", 300_000, least=0) / 1000, 1.0
         ),
-        buffer_bytes=max(buffer - client_kbytes * 1024, buffer // 4, 1),
+        buffer_bytes=max(buffer - client_kbytes * 1024, 1),
         revocation_timeout=_revocation_timeout(given, max_poll),
         revocation_policy=RevocationPolicy(
             _choice(given, "kpsplit.revocation.policy", "retry-then-leave", list(RevocationPolicy))
@@ -179,14 +179,16 @@ def _settings(given: Mapping[str, Any]) -> ConsumerSettings:
         on_commit=given.get("on_commit"),
         fetch={
             "fetch.queue.backoff.ms": QUEUE_BACKOFF_MS,
-            "queued.max.messages.kbytes": client_kbytes,
             **{k: v for k, v in given.items() if k in _FETCH_KEYS or k.startswith(_FETCH_PREFIXES)},
+            "queued.max.messages.kbytes": client_kbytes,
         },
     )
 
 
-def _client_kbytes(buffer: int) -> int:
-    return max(1, min(CLIENT_KBYTES, buffer // 4096))
+def _client_kbytes(given: Mapping[str, Any], buffer: int) -> int:
+    """Return the client's part of the bound: what is asked for, but the rest is at least a quarter."""
+    asked = number(given, "queued.max.messages.kbytes", min(CLIENT_KBYTES, buffer // 4096), least=0)
+    return max(1, min(asked, buffer * 3 // 4096))
 
 
 def _revocation_timeout(given: Mapping[str, Any], max_poll: float) -> float:

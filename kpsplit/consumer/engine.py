@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 SLICE_SECONDS = 0.01
 """How long the engine waits for records before it looks at everything else."""
-STEPS = 4
+STEPS = 8
 """A step reads one part in so many of the buffer at most: one lane that gets it all must not fill it."""
 REST_SECONDS = 0.25
 CLOSE_SECONDS = 30.0
@@ -171,13 +171,18 @@ class Engine(threading.Thread):
         self.withholding.turn()
 
     def _tell_missing_right(self) -> None:
-        """Tell the application, once: without the control topic nothing is known to be whole."""
+        """Tell the application, once: without the control topic nothing is known to be whole.
+
+        As an event while nothing was ever read; a right that is gone later is told to ``error_cb``, for it
+        may come back: until then what needs a fresh view waits.
+        """
         error = self.context.views.trouble
         if not isinstance(error, AuthorizationError):
             self._missing_right = None
         elif self._missing_right is None:
             self._missing_right = error
-            self.context.events.tell(kafka_error(error))
+            tell = self.context.events.warn if self.context.views.ready else self.context.events.tell
+            tell(kafka_error(error))
 
     def _serve_requests(self) -> None:
         self._wake.clear()

@@ -244,8 +244,14 @@ class PartitionTracks:
 
     def _reads(self, source: PhysicalPartition, track: Track) -> bool:
         held_up = self._paused or source in self._stopped or source in self._questions
-        crowded = any(track.segment.range.overlaps(range_) for range_ in self._held_back)
-        return track.ready and not held_up and not crowded
+        return track.ready and not held_up and not self._crowded(track)
+
+    def _crowded(self, track: Track) -> bool:
+        """Tell whether somebody to whom the track gives records has too many of them already."""
+        return any(
+            track.segment.range.overlaps(range_) and any(slot.range.overlaps(range_) for slot in track.floors)
+            for range_ in self._held_back
+        )
 
     def _take_stretch(
         self,

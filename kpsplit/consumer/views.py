@@ -2,8 +2,7 @@
 
 Owned by the engine's thread; nothing here waits. While there is no control topic, nothing is enrolled, and
 a look for it every third of a lease keeps that knowledge fresh. A member that may not see the control topic
-reads topics as plain ones: a topic that was split shows it by its SEAL, behind which nothing is read
-without the lineage.
+reads nothing: it cannot know what is enrolled.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from kpsplit.consumer.subscriptions import Subscribed, subscribed
-from kpsplit.errors import FutureVersionError, KpsplitError
+from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
@@ -34,6 +33,8 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0
 REST_SECONDS = 0.25
 """How long a failed question rests."""
+RIGHTS_REST_SECONDS = 2.0
+"""How long one rests that was refused for a missing right: somebody has to do something about it."""
 AGAIN_SECONDS = 0.05
 """How soon a reader that waits for an outcome has the end asked for again."""
 
@@ -127,7 +128,8 @@ class Views:
             if self.trouble is None or self.trouble.message != error.message:
                 log.warning("kpsplit: %s", error)
             self.trouble = error
-            self._rest_until = monotonic() + REST_SECONDS
+            missing = isinstance(error, AuthorizationError)
+            self._rest_until = monotonic() + (RIGHTS_REST_SECONDS if missing else REST_SECONDS)
 
     def _search(self) -> None:
         """Look for the control topic: asked, and looked at again in a later turn."""

@@ -199,27 +199,23 @@ def _before_the_verb(ctx: click.Context) -> dict[str, Any]:
 
 
 def _play(given: dict[str, Any], roles: dict[str, dict[str, Any]], options: Any, lines: Any) -> bool:
-    """Run the demo, print its result, write the page; tell whether it passed.
-
-    Raises:
-        KpsplitError: it could not even begin.
-    """
+    """Run the demo, print its result, write the page; tell whether it passed."""
     from kpsplit.demo.page import page
     from kpsplit.demo.result import failed_line, last_line
     from kpsplit.demo.summary import write_summary
     from kpsplit.demo.verification import QUESTION, report_path
 
     click.echo(f"kpsplit demo, seed {options.seed}", err=True)
-    try:
-        result = _staged(given, roles, options, lines)
-    except KpsplitError as error:
-        click.echo(failed_line(str(error)))
-        raise
+    result = _staged(given, roles, options, lines)
     if isinstance(result, KpsplitError):
         click.echo(failed_line(str(result)))
         return False
     write_summary(result, sys.stdout)
-    write_whole(options.html, page(result).encode())
+    try:
+        write_whole(options.html, page(result).encode())
+    except OSError as error:
+        click.echo(failed_line(f"cannot write {options.html}: {error.strerror}"))
+        return False
     click.echo(f"page: {options.html.resolve()}")
     report = report_path(options.html)
     if any(verdict.question == QUESTION for verdict in result.verdicts):
@@ -231,11 +227,7 @@ def _play(given: dict[str, Any], roles: dict[str, dict[str, Any]], options: Any,
 def _staged(
     given: dict[str, Any], roles: dict[str, dict[str, Any]], options: Any, lines: Any
 ) -> DemoResult | KpsplitError:
-    """Return the result, or the error with which the play ended.
-
-    Raises:
-        KpsplitError: there is no cluster to play on.
-    """
+    """Return the result, or the error with which the play, or the start of its cluster, ended."""
     from confluent_kafka import KafkaException
 
     from kpsplit.demo.ground import ground
@@ -243,10 +235,10 @@ def _staged(
     from kpsplit.demo.stage import stage
     from kpsplit.kafka.error_map import error_of, translate
 
-    with narrator() as teller, ground(given, roles, teller) as played_on:
-        try:
+    try:
+        with narrator() as teller, ground(given, roles, teller) as played_on:
             return stage(played_on, options, lines, teller)
-        except KpsplitError as error:
-            return error
-        except KafkaException as exception:
-            return translate(error_of(exception), "play the demo")
+    except KpsplitError as error:
+        return error
+    except KafkaException as exception:
+        return translate(error_of(exception), "play the demo")

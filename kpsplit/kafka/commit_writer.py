@@ -274,8 +274,8 @@ class _Transaction:
     def _abort(self) -> bool:
         try:
             self._producer.abort_transaction(ABORT_SECONDS)
-        except KafkaException as exception:
-            _log.info("a refused commit could not be undone at once: %s", error_of(exception))
+        except (KafkaException, KpsplitError) as exception:  # the latter: kpsplit's own producer
+            _log.info("a refused commit could not be undone at once: %s", exception)
             return False
         return True
 

@@ -87,8 +87,13 @@ class FenceDuty:
             self._dispatcher.forget_unreported(self._queued)
 
     def acknowledge(self) -> None:
-        """Acknowledge the fences of segments that nothing is in flight of."""
+        """Acknowledge the fences of segments that nothing is in flight of.
+
+        Not once the end has begun: then routes are forgotten, and what is in flight with them.
+        """
         with self._dispatcher.lock.first:
+            if self._stopping():
+                return
             fences = self._dispatcher.fences()
             quiescent = [f.state for f in fences if f.state.attempt and f.quiescent()]
         if self._feed.tail is None:

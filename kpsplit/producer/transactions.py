@@ -58,7 +58,6 @@ class Transactions:
                 )
             )
 
-    @holds_lock
     def before_abort(self) -> None:
         """Fail what a fence holds of the transaction.
 
@@ -66,6 +65,10 @@ class Transactions:
             KpsplitError: called inside a callback.
         """
         self._polling.check_entry()
+        self._purge_held()
+
+    @holds_lock
+    def _purge_held(self) -> None:
         with self._dispatcher.lock:
             if self._dispatcher.in_transaction:
                 self._dispatcher.purge()

@@ -75,6 +75,12 @@ def test_what_the_client_and_the_buffer_hold_stays_within_one_bound(bound):
     assert settings.buffer_bytes + client == bound
 
 
+def test_the_clients_share_never_takes_more_than_three_quarters():
+    settings = settings_of(**{"queued.max.messages.kbytes": 65_536})
+    assert settings.fetch["queued.max.messages.kbytes"] == 49_152
+    assert settings.buffer_bytes == 16 << 20
+
+
 def test_the_clients_share_of_the_bound_can_be_chosen():
     settings = settings_of(**{"kpsplit.fetch.buffer.bytes": 8 << 20, "queued.max.messages.kbytes": 1024})
     assert (settings.fetch["queued.max.messages.kbytes"], settings.buffer_bytes) == (1024, 7 << 20)

@@ -316,6 +316,15 @@ def test_what_is_crowded_holds_back_the_segments_that_have_its_keys_and_no_other
     assert tracks.wanted() == everything
 
 
+def test_a_segment_is_read_on_for_slots_to_which_the_crowded_keys_are_nothing() -> None:
+    tracks = Tracks()
+    tracks.begin(SECOND)
+    tracks.hold_back(frozenset([FIRST.range]))
+    assert tracks.wanted() == {PARENT: 0}
+    tracks.hold_back(frozenset([SECOND.range]))
+    assert tracks.wanted() == {}
+
+
 def test_a_slot_that_left_is_given_nothing_more_and_its_cursor_was_exact() -> None:
     tracks = Tracks()
     tracks.begin(FIRST, SECOND)

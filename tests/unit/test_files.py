@@ -40,6 +40,26 @@ def test_what_was_there_stays_when_writing_fails(tmp_path: Path, monkeypatch: py
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("page.html", b"before")]
 
 
+def test_a_link_stays_a_link_to_the_new_content(tmp_path: Path) -> None:
+    file, link = tmp_path / "page.html", tmp_path / "latest.html"
+    link.symlink_to(file)
+    for content in (b"first", b"second"):
+        check_writable(link, "")
+        write_whole(link, content)
+        assert link.is_symlink() and file.read_bytes() == content
+
+
+def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    check_writable(pipe, "")
+    write_whole(pipe, b"content")
+    assert os.read(reader, 100) == b"content"
+    assert pipe.is_fifo()
+    os.close(reader)
+
+
 def test_a_file_is_replaced_with_the_mode_that_it_had(tmp_path: Path) -> None:
     file, other = tmp_path / "page.html", tmp_path / "other"
     file.write_bytes(b"before")

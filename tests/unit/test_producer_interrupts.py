@@ -20,6 +20,7 @@ from kpsplit.producer.hot_path import make_produce
 from kpsplit.producer.polling import Polling
 from kpsplit.producer.producer import Producer
 from kpsplit.producer.routes import PASS_THROUGH
+from kpsplit.producer.transactions import Transactions
 from kpsplit.splitter.records.producers import Certificate
 from kpsplit.splitter.records.stamp import HEADER
 from tests.unit.interrupts import Interrupted, interrupted_while_waiting, raising_signals
@@ -149,15 +150,35 @@ def test_a_handler_that_calls_the_producer_in_the_middle_of_a_call_is_refused(
 
 
 def test_a_thread_that_finds_the_lock_taken_by_another_waits_for_it() -> None:
+    """The calls that look for re-entry must not take their own frames for it."""
     ground = Ground()
-    produce = producing(ground)
-    threads = [threading.Thread(target=produce, args=("orders", b"v", key)) for key in (b"k", None)]
+    produce, polling, failed = producing(ground), Polling(ground.dispatcher), list[Exception]()
+    transactions = Transactions(ground.dispatcher, polling, lambda _: 0, lambda: 0)
+    calls: list[Callable[[], Any]] = [
+        lambda: produce("orders", b"v", b"k"),
+        lambda: produce("orders", b"v", None),
+        lambda: layout_stats(ground.dispatcher, None),
+        transactions.begun,
+        lambda: transactions.before_commit(Deadline(10)),
+        transactions.before_abort,
+        transactions.ended,
+    ]
+
+    def call_it(call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - asserted below
+            failed.append(error)
+
+    threads = [threading.Thread(target=call_it, args=(call,)) for call in calls]
     with ground.dispatcher.lock:
         for thread in threads:
             thread.start()
     for thread in threads:
         thread.join(10)
+        assert not thread.is_alive()
     assert len(ground.rdkafka.given) == 2
+    assert not failed
 
 
 @pytest.mark.parametrize("headers", [{"n": b"1"}, [("n", b"1")]])

@@ -164,6 +164,14 @@ def test_waiting_bytes_are_those_of_records_that_are_not_processed() -> None:
     assert lanes.waiting_bytes == 0
 
 
+def test_a_crowded_lane_of_a_slot_that_leaves_holds_nothing_back() -> None:
+    lanes = scheduler(lane_bytes=1000)
+    lanes.offer(batch([A, A], value=b"x" * 1000))
+    assert lanes.crowded_ranges()
+    lanes.release([WHOLE_SLOT])
+    assert not lanes.crowded_ranges()
+
+
 def test_a_lane_is_crowded_from_its_share_on_until_half_of_it_is_worked_off() -> None:
     lanes = scheduler(lane_bytes=3000)
     lanes.offer(batch([A, A, A, B], value=b"x" * 1000))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kpsplit.admin_cli.commands.verify import conclude
-from kpsplit.errors import CheckFailedError, ConflictError, FutureVersionError, UsageError
+from kpsplit.errors import CheckFailedError, ConflictError, FutureVersionError, KpsplitError, UsageError
 from kpsplit.spark_jobs.schemas import Fate
 from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, Snapshot
 from kpsplit.spark_jobs.verification.counted import Total
@@ -285,3 +285,17 @@ def test_a_state_that_cannot_be_saved_hides_no_finding(state, found, error, tmp_
         conclude(verdict, ours, said.append)
     assert any("not saved" in line for line in said) == (error is CheckFailedError)
     assert StateFile(path).load() == state
+
+
+@pytest.mark.parametrize(("found", "error"), [((), KpsplitError), ((FINDING,), CheckFailedError)])
+def test_a_report_that_cannot_be_written_hides_no_finding_and_no_state(state, found, error, tmp_path) -> None:
+    file = StateFile(tmp_path / "orders.state")
+    file.load()
+    findings = tuple(Finding(Check.MISSING, severity, ORDERS, "a number") for severity in found)
+    verdict = Verdict("orders", (3,), snapshot(), findings, successor=state)
+    said: list[str] = []
+    with pytest.raises(error) as caught:
+        conclude(verdict, file, said.append, [KpsplitError("cannot write page.html: no room")])
+    assert type(caught.value) is error
+    assert any("no room" in line for line in [*said, str(caught.value)])
+    assert StateFile(tmp_path / "orders.state").load() == state

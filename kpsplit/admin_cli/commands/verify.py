@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,27 +86,42 @@ def command(
     wanted = None if partition is None else [partition]
     snapshot = take_snapshot(connection, topic, wanted, groups or None, call.given.timeout)
     past = None if file is None else past_of(loaded, snapshot, connection, groups or None)
+    unwritten: list[KpsplitError] = []
     with running_session(cores, memory) as spark:
         verdict = judge_snapshot(spark, snapshot, connection, groups or None, past=past)
         if parquet is not None:
-            write_findings(spark, verdict, parquet)
+            try:
+                write_findings(spark, verdict, parquet)
+            except KpsplitError as error:
+                unwritten.append(error)
     if html is not None:
-        write_whole(html, report_page(verdict).encode())
+        try:
+            write_whole(html, report_page(verdict).encode())
+        except OSError as error:
+            unwritten.append(KpsplitError(f"cannot write {html}: {error.strerror}"))
     call.show(verdict.json(), lambda console: _show(verdict, console))
-    conclude(verdict, file, call.say)
+    conclude(verdict, file, call.say, unwritten)
 
 
-def conclude(verdict: Verdict, file: StateFile | None, say: Callable[[str], None]) -> None:
+def conclude(
+    verdict: Verdict,
+    file: StateFile | None,
+    say: Callable[[str], None],
+    unwritten: Sequence[KpsplitError] = (),
+) -> None:
     """Keep the state for the next run, behind everything that was told, and end with what was found.
 
     Raises:
-        CheckFailedError: there are findings; a state that could not be saved is said beside that.
-        KpsplitError: the state could not be saved, or something could not be judged.
+        CheckFailedError: there are findings; what could not be written is said beside that.
+        KpsplitError: something could not be written, or not be judged.
     """
     unsaved = None if file is None else _save(verdict, file, say)
+    failed = [*unwritten, *([unsaved] if unsaved is not None else [])]
+    if failed and not verdict.defects:
+        raise failed[0]
+    for error in unwritten:
+        say(f"kpsplit verify: {error}")
     if unsaved is not None:
-        if not verdict.defects:
-            raise unsaved
         say(f"kpsplit verify: the state was not saved: {unsaved}")
     _judge(verdict)
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 LANES_PER_WORKER = 8
 """So many that a worker finds a lane although keys are distributed at random over them."""
 
-LANE_SHARE = 4
+LANE_SHARE = 8
 """Of a lane that holds one part in so many of the buffer nothing more is read; the rest is for the others."""
 
 

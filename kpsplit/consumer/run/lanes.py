@@ -273,11 +273,11 @@ class LaneScheduler:
         return self.add(batch, self.divide(batch))
 
     def crowded_ranges(self) -> dict[PhysicalPartition, frozenset[KeyRange]]:
-        """Return the key ranges of the crowded lanes, by logical partition."""
-        parents = {lane.home.slot.parent for lane in self.crowded}
+        """Return the key ranges of the crowded lanes of slots that stay, by logical partition."""
+        staying = [lane for lane in self.crowded if not lane.home.released]
         return {
-            parent: frozenset(lane.range for lane in self.crowded if lane.home.slot.parent == parent)
-            for parent in parents
+            parent: frozenset(lane.range for lane in staying if lane.home.slot.parent == parent)
+            for parent in {lane.home.slot.parent for lane in staying}
         }
 
     # -- workers -------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def place(message: Any) -> str:
     return f"{message.topic()}/{message.partition()} at offset {message.offset()}"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Record:
     """A plain copy of a message with the surface of ``confluent_kafka.Message``; it can be pickled.
 

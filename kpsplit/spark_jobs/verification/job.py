@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -137,11 +138,13 @@ def write_findings(spark: SparkSession, verdict: Verdict, folder: Path) -> None:
     Raises:
         KpsplitError: they could not be written; nothing is left there.
     """
+    half = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
     try:
-        findings_frame(spark, verdict).coalesce(1).write.parquet(str(folder))
-    except SPARK_ERRORS as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        told = explained(error).message
+        findings_frame(spark, verdict).coalesce(1).write.parquet(str(half))
+        half.rename(folder)
+    except (*SPARK_ERRORS, OSError) as error:
+        shutil.rmtree(half, ignore_errors=True)
+        told = error.strerror if isinstance(error, OSError) else explained(error).message
         raise KpsplitError(f"cannot write {folder}: {told}", hint="choose another --parquet") from error
 
 

@@ -189,8 +189,8 @@ def _uncertified(writers: Writers, spans: Collection[Span]) -> Iterator[Finding]
     for (partition, producer), top in sorted(last.items()):
         if (partition, producer) not in certified:
             message = (
-                f"producer {producer} has left no certificate: it is open still, or died; its records are "
-                f"proven up to number {top:,}, and nothing is known of what it was told behind that"
+                f"producer {producer} has left no certificate (it is open still, died, or could not publish "
+                f"one): judged up to number {top:,}; nothing is known of what it was told behind that"
             )
             parent = writers.get(partition, producer).parent
             yield Finding(
