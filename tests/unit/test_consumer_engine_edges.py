@@ -7,7 +7,9 @@ import threading
 import pytest
 from confluent_kafka import KafkaError
 
+from kpsplit.consumer.config import RevocationPolicy
 from kpsplit.consumer.engine_states import Event, State
+from kpsplit.consumer.membership import Patience
 from kpsplit.errors import FencedError, FutureVersionError, UnreachableError
 from tests.unit.engine_world import KEYS, World, record, slot
 
@@ -157,8 +159,19 @@ def test_a_callback_that_raises_comes_out_of_poll_and_the_engine_goes_on(world, 
     assert handed_out(world, 1)
 
 
-@pytest.mark.parametrize(("policy", "tries"), [("leave", 1), ("retry-then-leave", 2)])
-def test_a_callback_that_takes_too_long_makes_the_member_leave(policy, tries):
+@pytest.mark.parametrize(("policy", "answers"), [("leave", [True]), ("retry-then-leave", [False, True])])
+def test_a_policy_says_how_often_the_time_of_a_revocation_may_pass(policy, answers):
+    patience = Patience(RevocationPolicy(policy), 0.0)
+    assert [patience.over() for _ in answers] == answers
+
+
+def test_who_retries_waits_for_ever():
+    patience = Patience(RevocationPolicy.RETRY, 0.0)
+    assert not any(patience.over() for _ in range(5))
+
+
+@pytest.mark.parametrize("policy", ["leave", "retry-then-leave"])
+def test_a_callback_that_takes_too_long_makes_the_member_leave(policy):
     settings = {"kpsplit.revocation.policy": policy, "kpsplit.revocation.timeout.ms": 100}
     with World(**settings) as world:
         world.subscribe()
