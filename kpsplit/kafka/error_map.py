@@ -89,8 +89,13 @@ librdkafka looks for the coordinator of a group even where none is used; whoever
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 
 
-def error_of(exception: KafkaException) -> KafkaError | None:
-    """Return the KafkaError inside an exception of confluent-kafka."""
+def error_of(exception: KafkaException | KafkaError) -> KafkaError | None:
+    """Return the KafkaError inside an exception of confluent-kafka.
+
+    Lists of errors in its answers (``list_consumer_groups``) hold KafkaErrors, whatever its types say.
+    """
+    if isinstance(exception, KafkaError):
+        return exception
     first = exception.args[0] if exception.args else None
     return first if isinstance(first, KafkaError) else None
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import ListConsumerGroupsResult
 
 from kpsplit.errors import AuthorizationError, UnreachableError
-from kpsplit.kafka.error_map import translate
+from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.kafka.groups import _group_ids
 
 MOVING = [
     KafkaError.NOT_COORDINATOR,
@@ -32,6 +38,22 @@ def test_a_missing_right_on_a_topic_is_named_by_what_was_being_done(what: str, r
     error = translate(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), what)
     assert isinstance(error, AuthorizationError)
     assert error.message == f"could not {what}: missing {right}"
+
+
+def test_an_error_is_found_inside_an_exception_and_as_it_is() -> None:
+    error = KafkaError(KafkaError._TRANSPORT)
+    assert error_of(KafkaException(error)) is error
+    assert error_of(error) is error
+    assert error_of(KafkaException("text")) is None
+
+
+def test_groups_that_a_broker_does_not_list_because_it_is_away_are_a_clear_error() -> None:
+    """With the client's own kind of answer: a KafkaError in a list that is said to hold exceptions."""
+    listed: Future[Any] = Future()
+    listed.set_result(ListConsumerGroupsResult([], [KafkaError(KafkaError._TRANSPORT)]))  # type: ignore[list-item]
+    client = SimpleNamespace(list_consumer_groups=lambda **_: listed)
+    with pytest.raises(UnreachableError, match="list the consumer groups of every broker"):
+        _group_ids(SimpleNamespace(client=client))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("code", MOVING)
