@@ -144,7 +144,7 @@ class PartitionTracks:
         self.changed = True
 
     def hold_back(self, ranges: frozenset[KeyRange]) -> None:
-        """Read no physical partition whose segment has keys of these ranges; all others."""
+        """Read nothing for slots that have keys of these ranges, where the segment has them too; all else."""
         if ranges != self._held_back:
             self._held_back = ranges
             self.changed = True
