@@ -4,8 +4,8 @@
 
 The brokers must not outlive the program, even if it is killed by SIGKILL and can do nothing any more:
 
-* The program ends, however: the pipe on the keeper's stdin closes, or the keeper's parent changes (a forked
-  copy of the program may hold the pipe open). The keeper kills the brokers, also paused ones, and ends.
+* The program says so, or ends, however: the pipe on the keeper's stdin closes, or the keeper's parent changes (a
+  forked copy of the program may hold the pipe open). The keeper kills the brokers, also paused ones, and ends.
 * The keeper itself is killed: on Linux the kernel kills each broker, by PR_SET_PDEATHSIG.
 * Ctrl-C in the program's terminal: nothing, until the program decides. The keeper has a session of its own.
 
@@ -14,6 +14,7 @@ Requests are lines of JSON on stdin, each answered by a line on stdout:
     {"op": "start", "id": "0", "command": [...], "log": PATH}   → {"pid": N}
     {"op": "signal", "id": "0", "signal": N}                    → {"sent": true}, false if it has ended
     {"op": "status"}                                            → {"ended": {"0": null, "1": -9}}
+    {"op": "end"}                                               → {} once no broker is left
 
 The keeper is the parent of the brokers, so a signal through it never hits a process that merely got the
 same number later. It runs in one thread, on the standard library alone.
@@ -29,12 +30,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK = 0.5  # seconds between looks at who the parent is
 _CHUNK = 65536  # bytes read at once
+_STOP_SECONDS = 30.0  # for a process to stop, however busy the machine is
+_STOP_POLL = 0.001  # seconds between looks at whether it has
 
 Reply = dict[str, Any]
 
@@ -52,6 +56,7 @@ class Keeper:
             "start": self._start,
             "signal": self._signal,
             "status": self._status,
+            "end": self._end,
         }
         try:
             return operations[request["op"]](request)
@@ -83,10 +88,25 @@ class Keeper:
         running = child.poll() is None
         if running:
             child.send_signal(request["signal"])
+        if running and request["signal"] == signal.SIGSTOP:
+            _await_stopped(child.pid)
         return {"sent": running}
 
     def _status(self, request: dict[str, Any]) -> Reply:
         return {"ended": {name: child.poll() for name, child in self._children.items()}}
+
+    def _end(self, request: dict[str, Any]) -> Reply:
+        self.kill_all()
+        return {}
+
+
+def _await_stopped(pid: int) -> None:
+    """Return once a child to which SIGSTOP was sent has stopped (or ended): until then its threads still answer."""
+    until = time.monotonic() + _STOP_SECONDS
+    while os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        if time.monotonic() > until:
+            raise TimeoutError(f"process {pid} did not stop within {_STOP_SECONDS:g} s of SIGSTOP")
+        time.sleep(_STOP_POLL)
 
 
 def _die_with_parent() -> Callable[[], None] | None:
@@ -135,6 +155,8 @@ def main(arguments: list[str]) -> None:
     try:
         for request in _requests(int(parent)):
             os.write(1, json.dumps(keeper.handle(request)).encode() + b"\n")
+            if request["op"] == "end":
+                break
     except BrokenPipeError:
         pass  # the parent ended before it read the answer
     finally:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ class KeeperClient:
         if os.getpid() != self._owner:
             return
         with self._lock:
+            with suppress(KpsplitError):  # a forked copy of this process may hold the pipe open: closing says nothing
+                self._exchange(b'{"op": "end"}\n')
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
                     pipe.close()

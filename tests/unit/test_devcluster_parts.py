@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,50 @@ def test_the_keeper_starts_signals_and_ends_processes(tmp_path: Path) -> None:
     keeper.close()
     assert ProcessIdentity.of(second.pid) is None
     assert not (tmp_path / "data").exists()
+
+
+BUSY = """
+import threading
+def work():
+    while True: pass
+for _ in range(24): threading.Thread(target=work).start()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
+def test_a_stopped_process_has_no_thread_that_still_runs(tmp_path: Path) -> None:
+    """Linux stops a process one thread after the other: a broker "stopped" too soon still answers."""
+    keeper = KeeperClient()
+    try:
+        process = ManagedProcess(keeper, "busy", [sys.executable, "-c", BUSY], tmp_path / "log")
+        for _ in range(30):
+            assert process.send(signal.SIGSTOP) and process.paused
+            assert thread_states(process.pid) == {"T"}
+            assert process.send(signal.SIGCONT) and not process.paused
+    finally:
+        keeper.close()
+
+
+def thread_states(pid: int) -> set[str]:
+    stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return {stat.rpartition(")")[2].split()[0] for stat in stats}
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_the_keeper_ends_though_a_forked_copy_holds_its_pipe_open(tmp_path: Path) -> None:
+    keeper = KeeperClient()
+    process = ManagedProcess(keeper, "first", SLEEPER, tmp_path / "log")
+    copy = os.fork()
+    if copy == 0:
+        time.sleep(600)
+        os._exit(0)
+    try:
+        keeper.close()
+        assert ProcessIdentity.of(process.pid) is None
+        assert ProcessIdentity.of(keeper.pid) is None
+    finally:
+        os.kill(copy, signal.SIGKILL)
+        os.waitpid(copy, 0)
 
 
 def test_the_keeper_reports_what_it_cannot_do(tmp_path: Path) -> None:
