@@ -1,7 +1,7 @@
 # Each target does all the set-up it needs; a second run does no network at all.
 #
 #   make setup    virtual environment, locked packages, Kafka's jars and Spark's connector
-#   make test     all tests            (PYTEST_ARGS="-k split -x" is passed on)
+#   make test     all tests            (PYTEST_ARGS="-k split -x" is passed on; WORKERS=0: in one process)
 #   make test-core, make test-cluster   those without, and those with brokers or Spark
 #   make lint     style, types, import contracts
 #   make demo     the main job, on an embedded three-broker cluster
@@ -21,6 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 UV ?= uv
 BENCH ?= producer_overhead
 MINUTES ?= 20
+WORKERS ?= 2
 CLUSTER_TESTS := tests/broker tests/cli tests/fault tests/spark
 CORE_TESTS := $(filter-out $(CLUSTER_TESTS) %__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 NOTHING_SELECTED := 5
@@ -50,11 +51,11 @@ jars: $(INSTALLED)
 test: test-core test-cluster
 
 test-core: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS) $(CORE_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
+	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS) $(CORE_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
 
-# One process: one cluster and one Spark session per run, and nothing beside them that takes their time.
+# Two processes, each with a cluster, because one leaves the processors idle most of the time; one Spark session.
 test-cluster: jars
-	$(BIN)/python -m pytest $(PYTEST_ARGS) $(CLUSTER_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS) $(CLUSTER_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

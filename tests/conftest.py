@@ -1,4 +1,4 @@
-"""Fixtures that need real brokers. One cluster per session; each test makes topics of its own."""
+"""Fixtures that need real brokers. One cluster per test process; each test makes topics of its own."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.served import await_served
 
 SERVED_SECONDS = 60.0
+LONG = ("fault", "spark")
+"""Folders whose files take minutes: a worker that began one last would keep the other waiting."""
 _numbers = itertools.count(1)
 
 
@@ -30,10 +32,13 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist, which puts the groups into the tests' ids
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put modules that need what lives for the whole session last: others run without it beside them."""
-    waiting = {item.path for item in items if {"cluster", "spark"} & set(getattr(item, "fixturenames", ()))}
-    items.sort(key=lambda item: item.path in waiting)
+    """Have one worker run all that shares the Spark session, and each file as a whole; the longest come first."""
+    on_spark = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("spark" if item.path in on_spark else item.path.stem))
+    items.sort(key=lambda item: (item.path not in on_spark, item.path.parent.name not in LONG))
 
 
 class MakeTopic(Protocol):
@@ -55,7 +60,7 @@ def kafka_runtime() -> KafkaRuntime:
 
 @pytest.fixture(scope="session")
 def cluster(kafka_runtime: KafkaRuntime) -> Iterator[DevCluster]:
-    """Three brokers, for all tests that leave them as they are."""
+    """Three brokers, for all tests of this process that leave them as they are."""
     with DevCluster(brokers=3) as running:
         yield running
 

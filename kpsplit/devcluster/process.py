@@ -81,7 +81,9 @@ class KeeperClient:
         if os.getpid() != self._owner:
             return
         with self._lock:
-            with suppress(KpsplitError):  # a forked copy of this process may hold the pipe open: closing says nothing
+            with suppress(
+                KpsplitError
+            ):  # a forked copy of this process may hold the pipe open: closing says nothing
                 self._exchange(b'{"op": "end"}\n')
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
