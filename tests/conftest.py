@@ -34,7 +34,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist, which puts the groups into the tests' ids
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have one worker run all that shares the Spark session, and each file as a whole; the longest come first."""
+    """Have one worker run all that shares the Spark session, and each file whole; the longest first."""
     on_spark = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
     for item in items:
         item.add_marker(pytest.mark.xdist_group("spark" if item.path in on_spark else item.path.stem))

@@ -4,8 +4,8 @@
 
 The brokers must not outlive the program, even if it is killed by SIGKILL and can do nothing any more:
 
-* The program says so, or ends, however: the pipe on the keeper's stdin closes, or the keeper's parent changes (a
-  forked copy of the program may hold the pipe open). The keeper kills the brokers, also paused ones, and ends.
+* The program says so, or ends, however: the pipe on the keeper's stdin closes, or the keeper's parent changes
+  (a forked copy of the program may hold the pipe open). The keeper kills the brokers, also paused ones.
 * The keeper itself is killed: on Linux the kernel kills each broker, by PR_SET_PDEATHSIG.
 * Ctrl-C in the program's terminal: nothing, until the program decides. The keeper has a session of its own.
 
@@ -101,7 +101,7 @@ class Keeper:
 
 
 def _await_stopped(pid: int) -> None:
-    """Return once a child to which SIGSTOP was sent has stopped (or ended): until then its threads still answer."""
+    """Return once a child that got SIGSTOP has stopped (or ended): until then some of its threads run."""
     until = time.monotonic() + _STOP_SECONDS
     while os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
         if time.monotonic() > until:
