@@ -14,6 +14,7 @@ from kpsplit.demo.children import Children
 from kpsplit.demo.chronicle import Chronicle
 from kpsplit.demo.ground import Ground
 from kpsplit.demo.group.acts import GroupActs, group_of, orders_of
+from kpsplit.demo.group.committed import read_commits
 from kpsplit.demo.group.drain import DrainWatch
 from kpsplit.demo.group.members import Members
 from kpsplit.demo.group.outcome import outcome_of
@@ -70,6 +71,8 @@ def stage(ground: Ground, options: Options, lines: list[Line] | None, narrator: 
         journals = {o.name: read_journal(Path(o.journal)) for o in orders}
         states = [_state(operations, parent) for parent in play.parents]
         with Verification(ground.verifier, topic, report_path(options.html), narrator) as verification:
+            lineages = [state.lineage for state in states]
+            commits = read_commits(ground.verifier, group_of(topic), lineages, offsets)
             back = _read_back(ground.verifier, chronicle, states, journals, lines, narrator)
             result = sum_up(
                 chronicle,
@@ -77,7 +80,7 @@ def stage(ground: Ground, options: Options, lines: list[Line] | None, narrator: 
                 news,
                 _of(states, hot),
                 back,
-                outcome_of(group, back, [state.lineage for state in states]),
+                outcome_of(group, back, lineages, commits),
                 journals,
             )
             checked = verification.verdict()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
+from kpsplit.demo.group.committed import CommitHistory, Committed
 from kpsplit.demo.group.drain import Drain, told, undrained
-from kpsplit.demo.group.judging import GroupVerdict, Victim, excused_by, judge
+from kpsplit.demo.group.judging import Excuses, GroupVerdict, Victim, judge
 from kpsplit.demo.group.members import Member, Members
 from kpsplit.demo.group.orders import MemberNews
 from kpsplit.demo.group.worked import NO_KEY, Worked, pack, read_worked
 from kpsplit.errors import DeadlineExceededError
 from kpsplit.splitter.commits import CommitFold
-from kpsplit.splitter.key_range import WHOLE, key_hash
+from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.lineage import Lineage
 from kpsplit.splitter.records.offsets import Position, RangeCommit
 from tests.unit.samples import PARENT, life
@@ -29,11 +32,21 @@ def worked(at: float, offset: int, segment: int = PARENT_SEGMENT, key: int = KEY
     return Worked(at, key, offset, PARENT.partition, segment)
 
 
-def judged(*entries: Worked, records: int | None = None, **others: list[Worked]) -> GroupVerdict:
+def committed(at: float, positions: dict[int, int], range_: KeyRange = WHOLE) -> Committed:
+    places = {segment: Position(next_) for segment, next_ in positions.items()}
+    return Committed(at, RangeCommit("g", PARENT, range_, places, "m", 1))
+
+
+VICTIMS = {"killed": Victim("the kill", -math.inf), "slept": Victim("the sleep", 9.0)}
+
+
+def judged(
+    *entries: Worked, records: int | None = None, commits: Sequence[Committed] = (), **others: list[Worked]
+) -> GroupVerdict:
     offsets = {e.offset for e in entries} | {e.offset for journal in others.values() for e in journal}
     read = {PARENT.partition: offsets if records is None else set(range(records))}
-    victims = {"killed": Victim("the kill", 2.0)}
-    return judge({"one": list(entries), **others}, read, [LINEAGE], excused_by(victims))
+    excuses = Excuses(VICTIMS, CommitHistory(commits, [LINEAGE]))
+    return judge({"one": list(entries), **others}, read, [LINEAGE], excuses)
 
 
 def test_a_group_that_is_late_tells_what_each_member_has_come_to() -> None:
@@ -90,14 +103,35 @@ def test_order_is_kept_per_key_along_the_lineage(first: Worked, then: Worked, la
 
 
 def test_a_repetition_is_explained_by_a_victim_only() -> None:
-    again = [worked(3, 10)]
-    explained = judged(worked(1, 10), killed=again)
+    explained = judged(worked(3, 10), killed=[worked(1, 10)])
     assert explained.good and explained.redelivered == {"the kill": 1}
     assert str(explained).endswith("; 1 again after the kill")
-    assert judged(killed=[worked(2, 10)], other=again).good
-    assert judged(killed=[worked(1, 10)], other=again).unexplained == 1, "that was committed long ago"
-    unexplained = judged(worked(1, 10), other=again)
+    unexplained = judged(worked(1, 10), other=[worked(3, 10)])
     assert (unexplained.unexplained, unexplained.good) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("commit", "excused"),
+    [
+        (committed(2, {PARENT_SEGMENT: 10}), True),
+        (committed(2, {PARENT_SEGMENT: 11}), False),
+        (committed(4, {PARENT_SEGMENT: 11}), True),
+        (committed(2, {PHANTOM: 0}), False),
+        (committed(2, {PARENT_SEGMENT: 11}, KeyRange(KEY + 1, WHOLE.hi)), True),
+    ],
+    ids=["up to it", "behind it", "later", "in the next segment", "of other keys"],
+)
+def test_nothing_explains_that_a_committed_record_is_handed_out_again(
+    commit: Committed, excused: bool
+) -> None:
+    assert judged(worked(3, 10), killed=[worked(1, 10)], commits=[commit]).good == excused
+
+
+def test_who_wakes_may_work_on_what_it_had_in_hand_though_it_is_committed_by_now() -> None:
+    commits = [committed(4, {PARENT_SEGMENT: 100})]
+    woken = judged(worked(3, 10), slept=[worked(9, 10)], commits=commits)
+    assert woken.good and woken.redelivered == {"the sleep": 1}
+    assert judged(worked(3, 11), slept=[worked(9.5, 11)], commits=commits).unexplained == 1
 
 
 def test_a_journal_is_read_back_without_a_torn_end(tmp_path: Path) -> None:

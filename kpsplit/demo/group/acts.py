@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from kpsplit.demo.group.drain import DrainWatch
-from kpsplit.demo.group.judging import IN_HAND_SECONDS, Victim
+from kpsplit.demo.group.judging import Victim
 from kpsplit.demo.group.members import Members
 from kpsplit.demo.group.orders import MemberOrders
+from kpsplit.demo.group.worked import Worked
 from kpsplit.demo.process import PATIENCE_SECONDS
 from kpsplit.errors import DeadlineExceededError, UnreachableError
 from kpsplit.kafka.clock import monotonic
@@ -40,7 +42,7 @@ class GroupActs:
     ) -> None:
         self.members = members
         self.drains = drains
-        self._hurt: dict[str, Victim] = {}
+        self._resumed_at = math.inf
         self.progress: PartitionProgress | None = None
         self._operations = operations
         self._topic = topic
@@ -55,19 +57,18 @@ class GroupActs:
 
     def kill_one(self) -> None:
         """Kill a member; another joins."""
-        self._hurt[KILLED] = Victim("the kill", monotonic() - IN_HAND_SECONDS)
         self.members.named(KILLED).kill()
         self.members.join([JOINS_LATE])
         self._say(f"{KILLED} is killed (SIGKILL), {JOINS_LATE} joins the group")
 
     def suspend_one(self) -> None:
         """Suspend a member."""
-        self._hurt[SUSPENDED] = Victim("the suspension", monotonic() - IN_HAND_SECONDS)
         self.members.named(SUSPENDED).suspend()
         self._say(f"{SUSPENDED} is suspended (SIGSTOP): the group goes on without it")
 
     def resume_one(self) -> None:
         """Let it go on."""
+        self._resumed_at = monotonic()
         self.members.named(SUSPENDED).resume()
         self._say(f"{SUSPENDED} is resumed (SIGCONT): what it still has in hand is not its own any more")
 
@@ -86,15 +87,16 @@ class GroupActs:
         self.members.wait("read everything", self._at_the_end, PATIENCE_SECONDS, LOOK_SECONDS)
         self.members.finish(PATIENCE_SECONDS)
 
-    def victims(self) -> dict[str, Victim]:
+    def victims(self, journals: Mapping[str, Sequence[Worked]]) -> dict[str, Victim]:
         """Return what befell members: also what the coordinator took from those that nobody hurt."""
-        found = dict(self._hurt)
-        for member in self.members.all:
-            if member.news.lost_at is None:
-                continue
-            since = member.news.lost_at - member.orders.session_ms / 1000 - IN_HAND_SECONDS
-            if member.name not in found or since < found[member.name].since:
-                found[member.name] = Victim(f"{member.name} lost its slots", since)
+        found = {
+            member.name: Victim(f"{member.name} lost its slots", member.news.lost_at)
+            for member in self.members.all
+            if member.news.lost_at is not None
+        }
+        back = [entry.at for entry in journals[SUSPENDED] if entry.at >= self._resumed_at]
+        found[SUSPENDED] = Victim("the suspension", min(back, default=self._resumed_at))
+        found[KILLED] = Victim("the kill", -math.inf)
         return found
 
     def _at_the_end(self) -> bool:

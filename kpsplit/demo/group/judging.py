@@ -3,37 +3,58 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
+from kpsplit.demo.group.committed import CommitHistory
 from kpsplit.demo.group.worked import NO_KEY, Worked
 from kpsplit.splitter.lineage import Lineage
 
-IN_HAND_SECONDS = 20.0
-"""What a member worked on earlier than this before it was killed or suspended is committed."""
 MOST_EXAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """What took slots from a member: how that is called, and since when its work may not be committed."""
+    """What took slots from a member, and until when it may work on what it had in hand.
+
+    Until then it may work on records that others, who own its slots by now, have worked on and committed.
+    """
 
     what: str
-    since: float
+    until: float
 
 
-Excuse = Callable[[str, float], str | None]
-"""What explains that a member's work at a point in time is done again; None if nothing does."""
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Who worked on a record, and when."""
+
+    member: str
+    entry: Worked
+
+    def __str__(self) -> str:
+        """Return it for people."""
+        return f"{self.member} at {self.entry.at:.1f}"
 
 
-def excused_by(victims: Mapping[str, Victim]) -> Excuse:
-    """Return what explains repetitions where so much befell members."""
+class Excuses:
+    """Tells what explains that a record is worked on again: nothing does once it is committed, but one thing.
 
-    def excuse(member: str, at: float) -> str | None:
-        victim = victims.get(member)
-        return victim.what if victim is not None and at >= victim.since else None
+    Somebody who was taken for dead works on what it had in hand when it comes back.
+    """
 
-    return excuse
+    def __init__(self, victims: Mapping[str, Victim], committed: CommitHistory) -> None:
+        self._victims = victims
+        self._committed = committed
+
+    def excuse(self, first: Turn, again: Turn) -> str | None:
+        """Return what explains it; None if nothing does."""
+        back = self._victims.get(again.member)
+        if back is not None and again.entry.at <= back.until:
+            return back.what
+        victim = self._victims.get(first.member)
+        if victim is None or self._committed.before(again.entry, again.entry.at):
+            return None
+        return victim.what
 
 
 @dataclass(slots=True)
@@ -109,7 +130,7 @@ def judge(
     journals: Mapping[str, Iterable[Worked]],
     read: Mapping[int, Set[int]],
     lineages: Iterable[Lineage],
-    excuse: Excuse,
+    excuses: Excuses,
 ) -> GroupVerdict:
     """Look at all journals in the order of time.
 
@@ -117,38 +138,35 @@ def judge(
         journals: what each member worked on.
         read: the logical offsets that a fresh reader found, by logical partition.
         lineages: of all partitions.
-        excuse: tells what may be worked on twice: only what somebody had in hand whom something befell.
+        excuses: tell what may be worked on twice: only what was in hand when something befell somebody.
     """
     verdict = GroupVerdict(sum(len(offsets) for offsets in read.values()))
     order = KeyOrder(lineages)
-    first_by: dict[tuple[int, int], tuple[str, float]] = {}
-    entries = [(entry, name) for name, journal in journals.items() for entry in journal]
-    for entry, member in sorted(entries, key=lambda found: found[0].at):  # stable: batches keep their order
-        verdict.shares[member] += 1
+    first_by: dict[tuple[int, int], Turn] = {}
+    turns = [Turn(name, entry) for name, journal in journals.items() for entry in journal]
+    for turn in sorted(turns, key=lambda turn: turn.entry.at):  # stable: batches keep their order
+        verdict.shares[turn.member] += 1
+        entry = turn.entry
         place = (entry.partition, entry.offset)
         if place in first_by:
-            _repeated(verdict, place, first_by[place], (member, entry.at), excuse)
+            _repeated(verdict, place, first_by[place], turn, excuses)
             continue
-        first_by[place] = member, entry.at
+        first_by[place] = turn
         verdict.unknown += entry.offset not in read.get(entry.partition, ())
         if not order.keeps(entry):
             verdict.out_of_order += 1
-            verdict.note(f"{place} of segment {entry.segment} to {member} out of order")
+            verdict.note(f"{place} of segment {entry.segment} to {turn.member} out of order")
     verdict.missing = verdict.records - (len(first_by) - verdict.unknown)
     return verdict
 
 
 def _repeated(
-    verdict: GroupVerdict,
-    place: tuple[int, int],
-    first: tuple[str, float],
-    again: tuple[str, float],
-    excuse: Excuse,
+    verdict: GroupVerdict, place: tuple[int, int], first: Turn, again: Turn, excuses: Excuses
 ) -> None:
-    """Count a record that came twice: who worked on it when, first and again."""
-    why = excuse(*first) or excuse(*again)
+    """Count a record that came twice."""
+    why = excuses.excuse(first, again)
     if why is None:
         verdict.unexplained += 1
-        verdict.note(f"{place} to {first[0]} at {first[1]:.1f} and to {again[0]} at {again[1]:.1f}")
+        verdict.note(f"{place} to {first} and to {again}")
     else:
         verdict.redelivered[why] += 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kpsplit.demo.group.acts import GroupActs
+from kpsplit.demo.group.committed import CommitHistory, Committed
 from kpsplit.demo.group.drain import Drain
-from kpsplit.demo.group.judging import GroupVerdict, excused_by, judge
+from kpsplit.demo.group.judging import Excuses, GroupVerdict, judge
 from kpsplit.demo.group.worked import read_worked
 from kpsplit.demo.readback import ReadBack
 from kpsplit.kafka.group_progress import PartitionProgress
@@ -23,8 +24,11 @@ class GroupOutcome:
     progress: PartitionProgress | None
 
 
-def outcome_of(acts: GroupActs, back: ReadBack, lineages: Iterable[Lineage]) -> GroupOutcome:
-    """Judge what the members wrote down by what a fresh reader found."""
-    journals = {name: read_worked(path) for name, path in acts.members.journals().items()}
-    verdict = judge(journals, back.offsets, lineages, excused_by(acts.victims()))
+def outcome_of(
+    acts: GroupActs, back: ReadBack, lineages: Sequence[Lineage], commits: Iterable[Committed]
+) -> GroupOutcome:
+    """Judge what the members wrote down by what a fresh reader found, and by what was committed when."""
+    journals = {name: list(read_worked(path)) for name, path in acts.members.journals().items()}
+    excuses = Excuses(acts.victims(journals), CommitHistory(commits, lineages))
+    verdict = judge(journals, back.offsets, lineages, excuses)
     return GroupOutcome(verdict, tuple(acts.drains.drains), acts.progress)
