@@ -55,7 +55,7 @@ test-core: $(INSTALLED)
 
 # Two processes, each with a cluster, because one leaves the processors idle most of the time; one Spark session.
 test-cluster: jars
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS) $(CLUSTER_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) $(CLUSTER_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

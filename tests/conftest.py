@@ -11,6 +11,8 @@ from typing import Protocol
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.jvm import KafkaRuntime
@@ -21,8 +23,8 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.served import await_served
 
 SERVED_SECONDS = 60.0
-LONG = ("fault", "spark")
-"""Folders whose files take minutes: a worker that began one last would keep the other waiting."""
+SPARK = "tests/spark/"
+LONG = ("spark", "fault")
 _numbers = itertools.count(1)
 
 
@@ -32,13 +34,24 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist, which puts the groups into the tests' ids
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have one worker run all that shares the Spark session, and each file whole; the longest first."""
-    on_spark = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("spark" if item.path in on_spark else item.path.stem))
-    items.sort(key=lambda item: (item.path not in on_spark, item.path.parent.name not in LONG))
+    """Put the folders first whose files take minutes: who began one last would keep the other waiting."""
+    items.sort(
+        key=lambda item: LONG.index(folder) if (folder := item.path.parent.name) in LONG else len(LONG)
+    )
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """Where ``--dist loadfile`` is asked for, have one process run all that shares the Spark session."""
+    return FilesAndSpark(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+class FilesAndSpark(LoadFileScheduling):
+    """Each file as a whole in one process, and all of Spark in the same."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return SPARK if file.startswith(SPARK) else file
 
 
 class MakeTopic(Protocol):
