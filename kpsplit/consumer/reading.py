@@ -241,6 +241,8 @@ class SlotReader:
         if code == KafkaError._PARTITION_EOF and source is not None:
             return self._take_end(source, message.offset() or 0)
         if source is not None and code in _OUTSIDE:
+            if source in self._probes and not self._probes[source].holds_up:
+                del self._probes[source]  # the client has stopped there: it has to be assigned anew
             self._probe(self._owners[source], source, self._assigned[source], with_bounds=True)
         elif error is not None and code not in _TRANSIENT and self._told.get(source) != code:
             self._told[source] = error.code()
@@ -336,6 +338,8 @@ class SlotReader:
                 for tracks in self._partitions.values():
                     if tracks.wanted().get(source) == probe.position:
                         batches += self._take_answer(tracks, probe)
+                    elif probe.holds_up:  # it says nothing of where reading goes on now: read there again
+                        tracks.changed = True
         return batches
 
     def _take_answer(self, tracks: PartitionTracks, probe: LogProbe) -> list[Batch]:

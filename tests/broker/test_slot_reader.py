@@ -13,6 +13,7 @@ from kpsplit.consumer.config import GapPolicy
 from kpsplit.consumer.lineage_reader import Gap, GapReason
 from kpsplit.consumer.reading_events import GapFound, Unreadable
 from kpsplit.kafka.logical_message import LogicalMessage
+from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
@@ -451,3 +452,25 @@ def test_the_applications_own_fetch_settings_are_taken(bootstrap, make_topic, un
     reader.own(OwnedSlot(PhysicalPartition(topic, 0), 0, 1))
     reader.read(1)
     producer.abort_transaction(20)
+
+
+def test_a_seek_while_brokers_are_asked_what_a_log_has_lost_is_read_from_there(
+    bootstrap, make_topic, admin, unsplit
+) -> None:
+    """The answer says nothing of the new place; what was held up for it is not forgotten."""
+    topic = make_topic()
+    writer = Writer(bootstrap, parent := PhysicalPartition(topic, 0))
+    for number in range(30):
+        writer.put(parent, b"key", b"%d" % number)
+    writer.flush()
+    reader = unsplit(on_gap=GapPolicy.SKIP_AND_REPORT)
+    (slot,) = slots_of(parent, 1)
+    for future in admin.delete_records([TopicPartition(topic, 0, 20)]).values():
+        future.result(30)
+    reader.own(slot, Cursor(slot.range, {0: 5}))
+    reader.read_until(lambda: reader.reader._probes, "the question")
+    reader.reader.seek(slot, Cursor(slot.range, {0: 12}))
+    reader.read(10)
+    assert [int(m.value()) for m in reader.messages] == list(range(20, 30))
+    gaps = [e.gap for e in reader.troubles if isinstance(e, GapFound)]
+    assert gaps[-1] == Gap(0, parent, 12, 20, GapReason.EXPIRED)
