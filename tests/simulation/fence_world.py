@@ -9,7 +9,8 @@ path's rule (``Context.refresh``), the lease rules (``Renewal``, ``owes``), ``to
 Time is not modelled by clocks. A lease remembers how long the control topic was when its end was asked for;
 it may run out at any moment; and an operator's patience, counted from one of its records, ends only when
 every lease that was asked for before that record has run out. That is all that monotonic clocks of equal rate
-promise.
+promise. Whoever waits or renews asks only whether a lease was asked for behind the latest record; so all that
+were asked for before it are one value (``STALE``), and states that differ in nothing else are one state.
 
 States are tuples of small values. What the real objects do is remembered per (snapshot, input), so that each
 distinct step of the real code runs once, however many global states contain it.
@@ -47,6 +48,8 @@ LOW, HIGH = 0x10000000, 0x90000000
 """Hashes of two keys, one in each half of the key space."""
 
 NOBODY: frozenset[int] = frozenset()
+STALE = 0
+"""A valid lease that was asked for before the latest record."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class Held(NamedTuple):
     fence: int
     view: int
     lease: int
-    """How long the control topic was when the lease was asked for; -1: no valid lease."""
+    """How long the control topic was when the lease was asked for, ``STALE``, or -1: no valid lease."""
     asking: tuple[int, Any] | None
     registering: Any
     flight: tuple[tuple[Item, ...], ...]
@@ -388,7 +391,7 @@ class World:
         view = seen([self.states[world.control[producer.view]]])
         if not rules.renews(view, lease_valid=valid, owing=owing):
             return self._with(world, index, producer)
-        producer = producer._replace(lease=asked)
+        producer = producer._replace(lease=self._aged(asked, len(world.control)))
         if producer.fence < 0:
             return self._with(world, index, producer)
         fence, finals = self._call(producer.fence, "renew", ())
@@ -596,7 +599,13 @@ class World:
         key = (before, event)
         if key not in self._after:
             self._after[key] = self._state_id(apply(self.states[before], event))
-        return world._replace(control=(*world.control, self._after[key]))
+        control = (*world.control, self._after[key])
+        producers = tuple(p._replace(lease=self._aged(p.lease, len(control))) for p in world.producers)
+        return world._replace(control=control, producers=producers)
+
+    def _aged(self, lease: int, length: int) -> int:
+        """Return a lease as it is where the control topic is so long; a zombie waits from an older record."""
+        return STALE if 0 <= lease < length and not self.scope.zombie else lease
 
     # -- what the real code says -------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from kpsplit.splitter.fence_answers import may_renew
 from kpsplit.splitter.states import Phase
 from tests.simulation import fence_world
 from tests.simulation.explore import check_missed, explore
-from tests.simulation.fence_world import HIGH, LOW, Scope, World
+from tests.simulation.fence_world import HIGH, LOW, Global, Scope, World
 from tests.simulation.guards import (
     acknowledge_with_records_in_flight,
     count_expiries,
@@ -60,15 +60,15 @@ SCOPES = {
     "a merge, markers one by one, one late": Scope(ONE, **MERGE, aborts=1, one_by_one=True, lapses=False),
     "a split and a merge": Scope(ONE, **BOTH),
     "a split and a merge, two producers, two keys": Scope(EACH, **BOTH, lapses=False),
+    "a split and a merge, two producers, two keys, a crash": Scope(EACH, **BOTH, lapses=False, aborts=1),
+    "a split and a merge, two producers of one key": Scope(((LOW,), (LOW,)), **BOTH, lapses=False),
+    "a split, acknowledgements get lost and leases run out": Scope(TWO, errors=True),
 }
 LARGE = {
-    "a split and a merge, two producers, two keys, a crash": Scope(EACH, **BOTH, lapses=False, aborts=1),
     "reading takes time, producers join": Scope(ONE, aborts=1, joining=True, slow_reading=True),
     "reading takes time": Scope(ONE, aborts=1, slow_reading=True),
     "reading takes time at a merge": Scope(ONE, **MERGE, aborts=1, slow_reading=True),
-    "a split and a merge, two producers": Scope(((LOW,), (LOW,)), **BOTH, lapses=False),
     "a split, two records, aborted": Scope(TWO, aborts=1),
-    "a split with lost acknowledgements and leases": Scope(TWO, errors=True),
     "a merge that is aborted, markers one by one": Scope(ONE, **MERGE, aborts=1, one_by_one=True),
     "two producers with leases": Scope(((LOW,), (LOW,))),
     "a split and a merge, two records": Scope(TWO, **BOTH),
@@ -81,6 +81,40 @@ def test_nothing_is_lost_doubled_reordered_or_left_without_a_report(name: str) -
     print(f"{name}: {found}")
     assert found.violation is None, str(found)
     assert found.complete or name in LARGE
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [Scope(ONE), Scope(((LOW,), (LOW,)), lapses=False), Scope(ONE, **MERGE, slow_reading=True)],
+    ids=["a lease runs out", "two producers", "reading takes time"],
+)
+def test_that_old_leases_are_one_value_leaves_out_no_state(
+    scope: Scope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told apart by their ages they give more states, and the same ones when the ages are forgotten."""
+    world = World(scope)
+    visited: set[Global] = set()
+    check = World.violation
+
+    def visit(self: World, state: Global) -> str | None:
+        visited.add(state)
+        return check(self, state)
+
+    monkeypatch.setattr(World, "violation", visit)
+    assert explore(world).violation is None
+    alike = frozenset(visited)
+    aged = world._aged
+    visited.clear()
+    monkeypatch.setattr(World, "_aged", lambda self, lease, length: lease)
+    assert explore(world).violation is None
+    assert len(visited) > len(alike)
+
+    def forgotten(state: Global) -> Global:
+        length = len(state.control)
+        young = (p._replace(lease=aged(p.lease, length)) for p in state.producers)
+        return state._replace(producers=tuple(young))
+
+    assert {forgotten(state) for state in visited} == alike
 
 
 # -- what happens without each guard ---------------------------------------------------------------
