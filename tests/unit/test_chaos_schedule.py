@@ -6,7 +6,17 @@ from itertools import islice
 
 import pytest
 
-from tests.fault.chaos.faults import MIXES, STEPS, Kind, Schedule
+from tests.fault.chaos.aims import (
+    LONG_MINUTES,
+    RECORDS,
+    SUSPENDED,
+    SUSPENSIONS,
+    Aims,
+    Reached,
+    share,
+    suspensions,
+)
+from tests.fault.chaos.faults import BEHIND, MANY_SUSPENSIONS, MIXES, STEPS, Kind, Schedule
 from tests.fault.chaos.table import Column, Ending, Operation, Strike, column_of, rendered, tabulate
 
 
@@ -37,6 +47,70 @@ def test_a_short_run_has_each_kind_once_and_none_that_is_too_long(seed: int) -> 
 def test_operators_are_struck_behind_every_step() -> None:
     schedule = Schedule(1)
     assert {schedule.draw(Kind.OPERATOR_KILLED).step for _ in range(500)} == set(STEPS)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_mix_of_suspensions_alone_has_as_many_as_a_long_run_needs(seed: int) -> None:
+    mix = next(Schedule(seed).mixes([MANY_SUSPENSIONS]))
+    assert sum(fault.times for fault in mix.faults if fault.kind is Kind.SUSPENSIONS) >= SUSPENSIONS
+
+
+def test_retention_strikes_while_what_a_split_or_merge_closed_is_drained() -> None:
+    schedule = Schedule(1)
+    assert {schedule.draw(k).step for k in (Kind.DRAINED_REMOVED, Kind.UNREAD_REMOVED)} == {BEHIND[0]}
+
+
+def test_only_runs_of_twenty_minutes_and_more_have_aims() -> None:
+    assert Aims.of(None) is None and Aims.of(LONG_MINUTES - 0.1) is None
+    aims = Aims.of(LONG_MINUTES)
+    assert aims == Aims(100_000, 200, tuple(MIXES))
+    assert Aims.of(LONG_MINUTES, ["network"]) == Aims(100_000, None, ("network",))
+
+
+@pytest.mark.parametrize("seconds", [0.0, 30.0, 60 * LONG_MINUTES])
+@pytest.mark.parametrize("overrun", [0.0, 100.0])
+def test_the_first_round_gets_to_every_mix_whatever_each_one_takes(seconds: float, overrun: float) -> None:
+    left, had = seconds, []
+    for name in MIXES:
+        later = [other for other in MIXES if other not in (*had, name)]
+        mine = share(left, name, later)
+        assert 0 <= mine <= max(0.0, left) and (mine < left or not later or left <= 0)
+        left -= mine + overrun
+        had.append(name)
+    assert left <= 1e-6
+    assert share(seconds, MANY_SUSPENSIONS, ["network"]) == pytest.approx(seconds * 3 / 4)
+
+
+MIX_NAMES = frozenset(MIXES)
+
+
+@pytest.mark.parametrize(
+    ("reached", "missed"),
+    [
+        (Reached(RECORDS, SUSPENSIONS, MIX_NAMES), ()),
+        (Reached(RECORDS - 1, SUSPENSIONS, MIX_NAMES), ("records",)),
+        (Reached(RECORDS, SUSPENSIONS - 1, MIX_NAMES), ("suspensions",)),
+        (Reached(RECORDS, SUSPENSIONS, MIX_NAMES - {"network"}), ("mix network",)),
+        (Reached(0, 0, MIX_NAMES), ("records", "suspensions")),
+    ],
+)
+def test_what_a_long_run_did_not_come_to_is_named(reached: Reached, missed: tuple[str, ...]) -> None:
+    aims = Aims.of(LONG_MINUTES)
+    assert aims is not None
+    assert aims.missed(reached) == missed
+    assert ("MISSED" in aims.told(reached)) == bool(missed)
+
+
+def test_the_aims_are_told_with_what_was_reached() -> None:
+    aims = Aims.of(LONG_MINUTES)
+    assert aims is not None
+    told = aims.told(Reached(104_233, 214, MIX_NAMES))
+    number = len(MIXES)
+    assert told == f"aims: records 104,233 of 100,000, suspensions 214 of 200, mixes {number} of {number}"
+
+
+def test_suspensions_are_those_of_writers_and_members() -> None:
+    assert suspensions([*SUSPENDED, Kind.OPERATOR_STOPPED, Kind.SUSPENSIONS, Kind.WRITER_STOPPED]) == 3
 
 
 def test_every_kind_is_in_a_mix_of_its_own_field() -> None:

@@ -89,5 +89,11 @@ def test_gaps_and_processes_that_end_by_themselves_fail_a_run(
 ) -> None:
     clean = HistoryChecker(LINEAGES).report()
     verdict = Verdict(clean, GroupVerdict(0), 0, gaps, troubles)
-    assert verdict.good is good
+    assert (verdict.good, verdict.harmed) == (good, not good)
     assert str(verdict).startswith("PASS " if good else "FAIL ")
+
+
+def test_a_long_run_that_missed_an_aim_is_no_pass_and_no_failure() -> None:
+    verdict = Verdict(HistoryChecker(LINEAGES).report(), GroupVerdict(0), 0, (), (), missed=("records",))
+    assert not verdict.good and not verdict.harmed
+    assert str(verdict).startswith("MISSED ")

@@ -12,10 +12,11 @@ from typing import Any, Self
 
 import psutil
 
+from kpsplit.consumer.lineage_reader import Gap
 from kpsplit.demo.group.orders import FINISH, MemberNews, MemberOrders
 from kpsplit.demo.process import ChildDiedError, ChildProcess
 from kpsplit.kafka.clock import Deadline
-from tests.fault.chaos.member import beside, losses_of
+from tests.fault.chaos.member import beside, gaps_of, losses_of
 from tests.fault.chaos.operating import OperatorOrders
 from tests.fault.chaos.table import Operation
 from tests.fault.chaos.verdict import Hurt
@@ -179,6 +180,8 @@ class Crew:
     troubles: list[str] = field(default_factory=list)
     library_aborts: int = 0
     _started: int = 0
+    _acknowledged: int = 0
+    """Records of writers that are gone."""
 
     def __enter__(self) -> Self:
         return self
@@ -218,6 +221,7 @@ class Crew:
             if not writer.alive:
                 if not writer.killed:
                     self._gone(writer)
+                self._acknowledged += writer.news.ok
                 self.writers[number] = self._writer(number)
         self.mend_members()
         if self.operator is None or not self.operator.alive:
@@ -312,6 +316,14 @@ class Crew:
             for name, journal in self.worked.items()
             for at in losses_of(journal)
         ]
+
+    def acknowledged(self) -> int:
+        """Return how many records were reported as delivered, as far as the writers have told."""
+        return self._acknowledged + sum(writer.news.ok for writer in self.writers)
+
+    def told_gaps(self) -> list[Gap]:
+        """Return what members were told that is gone."""
+        return [gap for journal in self.worked.values() for gap in gaps_of(journal)]
 
     def _gone(self, process: ChildProcess) -> None:
         """Note it if a process ended that nobody killed; its last words may still be on their way."""

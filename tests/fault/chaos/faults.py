@@ -37,6 +37,8 @@ class Kind(StrEnum):
     DELAYED = "network slow, each way"
     RESPONSES_LOST = "responses lost after the write"
     THROTTLED = "quota throttle"
+    DRAINED_REMOVED = "retention takes what the group has read"
+    UNREAD_REMOVED = "retention takes what the group has not read"
 
 
 PREPARING = ("Claim", "Prepare", "CreateSubTopic", "CoLocateLeaders", "AwaitReady")
@@ -48,6 +50,9 @@ STEPS = (*PREPARING, *FENCED, *CUT, *BEHIND)
 
 ACROSS_THE_CUT = ("Prepare", "AwaitReady", "Fence")
 """Where a fault begins that is to last beyond the cut."""
+
+MANY_SUSPENSIONS = "suspensions"
+"""The mix that a long run never cuts short: its suspensions are one of the aims."""
 
 MIXES: dict[str, tuple[Kind, ...]] = {
     "brokers": (Kind.BROKER_KILLED, Kind.BROKER_STOPPED, Kind.CONTROLLER_KILLED, Kind.LEADERS_MOVED),
@@ -62,14 +67,18 @@ MIXES: dict[str, tuple[Kind, ...]] = {
         Kind.RESPONSES_LOST,
         Kind.THROTTLED,
     ),
-    "suspensions": (*(Kind.SUSPENSIONS,) * 3, Kind.OPERATOR_STOPPED),
+    "retention": (Kind.DRAINED_REMOVED, Kind.UNREAD_REMOVED),
+    MANY_SUSPENSIONS: (*(Kind.SUSPENSIONS,) * 3, Kind.OPERATOR_STOPPED),
     "everything": tuple(Kind),
 }
 OF_PROCESSES = tuple(kind for kind in Kind if kind not in MIXES["network"])
 """Everything that is done to processes, and the leaders that are moved; the rest is done to the network."""
 
-_FAULTS_OF_A_MIX = {"frozen": 2, "brokers": 4, "suspensions": 20}
-"""How many there are; twenty of the last make about two hundred suspensions."""
+_FAULTS_OF_A_MIX = {"frozen": 2, "brokers": 4, "retention": 4, MANY_SUSPENSIONS: 16}
+"""How many there are; the last has twelve series of at least seventeen suspensions each."""
+
+MOMENT = (0.05, 2.5)
+"""Seconds of a suspension in a series; a lease is 2 s."""
 
 _FAULTS = 8
 _REST = (0.5, 4.0)
@@ -86,15 +95,18 @@ _HOLD: dict[Kind, tuple[float, float]] = {
     Kind.WRITER_STOPPED: (0.3, 8.0),
     Kind.MEMBER_KILLED: (0.0, 3.0),
     Kind.MEMBER_STOPPED: (0.3, 16.0),
-    Kind.SUSPENSIONS: (10.0, 25.0),
+    Kind.SUSPENSIONS: (22.0, 28.0),
     Kind.CUT_OFF: (2.0, 30.0),
     Kind.REQUESTS_HELD: (2.0, 30.0),
     Kind.RESPONSES_HELD: (2.0, 30.0),
     Kind.DELAYED: (5.0, 20.0),
     Kind.RESPONSES_LOST: (1.0, 8.0),
     Kind.THROTTLED: (5.0, 20.0),
+    Kind.DRAINED_REMOVED: (0.0, 2.0),
+    Kind.UNREAD_REMOVED: (1.0, 6.0),
 }
 _TARGETED = (Kind.OPERATOR_KILLED, Kind.OPERATOR_STOPPED)
+_WHILE_IT_DRAINS = (Kind.DRAINED_REMOVED, Kind.UNREAD_REMOVED)
 _AT_A_STEP = (
     Kind.WRITER_STOPPED,
     Kind.MEMBER_STOPPED,
@@ -119,6 +131,11 @@ class Fault:
     rest: float
     target: int
     step: str | None = None
+
+    @property
+    def times(self) -> int:
+        """How many suspensions a series has that lasts about so long."""
+        return max(1, int(self.hold / (sum(MOMENT) / 2)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +184,8 @@ class Schedule:
     def _step(self, kind: Kind) -> str | None:
         if kind in _TARGETED:
             return self._random.choice(STEPS)
+        if kind in _WHILE_IT_DRAINS:
+            return BEHIND[0]
         if kind in _AT_A_STEP and self._random.random() < 0.5:
             return self._random.choice(ACROSS_THE_CUT)
         return None

@@ -13,8 +13,9 @@ from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.splitter.records.keys import CONTROL_TOPIC, PRODUCERS_TOPIC
 from tests.fault.chaos.brokers import Brokers
 from tests.fault.chaos.crew import Crew
-from tests.fault.chaos.faults import Fault, Kind
+from tests.fault.chaos.faults import MOMENT, Fault, Kind
 from tests.fault.chaos.proxy import FAIR, Network, Weather
+from tests.fault.chaos.retention import Retention
 from tests.fault.chaos.table import Column, Strike, column_of
 from tests.fault.chaos.verdict import EVERYBODY, Hurt
 
@@ -23,8 +24,6 @@ HEAL_SECONDS = 300.0
 STEP_SECONDS = 25.0
 """How long an operation is waited for that comes to the step at which a fault is to strike."""
 BETWEEN_MOVES = 1.0
-MOMENT = (0.05, 2.5)
-"""Seconds of a short suspension; a lease is 2 s."""
 DELAYS = (0.02, 0.4)
 THROTTLED_TO = 4000
 """Bytes per second, broker and client: less than a writer sends."""
@@ -44,7 +43,13 @@ class Inflictor:
     """Does faults. ``strikes`` and ``hurts`` tell what was done. For one thread."""
 
     def __init__(
-        self, cluster: DevCluster, brokers: Brokers, network: Network, crew: Crew, seed: int
+        self,
+        cluster: DevCluster,
+        brokers: Brokers,
+        network: Network,
+        crew: Crew,
+        retention: Retention,
+        seed: int,
     ) -> None:
         self.strikes: list[Strike] = []
         self.hurts: list[Hurt] = []
@@ -52,6 +57,7 @@ class Inflictor:
         self._brokers = brokers
         self._network = network
         self._crew = crew
+        self._retention = retention
         self._random = Random(seed)
         self._does: dict[Kind, Callable[[Fault], None]] = {
             Kind.BROKER_KILLED: lambda f: self._kill_broker(f, f.target % REPLICAS),
@@ -73,6 +79,8 @@ class Inflictor:
             Kind.DELAYED: lambda f: self._disturb(f, Weather(delay=self._random.uniform(*DELAYS))),
             Kind.RESPONSES_LOST: lambda f: self._disturb(f, Weather(lose_responses=True)),
             Kind.THROTTLED: self._throttle,
+            Kind.DRAINED_REMOVED: self._remove_read,
+            Kind.UNREAD_REMOVED: self._remove_unread,
         }
 
     def do(self, fault: Fault) -> None:
@@ -197,10 +205,29 @@ class Inflictor:
         with self._hurting(fault, member.name):
             self._suspend(member, fault.hold)
 
+    def _remove_read(self, fault: Fault) -> None:
+        self._await_step(fault)
+        self._strike(fault.kind)
+        self._retention.remove_read(fault.target)
+        time.sleep(fault.hold)
+
+    def _remove_unread(self, fault: Fault) -> None:
+        """Remove while the members are suspended, so that there is something that they have not read."""
+        members = list(self._crew.members)
+        for member in members:
+            member.suspend()
+        try:
+            self._await_step(fault)
+            with self._hurting(fault):
+                time.sleep(fault.hold)
+                self._retention.remove_unread(fault.target)
+        finally:
+            for member in members:
+                member.resume()
+
     def _suspend_again_and_again(self, fault: Fault) -> None:
         """Suspend one after the other for a moment, without looking at what the operator does."""
-        deadline = Deadline(fault.hold)
-        while not deadline.expired():
+        for _ in range(fault.times):
             hold = min(fault.hold, self._random.uniform(*MOMENT))
             target = self._random.randrange(1 << 16)
             if self._random.random() < 0.5:

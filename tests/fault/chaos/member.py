@@ -1,8 +1,8 @@
 """One member of a run's group, a process: ``python -m tests.fault.chaos.member``, orders on stdin.
 
-It works as the demo's members do. Beside its journal it leaves when it lost slots (JOURNAL.lost) and what the
-library logs (JOURNAL.log); SIGUSR1 puts the stacks of all its threads into JOURNAL.stacks, SIGUSR2 what it
-tells of itself into JOURNAL.stats.
+It works as the demo's members do, and goes on where records are gone. Beside its journal it leaves when it
+lost slots (JOURNAL.lost), what it was told of (JOURNAL.told) and what the library logs (JOURNAL.log); SIGUSR1
+puts the stacks of all its threads into JOURNAL.stacks, SIGUSR2 what it tells of itself into JOURNAL.stats.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ import logging
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from confluent_kafka import KafkaException
 
+from kpsplit.consumer.lineage_reader import Gap
 from kpsplit.demo.group.member import Work, tell
 from kpsplit.demo.group.orders import MemberNews, MemberOrders
 from kpsplit.demo.parent import die_with_parent
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
+from tests.fault.chaos.removal import told_gap
 
 
 def beside(journal: Path, what: str) -> Path:
@@ -36,12 +39,21 @@ def losses_of(journal: Path) -> list[float]:
     return [float(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def gaps_of(journal: Path) -> list[Gap]:
+    """Return the gaps that a member was told of."""
+    path = beside(journal, "told")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [gap for line in lines if (gap := told_gap(line)) is not None]
+
+
 class Member(Work):
     """A member that writes down when slots were taken from it that it had not given up."""
 
-    def __init__(self, orders: MemberOrders, journal: BinaryIO, losses: TextIO) -> None:
-        super().__init__(orders, journal)
+    def __init__(self, orders: MemberOrders, journal: BinaryIO, losses: TextIO, told: TextIO) -> None:
+        settings = {"kpsplit.gap.policy": "skip-and-report", "error_cb": self._told}
+        super().__init__(replace(orders, properties={**orders.properties, **settings}), journal)
         self._losses = losses
+        self._told_of = told
         self._wanted: Path | None = None
 
     def show_stats(self, path: Path) -> None:
@@ -53,6 +65,10 @@ class Member(Work):
         if self._wanted is not None:
             path, self._wanted = self._wanted, None
             path.write_text(json.dumps(dict(consumer.stats()), default=str, indent=1))
+
+    def _told(self, error: object) -> None:
+        self._told_of.write(f"{error}\n")
+        self._told_of.flush()
 
     def _lost(self, *what: object) -> None:
         super()._lost(*what)
@@ -76,10 +92,11 @@ def main() -> int:
     with (
         beside(path, "stacks").open("w") as stacks,
         beside(path, "lost").open("w") as losses,
+        beside(path, "told").open("w") as told,
         path.open("ab", buffering=0) as journal,
     ):
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-        member = Member(orders, journal, losses)
+        member = Member(orders, journal, losses, told)
         signal.signal(signal.SIGTERM, member.end)
         signal.signal(signal.SIGUSR2, lambda *_: member.show_stats(beside(path, "stats")))
         threading.Thread(target=_listen, args=(member,), daemon=True).start()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from confluent_kafka import IsolationLevel
 
-from kpsplit.demo.group.worked import read_worked
+from kpsplit.demo.group.worked import Worked, read_worked
 from kpsplit.errors import DeadlineExceededError, KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
@@ -19,10 +19,13 @@ from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.keys import OWN_TOPICS
+from tests.fault.chaos.aims import OVERTIME, Aims, Reached, share, suspensions
 from tests.fault.chaos.crew import Crew
-from tests.fault.chaos.faults import MIXES, Kind, Mix, Schedule
+from tests.fault.chaos.faults import MANY_SUSPENSIONS, MIXES, Kind, Mix, Schedule
 from tests.fault.chaos.inflict import Inflictor
-from tests.fault.chaos.readback import read_back
+from tests.fault.chaos.readback import ReadBack, plainly_read_back, read_back
+from tests.fault.chaos.removal import excused, expected_gaps, untrue
+from tests.fault.chaos.retention import Archive
 from tests.fault.chaos.verdict import Verdict, judge_group
 
 START_SECONDS = 300.0
@@ -55,11 +58,22 @@ class Options:
 class Play:
     """See the module."""
 
-    def __init__(self, options: Options, connection: Connection, crew: Crew, inflictor: Inflictor) -> None:
+    def __init__(
+        self,
+        options: Options,
+        connection: Connection,
+        crew: Crew,
+        inflictor: Inflictor,
+        archive: Archive,
+    ) -> None:
         self._options = options
         self._connection = connection
         self._crew = crew
         self._inflictor = inflictor
+        self._archive = archive
+        self._aims = Aims.of(options.minutes, options.mixes)
+        self._begun: list[str] = []
+        """The mixes, in their order; one can come again."""
 
     def run(self) -> Verdict:
         """Play and judge.
@@ -72,15 +86,34 @@ class Play:
         crew.wait("all to work", self._all_work, START_SECONDS)
         crew.start_operator()
         self._rest()
-        deadline = Deadline((self._options.minutes or FOREVER) * 60)
+        seconds = (self._options.minutes or FOREVER) * 60
+        deadline, overtime = Deadline(seconds), Deadline(seconds * (1 + OVERTIME))
         for mix in self._mixes():
             say(f"mix: {mix.name}")
-            self._inflict(mix, deadline)
+            self._inflict(mix, Deadline(self._share(mix, deadline)))
             self._rest()
-            if deadline.expired():
+            if deadline.expired() and (not self._missed() or overtime.expired()):
                 break
         self._peace()
         return self._judge()
+
+    def aims(self) -> str | None:
+        """Return what was to be reached and what was, None for a short run."""
+        return None if self._aims is None else self._aims.told(self._reached())
+
+    def _missed(self) -> tuple[str, ...]:
+        return () if self._aims is None else self._aims.missed(self._reached())
+
+    def _reached(self) -> Reached:
+        suspended = suspensions(strike.kind for strike in self._inflictor.strikes)
+        return Reached(self._crew.acknowledged(), suspended, frozenset(self._begun))
+
+    def _share(self, mix: Mix, deadline: Deadline) -> float:
+        """Note that a mix begins; return the seconds that it may take: the first round has to get to all."""
+        self._begun.append(mix.name)
+        if self._aims is None:
+            return deadline.left()
+        return share(deadline.left(), mix.name, [n for n in self._aims.mixes if n not in self._begun])
 
     def _all_work(self) -> bool:
         self._crew.check()
@@ -94,9 +127,11 @@ class Play:
             return iter([schedule.each_once(options.kinds)])
         return schedule.mixes(options.mixes)
 
-    def _inflict(self, mix: Mix, deadline: Deadline) -> None:
-        for fault in mix.faults:
-            if deadline.expired():
+    def _inflict(self, mix: Mix, turn: Deadline) -> None:
+        """Do the faults of a mix that begin in time, in a long run at least one."""
+        whole = self._aims is not None and mix.name == MANY_SUSPENSIONS and bool(self._missed())
+        for number, fault in enumerate(mix.faults):
+            if turn.expired() and not whole and (number or self._aims is None):
                 return
             step = f" behind {fault.step}" if fault.step else ""
             say(f"  {fault.kind}{step}, {fault.hold:.1f} s")
@@ -172,15 +207,60 @@ class Play:
         say("reading everything back")
         crew = self._crew
         states = self._states()
-        back = read_back(self._connection, crew.job.topic, states, crew.journals)
+        back = read_back(self._connection, crew.job.topic, states, crew.journals, self._archive)
         worked = {name: list(read_worked(path)) for name, path in crew.worked.items()}
         hurts = [*self._inflictor.hurts, *crew.losses()]
-        group = judge_group(worked, back.offsets, [s.lineage for s in states], hurts)
-        for line in (*str(back.history).splitlines(), *group.examples, *back.gaps, *crew.troubles):
+        seen = self._seen_by_group(back, states, worked)
+        group = judge_group(worked, seen, [s.lineage for s in states], hurts)
+        gaps = [*back.gaps, *self._untold(states, back)]
+        for line in (*str(back.history).splitlines(), *group.examples, *gaps, *crew.troubles):
             say(f"  {line}")
         return Verdict(
-            back.history, group, back.strays, tuple(back.gaps), tuple(crew.troubles), crew.library_aborts
+            back.history,
+            group,
+            back.strays,
+            tuple(gaps),
+            tuple(crew.troubles),
+            crew.library_aborts,
+            removed=self._archive.count,
+            told_gone=sum(len(o) for o in back.offsets.values()) - sum(len(o) for o in seen.values()),
+            missed=self._missed(),
         )
+
+    def _seen_by_group(
+        self, back: ReadBack, states: list[PartitionState], worked: Mapping[str, list[Worked]]
+    ) -> dict[int, set[int]]:
+        """Return what the group had to work on: everything but what it was told that retention took."""
+        told = self._crew.told_gaps()
+        seen = {}
+        for state in states:
+            number = state.parent.partition
+            mine = [gap for gap in told if gap.source in state.lineage.sources()]
+            done = {w.offset for journal in worked.values() for w in journal if w.partition == number}
+            seen[number] = back.offsets[number] - excused(state.lineage, mine, self._archive.starts, done)
+        return seen
+
+    def _untold(self, states: list[PartitionState], back: ReadBack) -> list[str]:
+        """Return what is wrong with the gaps that members and a fresh reader tell of."""
+        starts = self._archive.starts
+        wrong = [
+            f"a member was told, and it is not so: {gap}" for gap in untrue(self._crew.told_gaps(), starts)
+        ]
+        for state in states:
+            expected = expected_gaps(state.lineage, starts)
+            if not expected:
+                continue
+            gaps, offsets = plainly_read_back(self._connection, state)
+            if gaps != expected:
+                wrong.append(f"{state.parent}: a reader told of {gaps}, not of {expected}")
+            gone = {
+                state.lineage.get(gap.segment).logical(offset)
+                for gap in expected
+                for offset in range(gap.start, gap.end)
+            }
+            if offsets != back.offsets[state.parent.partition] - gone:
+                wrong.append(f"{state.parent}: a reader was not given exactly what retention left")
+        return wrong
 
     def _states(self) -> list[PartitionState]:
         job = self._crew.job

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kpsplit.consumer.lineage_reader import LineageReader
+from kpsplit.consumer.lineage_reader import Gap, LineageReader
 from kpsplit.consumer.logical_record import LogicalRecord
 from kpsplit.demo.journal import Entry, read_journal
 from kpsplit.demo.traffic import sequence_in, writer_in
@@ -14,6 +14,7 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.testing import Delivery, HistoryChecker, HistoryReport, Send, SendOutcome
+from tests.fault.chaos.retention import Archive, WholeLogs
 
 PATIENCE = 120.0
 
@@ -28,10 +29,26 @@ class ReadBack:
     offsets: dict[int, set[int]] = field(default_factory=dict)
 
 
+class WholeLineageReader(LineageReader):
+    """Reads a logical partition as if retention had removed nothing."""
+
+    def __init__(self, connection: Connection, state: PartitionState, archive: Archive) -> None:
+        super().__init__(connection, state, patience=PATIENCE)
+        self._reader.close()
+        self._reader = WholeLogs(connection, PATIENCE, archive)
+
+
 def read_back(
-    connection: Connection, topic: str, states: Iterable[PartitionState], journals: dict[str, Path]
+    connection: Connection,
+    topic: str,
+    states: Iterable[PartitionState],
+    journals: dict[str, Path],
+    archive: Archive,
 ) -> ReadBack:
-    """Read all partitions to their ends, and check them against what the writers were told."""
+    """Read all partitions to their ends, and check them against what the writers were told.
+
+    What retention removed is read from where it was kept: it was delivered, once and in order, too.
+    """
     states = list(states)
     checker = HistoryChecker([state.lineage for state in states])
     for writer, journal in journals.items():
@@ -40,7 +57,7 @@ def read_back(
     found = ReadBack(checker.report())
     for state in states:
         offsets = found.offsets.setdefault(state.parent.partition, set())
-        with LineageReader(connection, state, patience=PATIENCE) as reader:
+        with WholeLineageReader(connection, state, archive) as reader:
             for record in reader.records():
                 offsets.add(record.logical_offset)
                 checker.delivered(_delivery(state.parent, record))
@@ -48,6 +65,13 @@ def read_back(
             found.gaps += [str(gap) for gap in reader.tally.gaps]
     found.history = checker.report()
     return found
+
+
+def plainly_read_back(connection: Connection, state: PartitionState) -> tuple[list[Gap], set[int]]:
+    """Return the gaps in what the logs have left that a fresh reader tells of, and what it is given."""
+    with LineageReader(connection, state, patience=PATIENCE) as reader:
+        offsets = {record.logical_offset for record in reader.records()}
+        return reader.tally.gaps, offsets
 
 
 def _send(topic: str, writer: str, entry: Entry) -> Send:

@@ -24,6 +24,7 @@ from tests.fault.chaos.inflict import REPLICAS, Inflictor
 from tests.fault.chaos.listener import add_listener
 from tests.fault.chaos.play import Options, Play, say
 from tests.fault.chaos.proxy import Network
+from tests.fault.chaos.retention import Retention
 from tests.fault.chaos.table import Operation, Strike, rendered
 from tests.fault.chaos.verdict import Verdict
 
@@ -43,12 +44,17 @@ class Outcome:
     strikes: list[Strike]
     operations: list[Operation]
     seconds: float
+    aims: str | None = None
+    """What a long run had to come to, and what it came to."""
 
     def report(self) -> str:
         """Return the table of what was done, in Markdown, and what operations and the group came to."""
         endings = Counter(f"{o.verb} {o.ending}" for o in self.operations)
         told = ", ".join(f"{number} {what}" for what, number in sorted(endings.items()))
-        return f"{rendered(self.strikes)}\noperations: {told}\ngroup: {self.verdict.group}\n{self.verdict}"
+        aims = "" if self.aims is None else f"{self.aims}\n"
+        return (
+            f"{rendered(self.strikes)}\noperations: {told}\ngroup: {self.verdict.group}\n{aims}{self.verdict}"
+        )
 
 
 def run(options: Options) -> Outcome:
@@ -77,11 +83,14 @@ def run(options: Options) -> Outcome:
             rate=options.rate,
         )
         crew = stack.enter_context(Crew(job))
-        inflictor = Inflictor(cluster, Brokers(cluster.bootstrap), network, crew, options.seed)
-        verdict = Play(options, connection, crew, inflictor).run()
-        if not verdict.good:
+        retention = Retention(connection, GROUP, TOPIC)
+        brokers = Brokers(cluster.bootstrap)
+        inflictor = Inflictor(cluster, brokers, network, crew, retention, options.seed)
+        play = Play(options, connection, crew, inflictor, retention.archive)
+        verdict = play.run()
+        if verdict.harmed:
             _keep(folder)
-        return Outcome(verdict, inflictor.strikes, crew.operations, monotonic() - began)
+        return Outcome(verdict, inflictor.strikes, crew.operations, monotonic() - began, play.aims())
 
 
 def _prepare(connection: Connection) -> None:

@@ -56,6 +56,8 @@ class Verdict:
 
     ``gaps``: stretches that the reader could not read; ``troubles``: processes that ended by themselves, and
     whatever else nobody did on purpose. ``library_aborts``: operators that an assertion in librdkafka ended.
+    ``removed``: records that retention took; ``told_gone``: those of them that the group did not work on and
+    was told that they are gone. ``missed``: the aims of a long run that it did not reach.
     """
 
     history: HistoryReport
@@ -64,22 +66,32 @@ class Verdict:
     gaps: tuple[str, ...]
     troubles: tuple[str, ...]
     library_aborts: int = 0
+    removed: int = 0
+    told_gone: int = 0
+    missed: tuple[str, ...] = ()
+
+    @property
+    def harmed(self) -> bool:
+        """Tell whether anything is not as it must be."""
+        return bool(not self.history.clean or not self.group.good or self.gaps or self.troubles)
 
     @property
     def good(self) -> bool:
-        """Tell whether everything is as it must be."""
-        return self.history.clean and self.group.good and not self.gaps and not self.troubles
+        """Tell whether everything is as it must be, and the run was as long and as rough as it had to be."""
+        return not self.harmed and not self.missed
 
     def __str__(self) -> str:
         """Return the last line of a run."""
         h = self.history
+        word = "FAIL" if self.harmed else "PASS" if self.good else "MISSED"
         return (
-            f"{'PASS' if self.good else 'FAIL'} sent={h.sent} acknowledged={h.ok} failed={h.failed} "
+            f"{word} sent={h.sent} acknowledged={h.ok} failed={h.failed} "
             f"unknown={h.unknown} read={h.read} lost={h.lost} doubled={h.duplicated} "
             f"out_of_order={h.out_of_order} library_duplicates={h.library_duplicates} "
             f"library_gaps={h.library_gaps} library_aborts={self.library_aborts} "
             f"strays={self.strays} group_missing={self.group.missing} "
             f"group_out_of_order={self.group.out_of_order} group_unexplained={self.group.unexplained} "
-            f"group_repeated={self.group.redelivered.total()} gaps={len(self.gaps)} "
+            f"group_repeated={self.group.redelivered.total()} removed={self.removed} "
+            f"told_gone={self.told_gone} gaps={len(self.gaps)} "
             f"troubles={len(self.troubles)}"
         )
