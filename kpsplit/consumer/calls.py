@@ -182,10 +182,11 @@ class Calls:
             start_at(self._context, holding, Start((own,)))
 
     def start(self, cursors: Mapping[PhysicalPartition, Cursor | None]) -> None:
-        """Inside on_assign: begin at other places than the group's."""
+        """Inside on_assign: begin at other places than the group's, with slots that arrive later too."""
         for parent, cursor in cursors.items():
             if cursor is not None:
                 self.seek(parent, cursor)
+        self._engine.membership.given.take(cursors)
 
     def pause(self, parents: Iterable[PhysicalPartition]) -> None:
         """Read nothing of logical partitions, and take back what waits of them."""

@@ -18,6 +18,7 @@ from kpsplit.consumer.config import RevocationPolicy
 from kpsplit.consumer.context import Context, parts
 from kpsplit.consumer.engine_states import Event, State
 from kpsplit.consumer.events import Callback
+from kpsplit.consumer.given import Given
 from kpsplit.consumer.group import Places
 from kpsplit.consumer.holdings import IN_SINK, STARTING, Holding, Stage
 from kpsplit.consumer.reading import OwnedSlot
@@ -62,6 +63,7 @@ class Membership:
         self._turn = turn
         self._subscribed: dict[str, Subscribed] = {}
         self._announced: set[PhysicalPartition] = set()
+        self.given = Given()
         self.on_assign: Callable[[list[Any]], object] | None = None
         self.on_revoke: Callable[[list[Any]], object] | None = None
         self.on_lost: Callable[[list[Any]], object] | None = None
@@ -99,7 +101,18 @@ class Membership:
         """Slots arrive: they are held, and the starter takes them on."""
         if self._context.life.state is State.CLOSING or self.away:
             return
-        self.hold([self._holding(place) for place in places])
+        arrived = [self._holding(place) for place in places]
+        for holding in arrived:
+            self._begin_as_given(holding)
+        self.hold(arrived)
+
+    def _begin_as_given(self, holding: Holding) -> None:
+        """Begin a slot of a partition that the program knows where it said that the partition begins."""
+        if holding.mode is not Mode.SLOTS or holding.parent not in self._announced:
+            return
+        start = self.given.start(holding.slot, self._context.lineage(holding.parent))
+        if start is not None:
+            holding.start, holding.stage = start, Stage.FOUND
 
     def hold(self, holdings: list[Holding]) -> None:
         """Hold slots, those of the coordinator or those assigned by hand."""
@@ -115,6 +128,7 @@ class Membership:
         """Have on_assign called for logical partitions of which the application does not know yet."""
         new = {h.parent for h in found} - self._announced
         self._announced |= new
+        self.given.forget(new)
         on_assign = self.on_assign
         if on_assign is None or not new:
             return None
@@ -203,6 +217,8 @@ class Membership:
         on_revoke, on_assign = self.on_revoke, self.on_assign
         if on_revoke is None or not told:
             return None
+        if on_assign is not None:
+            self.given.forget(staying)
 
         def call() -> None:
             on_revoke(parts(told))

@@ -1,0 +1,87 @@
+"""Offsets of the program's own, given in on_assign: they hold for slots that arrive later as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kpsplit.consumer.calls import Calls
+from kpsplit.consumer.engine_states import State
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import WHOLE
+from tests.unit.engine_world import PARENT, World, slot
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with World() as one:
+        one.subscribe()
+        yield one
+
+
+def gives(world: World, offset: int | None) -> None:
+    """Have on_assign give an offset from now on; None: it leaves it to the group."""
+    calls = Calls(world.engine, world.buffer)
+    cursor = None if offset is None else Cursor(WHOLE, {0: offset})
+    world.inside["assign"] = lambda: world.engine.ask(lambda: calls.start({PARENT: cursor})).result(10)
+
+
+def owned(world: World, *indexes: int) -> dict[int, int]:
+    """Wait until the member reads these slots; return where each began."""
+    wanted = set(map(slot, indexes))
+    world.polls(lambda: world.state is State.STABLE and set(world.reader.owned) == wanted, "slots")
+    return {one.index: cursor.positions[0] for one, cursor in world.reader.owned.items()}
+
+
+def test_what_on_assign_gave_holds_for_slots_that_arrive_later(world: World) -> None:
+    gives(world, 6)
+    world.coordinator.give(0, 1)
+    assert owned(world, 0, 1) == {0: 6, 1: 6}
+    world.coordinator.give(2)
+    assert owned(world, 0, 1, 2) == {0: 6, 1: 6, 2: 6}
+    assert world.told == [("assign", [0])]
+
+
+def test_slots_that_stay_keep_what_was_given_where_on_assign_is_not_asked_again(world: World) -> None:
+    gives(world, 6)
+    world.engine.membership.on_revoke = None
+    world.coordinator.give(0, 1)
+    owned(world, 0, 1)
+    world.coordinator.take(1)
+    owned(world, 0)
+    world.coordinator.give(1)
+    assert owned(world, 0, 1) == {0: 6, 1: 6}
+
+
+def test_a_newer_answer_of_on_assign_takes_the_place_of_an_older_one(world: World) -> None:
+    gives(world, 6)
+    world.coordinator.give(0, 1)
+    owned(world, 0, 1)
+    gives(world, 9)
+    world.coordinator.take(1)
+    assert owned(world, 0) == {0: 9}
+    world.coordinator.give(1)
+    assert owned(world, 0, 1) == {0: 9, 1: 9}
+
+
+def test_a_partition_that_was_gone_is_asked_for_anew(world: World) -> None:
+    gives(world, 6)
+    world.coordinator.give(0)
+    owned(world, 0)
+    gives(world, None)
+    world.coordinator.take(0)
+    world.polls(lambda: world.count("slots_handed_over") == 1, "the hand-over")
+    world.coordinator.give(0)
+    assert owned(world, 0) == {0: 0}
+    world.coordinator.give(1)
+    assert owned(world, 0, 1) == {0: 0, 1: 0}
+
+
+def test_what_a_seek_moves_is_what_is_there_then(world: World) -> None:
+    calls = Calls(world.engine, world.buffer)
+    world.coordinator.give(0)
+    owned(world, 0)
+    world.engine.ask(lambda: calls.seek(PARENT, Cursor(WHOLE, {0: 7}))).result(10)
+    world.coordinator.give(1)
+    assert owned(world, 0, 1) == {0: 7, 1: 0}
