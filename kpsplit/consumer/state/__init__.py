@@ -1,6 +1,5 @@
 """State of handlers: a local store per process, restored from changelog topics when slots move."""
 
-from kpsplit.consumer.state.assignment import assign
 from kpsplit.consumer.state.hooks import StateCommit, StateHooks
 from kpsplit.consumer.state.owned import SlotGoneError
 from kpsplit.consumer.state.slots import SlotId
@@ -21,5 +20,4 @@ __all__ = [
     "SlotId",
     "StateHooks",
     "StateCommit",
-    "assign",
 ]

@@ -14,11 +14,11 @@ from typing import Any
 from confluent_kafka import Message
 
 from kpsplit.consumer.covering import Cover, Place, place_of
-from kpsplit.consumer.state.assignment import standbys
 from kpsplit.consumer.state.committing import ChangelogCommit, Part, PlainWriter
 from kpsplit.consumer.state.follower import Follower
 from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
 from kpsplit.consumer.state.slots import Slot, SlotId, changelog_topic
+from kpsplit.consumer.state.standbys import standbys
 from kpsplit.consumer.state.storage import Storage
 from kpsplit.consumer.state.views import BYTES, SlotView
 from kpsplit.consumer.state.work import Attempt, Work, current_work
