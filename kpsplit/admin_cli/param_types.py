@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+import time
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -121,6 +123,32 @@ class DurationType(_Type):
         return seconds
 
 
+class SinceType(_Base):
+    """A time with its zone, or a duration before now; ms since 1970."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read the text that was given."""
+        if not isinstance(value, str):
+            return value
+        try:
+            at = datetime.fromisoformat(value)
+        except ValueError:
+            at = None
+        if at is None:
+            return time.time_ns() // 1_000_000 - self._ago(value, param, ctx)
+        if at.tzinfo is None:
+            self.fail(f"{value[:60]!r} has no time zone; write for example {value[:60]}Z", param, ctx)
+        return max(0, round(at.timestamp() * 1000))
+
+    def _ago(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return round(DURATION.read(text) * 1000)
+        except UsageError:
+            self.fail(f"{text[:60]!r} is no time; write 2026-03-01T12:00:00Z, or 6h", param, ctx)
+
+
 class NameType(_Type):
     """A name that Kafka may hold: any text, but no bytes that are none, and no NUL, where it would be cut."""
 
@@ -192,6 +220,7 @@ KEY_RANGES = KeyRangesType()
 BASE64 = Base64Type()
 HEX = HexType()
 DURATION = DurationType()
+SINCE = SinceType()
 NAME = NameType()
 PRINTABLE = PrintableType()
 PROPERTY = PropertyType()

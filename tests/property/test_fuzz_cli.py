@@ -14,7 +14,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kpsplit.admin_cli import param_types as types
-from kpsplit.admin_cli.commands.plan import SinceType
 from kpsplit.admin_cli.commands.seek import TargetType
 from kpsplit.admin_cli.failures import exit_code_of, line_of
 from kpsplit.admin_cli.main import cli
@@ -50,7 +49,7 @@ texts = (
 TYPES: list[Any] = [
     *(types.PARTITION, types.TOPIC, types.TOPIC_OR_PARTITION, types.KEY_RANGE, types.KEY_RANGES),
     *(types.DURATION, types.PROPERTY, types.BASE64, types.HEX, types.RANGES, types.NAME, types.PRINTABLE),
-    *(types.OFFSET, types.COUNT, types.PARTITION_NUMBER, TargetType(), SinceType()),
+    *(types.OFFSET, types.COUNT, types.PARTITION_NUMBER, TargetType(), types.SINCE),
 ]
 each_type = pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
 

@@ -15,6 +15,7 @@ from kpsplit.spark_jobs.schemas import RAW
 from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, Snapshot
 from kpsplit.spark_jobs.verification.findings import Verdict
 from kpsplit.spark_jobs.verification.judge import Judge
+from kpsplit.spark_jobs.verification.since import Since
 from kpsplit.spark_jobs.verification.state import State, Stretches
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.events import Commit, Cut, Fence, Finish, Prepare
@@ -22,7 +23,7 @@ from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Attempt, OperationKind, PartitionState, Target
-from kpsplit.splitter.records.keys import subtopic_name
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC, subtopic_name
 from kpsplit.splitter.records.marker import HEADER as MARKER
 from kpsplit.splitter.records.marker import Marker, MarkerKind
 from kpsplit.splitter.records.offsets import Boundary, Cause, Position, RangeCommit, boundaries
@@ -61,6 +62,7 @@ class World:
         self.open: set[int] = set()
         self.plain: set[int] = set()
         self.boundaries: list[Boundary] = []
+        self.moment: dict[PhysicalPartition, int] | None = None
         self.commits: list[LoggedCommit] = []
         self._attempts = count()
 
@@ -172,6 +174,19 @@ class World:
 
     # Reading
 
+    def since_now(self) -> None:
+        """What is written from here on is what is judged."""
+        log = PhysicalPartition(OFFSETS_TOPIC, self.parent.partition)
+        self.moment = {place: len(records) for place, records in self.logs.items()} | {log: len(self.commits)}
+
+    def first_offsets(self) -> dict[PhysicalPartition, int]:
+        """The first offset of each log that is not older than the moment; logs without one are left out."""
+        ends = {place: len(records) for place, records in self.logs.items()}
+        ends[PhysicalPartition(OFFSETS_TOPIC, self.parent.partition)] = len(self.commits)
+        moment = self.moment or {}
+        firsts = {place: max(moment.get(place, 0), self.lows.get(place, 0)) for place in ends}
+        return {place: first for place, first in firsts.items() if first < ends[place]}
+
     def snapshot(self) -> Snapshot:
         ends = {
             place: LogBounds(self.lows.get(place, 0), len(log), len(log)) for place, log in self.logs.items()
@@ -257,13 +272,16 @@ def lived(partition: int) -> World:
     return world
 
 
-def judge(spark: SparkSession, worlds: Sequence[World], past: State | None = None) -> Verdict:
+def judge(
+    spark: SparkSession, worlds: Sequence[World], past: State | None = None, since: Since | None = None
+) -> Verdict:
     """Judge some partitions of one topic; ``past``: from where on, if later runs are to go on."""
     snapshots = [world.snapshot() for world in worlds]
     together = Snapshot(
         TOPIC,
         tuple(state for s in snapshots for state in s.states),
         {place: bounds for s in snapshots for place, bounds in s.bounds.items()},
+        {place: reason for s in snapshots for place, reason in s.gone.items()},
         producers=tuple(p for s in snapshots for p in s.producers),
         commits=tuple(c for s in snapshots for c in s.commits),
         boundaries=tuple(b for s in snapshots for b in s.boundaries),
@@ -274,7 +292,7 @@ def judge(spark: SparkSession, worlds: Sequence[World], past: State | None = Non
         wanted = [row for was, row in rows if (aborted or not was) and _inside(row, stretches)]
         return spark.createDataFrame(wanted, RAW)
 
-    return Judge(spark, together, read, past=past).verdict()
+    return Judge(spark, together, read, past=past, since=since).verdict()
 
 
 def _inside(row: tuple[object, ...], stretches: Stretches) -> bool:

@@ -34,7 +34,7 @@ def test_a_live_history_is_clean_and_every_record_is_counted(spark, history) -> 
     assert findings_frame(spark, verdict).count() == len(verdict.findings)
 
 
-def test_a_lost_record_of_a_certified_producer_is_found_on_the_command_line(
+def test_a_repeated_record_of_a_producer_without_a_certificate_is_found_on_the_command_line(
     spark, operations, bootstrap, make_topic, tmp_path
 ) -> None:
     """A record is written twice past kpsplit, with the stamp of a producer that says nothing of it."""

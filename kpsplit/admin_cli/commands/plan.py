@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,7 +12,7 @@ from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
 from kpsplit.admin_cli.lookup import not_enrolled
 from kpsplit.admin_cli.operating import check_runnable, force_option, plan_json
-from kpsplit.admin_cli.param_types import DURATION, KEY_RANGE, PARTITION, RANGES
+from kpsplit.admin_cli.param_types import KEY_RANGE, PARTITION, RANGES, SINCE
 from kpsplit.admin_cli.spark_size import require_spark, spark_size_options
 from kpsplit.errors import UsageError
 from kpsplit.files import write_whole
@@ -25,37 +23,7 @@ if TYPE_CHECKING:
     from kpsplit.kafka.operations import Operations
     from kpsplit.splitter.sizing import Sizing
 
-    _Base = click.ParamType[Any, Any]
-else:
-    _Base = click.ParamType  # not generic in older versions of click
-
 SAMPLE, SPARK = "sample", "spark"
-
-
-class SinceType(_Base):
-    """A time with its zone, or a duration before now; ms since 1970."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read the text that was given."""
-        if not isinstance(value, str):
-            return value
-        try:
-            at = datetime.fromisoformat(value)
-        except ValueError:
-            at = None
-        if at is None:
-            return time.time_ns() // 1_000_000 - self._ago(value, param, ctx)
-        if at.tzinfo is None:
-            self.fail(f"{value[:60]!r} has no time zone; write for example {value[:60]}Z", param, ctx)
-        return max(0, round(at.timestamp() * 1000))
-
-    def _ago(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return round(DURATION.read(text) * 1000)
-        except UsageError:
-            self.fail(f"{text[:60]!r} is no time; write 2026-03-01T12:00:00Z, or 6h", param, ctx)
 
 
 @click.command("plan", cls=VerbCommand)
@@ -75,7 +43,7 @@ class SinceType(_Base):
 )
 @click.option(
     "--since",
-    type=SinceType(),
+    type=SINCE,
     metavar="TIME",
     help="With spark: a time with its zone, or how long ago (6h).  [default: the earliest record]",
 )

@@ -10,7 +10,7 @@ import click
 
 from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.param_types import NAME, TOPIC_OR_PARTITION
+from kpsplit.admin_cli.param_types import NAME, SINCE, TOPIC_OR_PARTITION
 from kpsplit.admin_cli.spark_size import require_spark, spark_size_options
 from kpsplit.errors import CheckFailedError, ConfigurationError, KpsplitError
 from kpsplit.files import check_writable, write_whole
@@ -51,6 +51,13 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Go on where the run that wrote this file ended, and write it anew. Without the file: read all.",
 )
+@click.option(
+    "--since",
+    type=SINCE,
+    metavar="TIME",
+    help="Judge only what was written since then: a time with its zone, or how long ago (1h). "
+    "Not together with --state.",
+)
 @global_options
 @pass_call
 def command(
@@ -62,13 +69,16 @@ def command(
     parquet: Path | None,
     html: Path | None,
     state: Path | None,
+    since: int | None,
 ) -> None:
     """Prove that no record was lost, repeated or put out of order.
 
-    Reads all of the topic, or with --state what has come since, committed records only, with Spark on this
-    machine; changes nothing. Exits with 3 if something is found, and with 1 if something could not be
-    judged, and says why.
+    Reads all of the topic, or with --state what has come since, or with --since what was written since a
+    time; committed records only, with Spark on this machine; changes nothing. Exits with 3 if something is
+    found, and with 1 if something could not be judged, and says why.
     """
+    if state is not None and since is not None:
+        raise click.UsageError("--state says from where on is judged: it does not go with --since")
     require_spark(memory)
     if parquet is not None and parquet.exists():
         raise ConfigurationError(f"{parquet} exists", hint="give --parquet a folder that does not exist yet")
@@ -76,7 +86,13 @@ def command(
         check_writable(html, "choose another --html")
     from kpsplit.spark_jobs.report import report_page
     from kpsplit.spark_jobs.session import running_session
-    from kpsplit.spark_jobs.verification.job import judge_snapshot, past_of, take_snapshot, write_findings
+    from kpsplit.spark_jobs.verification.job import (
+        judge_snapshot,
+        past_of,
+        since_of,
+        take_snapshot,
+        write_findings,
+    )
     from kpsplit.spark_jobs.verification.state_file import StateFile
 
     file = None if state is None else StateFile(state)
@@ -86,9 +102,10 @@ def command(
     wanted = None if partition is None else [partition]
     snapshot = take_snapshot(connection, topic, wanted, groups or None, call.given.timeout)
     past = None if file is None else past_of(loaded, snapshot, connection, groups or None)
+    at = None if since is None else since_of(snapshot, connection, since)
     unwritten: list[KpsplitError] = []
     with running_session(cores, memory) as spark:
-        verdict = judge_snapshot(spark, snapshot, connection, groups or None, past=past)
+        verdict = judge_snapshot(spark, snapshot, connection, groups or None, past=past, since=at)
         if parquet is not None:
             try:
                 write_findings(spark, verdict, parquet)

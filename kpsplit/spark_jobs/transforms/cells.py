@@ -122,6 +122,16 @@ def spans(cells_: DataFrame) -> DataFrame:
     )
 
 
+def firsts(cells_: DataFrame) -> DataFrame:
+    """Return the least number of each producer, as data or as a stray."""
+    theirs = F.col("fate").isin(int(Fate.DATA), int(Fate.STRAY)) & F.col("instance").isNotNull()
+    return (
+        cells_.where(theirs)
+        .groupBy("logical_partition", "instance")
+        .agg(F.min("first_sequence").alias("first_sequence"))
+    )
+
+
 def buckets(cells_: DataFrame) -> DataFrame:
     """Return, per producer and 64 sequence numbers, which of them are data, and which are strays."""
     is_data, is_stray = (F.col("fate") == int(f) for f in (Fate.DATA, Fate.STRAY))

@@ -112,7 +112,8 @@ class Verdict:
     records by logical partition and fate (``schemas.Fate``, in lower case), and how many of the data are
     ``unstamped``. What was read by earlier runs is counted too; findings are those of this run.
     ``past``: what this run went on from, None for a run over everything. ``new_records``: data that this run
-    read, in all partitions.
+    read, in all partitions. ``judged_since_ms``: only what was written since then was judged, in ms since
+    1970; 0: everything.
     ``successor``: the state for the next run, None if there is to be none, or this run could not judge.
     """
 
@@ -125,6 +126,7 @@ class Verdict:
     groups: tuple[str, ...] = ()
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     past: State | None = None
+    judged_since_ms: int = 0
     new_records: int = 0
     successor: State | None = None
 
@@ -207,6 +209,7 @@ class Verdict:
             "counts": {name: dict(counts) for name, counts in self.counts.items()},
             "groups": list(self.groups),
             "since_ms": self.since_ms,
+            "judged_since_ms": self.judged_since_ms,
             "new_records": self.new_records,
             "told_before": self.told_before,
         }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import time
 from collections.abc import Collection, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,16 @@ from kpsplit.spark_jobs.connector_options import kafka_options
 from kpsplit.spark_jobs.failures import SPARK_ERRORS, explained
 from kpsplit.spark_jobs.gather import PATIENCE, Gatherer
 from kpsplit.spark_jobs.logical_view import scan
+from kpsplit.spark_jobs.offsets import timestamp_ms
 from kpsplit.spark_jobs.schemas import FINDINGS
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification.findings import Verdict
 from kpsplit.spark_jobs.verification.judge import Judge
+from kpsplit.spark_jobs.verification.since import NEAR_MS, Since
 from kpsplit.spark_jobs.verification.state import State, Stretches
 from kpsplit.spark_jobs.verification.state_file import StateFile
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 
 ISOLATION, COMMITTED = "kafka.isolation.level", "read_committed"
 
@@ -37,6 +43,7 @@ def verify(
     options: Mapping[str, str] | None = None,
     patience: float = PATIENCE,
     state: Path | None = None,
+    since: datetime | int | None = None,
 ) -> Verdict:
     """Prove or refute that nothing of a topic was lost, repeated or put out of order by splits and merges.
 
@@ -54,20 +61,25 @@ def verify(
         patience: seconds for reading the small topics and for an operation under way.
         state: a file: the run goes on where the one that wrote it ended, and writes it anew if it could
             judge. Where there is no such file, everything is read.
+        since: judge only what was written since a time (a datetime, or ms since 1970, as the records'
+            timestamps say); what lies before is taken as given. Not together with ``state``.
 
     Raises:
-        UsageError: wrong topic or partition, not enrolled, an unknown group, or the state is none of this
-            topic.
+        UsageError: wrong topic or partition, not enrolled, an unknown group, the state is none of this
+            topic, the time lies in the future, or there are a state and a time.
         ConflictError: another run wrote the state meanwhile.
         ConfigurationError: the options ask for uncommitted reading.
         KpsplitError: it could not be judged: no brokers, a newer kpsplit, the data went away meanwhile.
     """
     reach = connection if isinstance(connection, Connection) else Connection(connection)
+    if state is not None and since is not None:
+        raise UsageError("a state says from where on is judged: give no time beside it")
     file = None if state is None else StateFile(state)
     loaded = None if file is None else file.load()
     snapshot = take_snapshot(reach, topic, partitions, groups, patience)
     past = None if file is None else past_of(loaded, snapshot, reach, groups)
-    verdict = judge_snapshot(spark, snapshot, reach, groups, options, past)
+    at = None if since is None else since_of(snapshot, reach, since)
+    verdict = judge_snapshot(spark, snapshot, reach, groups, options, past, at)
     if file is not None and verdict.successor is not None:
         file.save(verdict.successor)
     return verdict
@@ -87,6 +99,21 @@ def past_of(
         return State(cluster, snapshot.topic, chosen)
     loaded.check_belongs(cluster, snapshot, chosen)
     return loaded
+
+
+def since_of(snapshot: Snapshot, connection: Connection, time_: datetime | int) -> Since:
+    """Return where a time is in the logs of a snapshot.
+
+    Raises:
+        UsageError: it lies in the future.
+    """
+    at = timestamp_ms(time_)
+    if at is None or at > time.time_ns() // 1_000_000:
+        raise UsageError("the time from which on is judged lies in the future", hint="give an earlier one")
+    logs = {PhysicalPartition(OFFSETS_TOPIC, c.log_partition) for c in snapshot.commits}
+    places = [*(place for place in snapshot.bounds if place not in snapshot.gone), *sorted(logs)]
+    admin = ClusterAdmin(connection)
+    return Since(at, admin.offsets_at(places, at), admin.offsets_at(places, max(0, at - NEAR_MS)))
 
 
 def take_snapshot(
@@ -114,10 +141,12 @@ def judge_snapshot(
     groups: Collection[str] | None = None,
     options: Mapping[str, str] | None = None,
     past: State | None = None,
+    since: Since | None = None,
 ) -> Verdict:
     """Judge a snapshot by the records: the second half of ``verify``; errors as there.
 
     ``past``: what earlier runs know, as ``past_of`` gives it; None: no later run is to go on from this one.
+    ``since``: from where on is judged, as ``since_of`` gives it.
     """
     if (options or {}).get(ISOLATION, COMMITTED) != COMMITTED:
         raise ConfigurationError(f"{ISOLATION} must be {COMMITTED}: aborted records are no data")
@@ -127,7 +156,7 @@ def judge_snapshot(
         return scan(spark, wanted | ({ISOLATION: "read_uncommitted"} if aborted else {}), stretches)
 
     try:
-        return Judge(spark, snapshot, read, groups, past).verdict()
+        return Judge(spark, snapshot, read, groups, past, since).verdict()
     except SPARK_ERRORS as error:
         raise explained(error) from error
 

@@ -29,6 +29,13 @@ from kpsplit.spark_jobs.verification.record_checks import (
 )
 from kpsplit.spark_jobs.verification.sequence_checks import ShelfKey
 from kpsplit.spark_jobs.verification.sequences import Looked, Sequences
+from kpsplit.spark_jobs.verification.since import (
+    Since,
+    not_whole,
+    start_of,
+    stretches_before,
+    with_first_numbers,
+)
 from kpsplit.spark_jobs.verification.state import State, Stretches, lost_unseen, read_before, to_read
 from kpsplit.spark_jobs.verification.succession import Decider, Seen, successor
 from kpsplit.spark_jobs.verification.writers import Writers
@@ -47,6 +54,7 @@ class Judge:
         read: gives the records.
         groups: the consumer groups to look at; all when not given.
         past: what earlier runs know; None: nothing, and no later run is to go on from this one.
+        since: judge only what was written since a time; not together with ``past``.
     """
 
     def __init__(
@@ -56,16 +64,17 @@ class Judge:
         read: Read,
         groups: Collection[str] | None = None,
         past: State | None = None,
+        since: Since | None = None,
     ) -> None:
         self._spark, self._snapshot, self._groups = spark, snapshot, groups
-        self._read, self._going_on = read, past is not None
-        self._past = past or State("", snapshot.topic)
+        self._read, self._going_on, self._time = read, past is not None, since
+        given = State("", snapshot.topic) if since is None else start_of(snapshot, since)
+        self._start = past or given
         self._began_ms = time.time_ns() // 1_000_000
         self._writers = Writers(snapshot)
-        self._decider = Decider(snapshot, self._past, self._going_on)
         rows = [r.row() for state in snapshot.states for r in all_regions(state)]
         self._regions = spark.createDataFrame(rows, REGIONS)
-        self._new = to_read(snapshot, self._past)
+        self._new = to_read(snapshot, self._start)
         self._records = cells.judged(read(self._new, False), self._regions)
         self._cells = cells.cells(self._records).persist(StorageLevel.MEMORY_AND_DISK)
 
@@ -86,6 +95,7 @@ class Judge:
                 tuple(sorted(self._groups or {c.group for c in self._snapshot.commits})),
                 _counts(self._snapshot.topic, totals),
                 past=self._past if self._going_on else None,
+                judged_since_ms=0 if self._time is None else self._time.ms,
                 new_records=sum(t.records for t in self._totals if t.fate is Fate.DATA),
                 successor=self._successor(found) if self._going_on and not why else None,
             )
@@ -109,6 +119,17 @@ class Judge:
         return successor(self._snapshot, self._past, self._began_ms, seen, self._decider)
 
     @cached_property
+    def _past(self) -> State:
+        """What is known of what lies before that which is read now."""
+        if self._time is None:
+            return self._start
+        return with_first_numbers(self._start, tables.first_rows(cells.firsts(self._cells)), self._writers)
+
+    @cached_property
+    def _decider(self) -> Decider:
+        return Decider(self._snapshot, self._past, self._going_on)
+
+    @cached_property
     def _totals(self) -> list[Total]:
         return tables.total_rows(cells.totals(self._cells))
 
@@ -126,7 +147,14 @@ class Judge:
             *(self._spark, self._writers, self._past, self._buckets),
             lambda: self._buckets_of(self._new),
             lambda partitions: self._buckets_of(read_before(self._snapshot, self._past, partitions)),
+            self._before_the_time,
         ).look(self._spans)
+
+    def _before_the_time(self, partitions: set[int]) -> Iterator[DataFrame]:
+        """Yield the buckets of what lies before the time, from which on is judged: the nearest first."""
+        if self._time is not None:
+            for stretches in stretches_before(self._snapshot, self._start, self._time, partitions):
+                yield self._buckets_of(stretches)
 
     @property
     def _doubtful(self) -> set[tuple[int, str]]:
@@ -157,6 +185,8 @@ class Judge:
         yield from self._again()
         yield from self._out_of_order()
         unread = {(x.state.parent.partition, x.segment.id) for x in lost_unseen(snapshot, past)}
+        if self._time is not None:
+            unread |= not_whole(snapshot, past)
         yield from certificate_findings(snapshot, self._spans, past, self._doubtful, unread)
         yield from commit_findings(snapshot, self._groups, past)
 
@@ -225,7 +255,7 @@ class Judge:
             parent = self._parent(r.logical_partition)
             message = (
                 f"producer {who}: number {r.sequence} is there again, at logical offset {r.logical_offset}; "
-                "an earlier run had seen it"
+                + ("an earlier run had seen it" if self._time is None else "it is there before the time, too")
             )
             yield Finding(
                 *(Check.REPEATED, Severity.FINDING, parent, message, r.segment, who),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
@@ -67,6 +67,7 @@ class Sequences:
         buckets: ``cells.buckets`` of the data that is new.
         uncommitted: the same of the new stretch with the records of aborted transactions.
         uncommitted_before: the same of what earlier runs read, of some partitions.
+        given: the same of what lies before the time from which on is judged, the nearest first.
     """
 
     def __init__(
@@ -77,10 +78,12 @@ class Sequences:
         buckets: DataFrame,
         uncommitted: Callable[[], DataFrame],
         uncommitted_before: Callable[[set[int]], DataFrame],
+        given: Callable[[set[int]], Iterable[DataFrame]],
     ) -> None:
         self._spark, self._writers, self._past = spark, writers, past
         self._buckets = buckets
         self._uncommitted, self._uncommitted_before = uncommitted, uncommitted_before
+        self._given = given
 
     def look(self, spans: Collection[Span]) -> Looked:
         """Look at everything; ``spans``: the producers' new data by segment."""
@@ -133,13 +136,39 @@ class Sequences:
         if len(wanted) > MOST_SHELVES:
             looked.doubtful = {(partition, producer) for partition, producer, _ in wanted}
             looked.aborted = set(looked.doubtful)
-            self._find_among_all(wanted, shelves, again, looked)
+            there = self._find_among_all(wanted, shelves, again, looked)
+            self._with_given(there, wanted - looked.not_looked_at, looked)
             return
-        looked.holes = committed = self._holes(self._buckets, wanted, looked)
+        looked.holes = self._holes(self._buckets, wanted, looked)
+        there = self._with_given(self._buckets, wanted, looked)
+        committed = looked.holes
         looked.doubtful = {h.who for h in committed}
         if any(h.writer.transactional for h in committed):
-            self._find_among_all(wanted, shelves, again, looked)
+            self._find_among_all(wanted, shelves, again, looked, there)
             looked.aborted = {h.who for h in committed if h not in looked.holes}
+
+    def _with_given(self, found: DataFrame, wanted: set[ShelfKey], looked: Looked) -> DataFrame:
+        """Return buckets, if anything is missing with those before the time, if there is one."""
+        partitions = {h.writer.parent.partition for h in looked.holes}
+        for given in self._given(partitions) if partitions else ():
+            if looked.holes:
+                self._note_given_again(given, wanted, looked)
+                found = self._with(found, given, wanted)
+                looked.holes = self._holes(found, wanted, looked)
+        return found
+
+    def _note_given_again(self, given: DataFrame, wanted: set[ShelfKey], looked: Looked) -> None:
+        """Note numbers that are there before the time and again behind it; aborted ones are not."""
+        key = ["logical_partition", "instance", "bucket"]
+        earlier = self._on(given, wanted).select(*key, F.col("data").alias("earlier"))
+        both = self._on(self._buckets, wanted).join(earlier, key).where("data & earlier != 0")
+        rows = both.withColumn("data", F.expr("data & earlier")).drop("earlier")
+        for bucket in tables.bucket_rows(rows.limit(MOST_EARLY)):
+            writer = self._writers.get(bucket.partition, bucket.producer)
+            numbers = [n for n in members(bucket.bucket, bucket.data) if n not in writer.failed]
+            if numbers and not writer.transactional:
+                who = bucket.partition, bucket.producer
+                looked.again[who] = sorted({*looked.again.get(who, ()), *numbers})
 
     def _find_among_all(
         self,
@@ -147,9 +176,13 @@ class Sequences:
         shelves: dict[ShelfKey, Shelf],
         again: Mapping[ShelfKey, int],
         looked: Looked,
-    ) -> None:
-        """Look for missing numbers also among the records of aborted transactions."""
-        with_aborted = self._with(self._buckets, self._uncommitted(), wanted)
+        there: DataFrame | None = None,
+    ) -> DataFrame:
+        """Look for missing numbers also among the records of aborted transactions; return all buckets.
+
+        ``there``: the buckets that are there; those of the data that is new when not given.
+        """
+        with_aborted = self._with(self._buckets if there is None else there, self._uncommitted(), wanted)
         left = wanted
         if len(wanted) > MOST_SHELVES:
             more = {**shelves, **tables.shelf_rows(cells.shelves(with_aborted))}
@@ -158,8 +191,9 @@ class Sequences:
         looked.not_looked_at = left - closely
         looked.holes = self._holes(with_aborted, closely, looked)
         if older := {h.writer.parent.partition for h in looked.holes if self._maybe_aborted_before(h)}:
-            with_older = self._with(with_aborted, self._uncommitted_before(older), closely)
-            looked.holes = self._holes(with_older, closely, looked)
+            with_aborted = self._with(with_aborted, self._uncommitted_before(older), closely)
+            looked.holes = self._holes(with_aborted, closely, looked)
+        return with_aborted
 
     def _holes(self, buckets: DataFrame, wanted: Collection[ShelfKey], looked: Looked) -> list[Holes]:
         rows = tables.bucket_rows(self._on(buckets, wanted))

@@ -33,7 +33,8 @@ def summary_lines(verdict: Verdict) -> Iterator[str]:
 def result_line(verdict: Verdict) -> str:
     """Return what it comes to, in one line."""
     if verdict.clean:
-        return f"{verdict.topic}: clean"
+        since = f" since {_time(verdict.judged_since_ms)}" if verdict.judged_since_ms else ""
+        return f"{verdict.topic}: clean{since}"
     parts = []
     if verdict.defects:
         parts.append(f"{len(verdict.defects):,} findings in {_checks(verdict, Severity.FINDING)}")
@@ -53,13 +54,19 @@ def _looked_at(verdict: Verdict) -> Iterator[str]:
         told = "".join(f", {number:,} {what}" for number, what in others if number)
         segments = sum(1 for s in verdict.segments if str(s.parent) == name)
         yield f"{name}: {data:,} records in {segments} segments{told}"
+    if verdict.judged_since_ms:
+        told = f"{verdict.new_records:,} records"
+        yield f"judged: what was written since {_time(verdict.judged_since_ms)}, {told}; nothing before it"
     if verdict.since_ms:
-        since = datetime.fromtimestamp(verdict.since_ms / 1000, UTC).isoformat(" ", "seconds")
-        yield f"read now: what came since {since}, {verdict.new_records:,} records"
+        yield f"read now: what came since {_time(verdict.since_ms)}, {verdict.new_records:,} records"
     if verdict.told_before:
         yield f"told by earlier runs, and not again: {verdict.told_before:,} findings"
     if verdict.groups:
         yield f"groups with range commits: {', '.join(verdict.groups)}"
+
+
+def _time(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(" ", "seconds")
 
 
 def _line(finding: Finding) -> str:

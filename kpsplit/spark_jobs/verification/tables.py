@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from kpsplit.spark_jobs.schemas import Fate
 from kpsplit.spark_jobs.verification.counted import Span, Total
-from kpsplit.spark_jobs.verification.sequence_checks import Bucket, Shelf, ShelfKey
+from kpsplit.spark_jobs.verification.sequence_checks import Bucket, Shelf, ShelfKey, Who
 
 _WHO = "logical_partition INT, instance BINARY"
 
@@ -33,6 +33,11 @@ def span_rows(frame: DataFrame) -> list[Span]:
         )
         for r in frame.collect()
     ]
+
+
+def first_rows(frame: DataFrame) -> dict[Who, int]:
+    """Read ``cells.firsts``; one row per producer."""
+    return {(r.logical_partition, producer_name(r.instance)): r.first_sequence for r in frame.collect()}
 
 
 def shelf_rows(frame: DataFrame) -> dict[ShelfKey, Shelf]:

@@ -1,0 +1,339 @@
+"""Verification of what was written since a time: what lies before is given, what comes after is proven.
+
+A case writes a partition's history, with a moment in it from which on is judged. All of them are judged in
+one go, as the partitions of one topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from kpsplit.spark_jobs.snapshot import LostReason
+from kpsplit.spark_jobs.verification.findings import Check, Severity, Verdict
+from kpsplit.spark_jobs.verification.since import Since
+from kpsplit.spark_jobs.verification.summary import result_line
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
+from kpsplit.splitter.records.stamp import HEADER, Stamp
+from tests.spark.histories import KEYS, Record, World, busy, judge, lived
+
+AT = 1_700_000_000_000
+Expect = Callable[[Verdict], None]
+CASES: dict[str, Callable[[World], Expect]] = {}
+
+
+def case(plant: Callable[[World], Expect]) -> Callable[[World], Expect]:
+    CASES[plant.__name__] = plant
+    return plant
+
+
+@pytest.fixture(scope="module")
+def judged(spark) -> dict[str, tuple[Verdict, Expect]]:
+    worlds = [World(number) for number in range(len(CASES))]
+    expected = [plant(world) for world, plant in zip(worlds, CASES.values(), strict=True)]
+    first = {place: offset for world in worlds for place, offset in world.first_offsets().items()}
+    near = {place: max(0, offset - 5) for place, offset in first.items()}
+    verdict = judge(spark, worlds, since=Since(AT, first, near))
+    assert verdict.judged_since_ms == AT
+    assert verdict.successor is None
+    parts = [verdict.of_partition(number) for number in range(len(worlds))]
+    return dict(zip(CASES, zip(parts, expected, strict=True), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_judged(judged, name: str) -> None:
+    verdict, expect = judged[name]
+    expect(verdict)
+
+
+def clean(verdict: Verdict) -> None:
+    assert verdict.clean, (verdict.defects, verdict.unproven)
+    assert "clean since 2023-11-14 22:13:20" in result_line(verdict)
+
+
+def stamp_of(record: Record) -> Stamp:
+    found = Stamp.decode(dict(record.headers)[HEADER])
+    assert found is not None
+    return found
+
+
+def ours(
+    world: World, place: PhysicalPartition, producer: int, first: int = 0, behind: int | None = None
+) -> list[int]:
+    """Where a producer's records stand in a stretch of a log."""
+    log = world.logs[place]
+    return [
+        offset
+        for offset in range(first, len(log) if behind is None else behind)
+        if (record := log[offset]) is not None
+        and HEADER in dict(record.headers)
+        and stamp_of(record).instance == producer
+    ]
+
+
+def lose(world: World, place: PhysicalPartition, offset: int) -> int:
+    """Lose a record; return its number."""
+    number = stamp_of(world.logs[place][offset]).sequence
+    world.logs[place][offset] = None
+    return number
+
+
+def phantoms(world: World) -> list[PhysicalPartition]:
+    return [s.source for s in world.state.lineage if s.kind is SegmentKind.PHANTOM]
+
+
+def split_life(world: World) -> None:
+    """Written to before the split, behind it, and from the moment on."""
+    busy(world)
+    world.split(0, 2)
+    busy(world)
+    world.since_now()
+    busy(world)
+
+
+# What lies before is given
+
+
+@case
+def a_clean_history_is_clean_since_any_moment(world: World) -> Expect:
+    split_life(world)
+    return clean
+
+
+@case
+def a_whole_life_behind_the_moment_is_clean(world: World) -> Expect:
+    """Splits, strays, aborted transactions, failures and a merge come from the moment on."""
+    made = lived(world.parent.partition)
+    vars(world).update(vars(made))
+    world.moment = {world.parent: 30}
+    return clean
+
+
+@case
+def nothing_written_since_is_clean(world: World) -> Expect:
+    busy(world)
+    world.logs[world.parent][20] = None
+    world.since_now()
+    return clean
+
+
+@case
+def faults_before_the_moment_are_not_told(world: World) -> Expect:
+    """A lost record, one in the segment of other keys, a stray never sent again, a foreign one, one twice."""
+    busy(world)
+    world.split(0, 2)
+    busy(world)
+    place = phantoms(world)[0]
+    lose(world, place, ours(world, place, world.anna)[4])
+    stranger = next(k for k in KEYS if world.taking(k).source != place)
+    world.logs[place][ours(world, place, world.bert)[3]].key = stranger
+    world.put(world.parent, KEYS[0], 0, world.bert, world.number(world.bert))
+    world.foreign(b"x", place)
+    world.logs[place].append(world.logs[place][ours(world, place, world.bert)[0]])
+    world.since_now()
+    busy(world)
+    return clean
+
+
+@case
+def the_lost_tail_of_a_producer_that_wrote_nothing_since_is_not_told(world: World) -> Expect:
+    busy(world)
+    world.number(world.bert)
+    world.since_now()
+    world.send(world.anna, KEYS[0], times=3)
+    return clean
+
+
+@case
+def a_number_that_lies_just_before_the_moment_of_another_log_is_not_missing(world: World) -> Expect:
+    """The logs' moments are not one: another writer's clock is ahead in one phantom."""
+    split_life(world)
+    one, other = phantoms(world)
+    world.moment[one] -= 12
+    world.moment[other] += 1
+    return clean
+
+
+@case
+def a_number_that_lies_far_before_the_moment_of_another_log_is_not_missing(world: World) -> Expect:
+    split_life(world)
+    one, _ = phantoms(world)
+    world.moment[one] = 0
+    return clean
+
+
+@case
+def a_range_commit_that_went_back_before_the_moment_is_not_told(world: World) -> Expect:
+    busy(world)
+    world.commit("back", WHOLE, {0: 6})
+    world.commit("back", WHOLE, {0: 2})
+    world.since_now()
+    world.commit("back", WHOLE, {0: 4})
+    return clean
+
+
+@case
+def what_retention_removed_before_the_moment_is_given(world: World) -> Expect:
+    split_life(world)
+    world.lows[world.parent] = world.state.lineage.get(0).end - 3
+    world.lows[phantoms(world)[0]] = 4
+    return clean
+
+
+@case
+def a_sub_topic_that_was_retired_before_the_moment_is_given(world: World) -> Expect:
+    busy(world)
+    world.split(0, 2)
+    busy(world)
+    gone = phantoms(world)
+    world.merge()
+    busy(world)
+    world.since_now()
+    busy(world)
+
+    def without(snapshot):
+        kept = {place: bounds for place, bounds in snapshot.bounds.items() if place not in gone}
+        return replace(snapshot, bounds=kept, gone=dict.fromkeys(gone, LostReason.RETIRED))
+
+    world.adjust = without
+    for place in gone:
+        world.lows[place] = 1 << 40
+    return clean
+
+
+# What comes after is proven
+
+
+@case
+def a_lost_record_since_is_found_and_one_before_is_not(world: World) -> Expect:
+    split_life(world)
+    place = phantoms(world)[0]
+    behind = world.moment[place]
+    lose(world, place, ours(world, place, world.bert, 0, behind)[2])
+    lost = lose(world, place, ours(world, place, world.bert, behind)[2])
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = verdict.defects
+        assert (finding.check, finding.producer) == (Check.MISSING, f"{world.bert:016x}")
+        assert (finding.first, finding.last) == (lost, lost)
+
+    return expect
+
+
+@case
+def a_lost_tail_since_is_found(world: World) -> Expect:
+    split_life(world)
+    number = world.number(world.anna)
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = verdict.defects
+        assert (finding.check, finding.first) == (Check.MISSING, number)
+
+    return expect
+
+
+@case
+def a_record_since_that_was_there_before_is_found(world: World) -> Expect:
+    world.plain.add(world.anna)
+    split_life(world)
+    place = phantoms(world)[0]
+    again = world.logs[place][ours(world, place, world.anna)[0]]
+    world.logs[place].append(again)
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = verdict.of(Check.REPEATED)
+        assert "before the time" in finding.message
+        assert verdict.of(Check.MISSING) == ()
+
+    return expect
+
+
+@case
+def a_stray_since_that_was_never_sent_again_is_found(world: World) -> Expect:
+    split_life(world)
+    number = world.number(world.bert)
+    world.put(world.parent, KEYS[0], 0, world.bert, number)
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = verdict.defects
+        assert (finding.check, finding.first) == (Check.STRAYS, number)
+
+    return expect
+
+
+@case
+def a_foreign_record_and_a_misplaced_one_since_are_found(world: World) -> Expect:
+    split_life(world)
+    place = phantoms(world)[1]
+    stranger = next(k for k in KEYS if world.taking(k).source != place)
+    world.logs[place][ours(world, place, world.bert, world.moment[place])[3]].key = stranger
+    world.foreign(b"x", place)
+    return lambda verdict: _checks(verdict, {Check.PLACES, Check.FOREIGN})
+
+
+@case
+def a_certificate_of_a_segment_opened_since_is_compared(world: World) -> Expect:
+    busy(world)
+    world.since_now()
+    world.split(0, 2)
+    busy(world)
+    opened = str(world.state.lineage.open_segments()[0].id)
+    world.delivered[world.bert][opened] += 1
+    world.fail(world.anna)
+    return lambda verdict: _checks(verdict, {Check.CERTIFICATES})
+
+
+@case
+def a_range_commit_that_goes_back_since_is_found(world: World) -> Expect:
+    busy(world)
+    world.commit("back", WHOLE, {0: 6})
+    world.since_now()
+    world.commit("back", WHOLE, {0: 2})
+    return lambda verdict: _checks(verdict, {Check.COMMITS_FORWARD})
+
+
+@case
+def a_missing_marker_since_is_found(world: World) -> Expect:
+    busy(world)
+    world.since_now()
+    world.split(0, 2)
+    world.logs[world.parent][world.state.lineage.get(0).end] = None
+    return lambda verdict: _checks(verdict, {Check.STRETCHES})
+
+
+# What cannot be judged
+
+
+@case
+def what_retention_removed_may_have_been_written_since(world: World) -> Expect:
+    """The first record that is left is not older than the time: nobody knows how old those before it were."""
+    busy(world)
+    world.lows[world.parent] = 10
+    world.moment = {}
+
+    def expect(verdict: Verdict) -> None:
+        assert (verdict.exit_code, verdict.defects) == (1, ())
+        assert any("retention" in why for why in verdict.unproven)
+
+    return expect
+
+
+@case
+def a_number_missing_since_of_an_open_producer_cannot_be_judged(world: World) -> Expect:
+    world.open.add(world.bert)
+    split_life(world)
+    place = phantoms(world)[0]
+    lose(world, place, ours(world, place, world.bert, world.moment[place])[2])
+
+    def expect(verdict: Verdict) -> None:
+        assert (verdict.exit_code, verdict.defects) == (1, ())
+        assert [f.check for f in verdict.findings if f.severity is Severity.UNPROVEN] == [Check.MISSING]
+
+    return expect
+
+
+def _checks(verdict: Verdict, checks: set[Check]) -> None:
+    assert {f.check for f in verdict.defects} == checks, verdict.defects

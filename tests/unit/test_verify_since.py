@@ -1,0 +1,119 @@
+"""Where each log begins for a time, and what is given there: nothing that may be younger is passed over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, LostReason
+from kpsplit.spark_jobs.verification.ledger import Ledger
+from kpsplit.spark_jobs.verification.since import (
+    Since,
+    not_whole,
+    start_of,
+    stretches_before,
+    with_first_numbers,
+)
+from kpsplit.spark_jobs.verification.state import PartitionPast, State, lost_unseen, read_before, to_read
+from kpsplit.spark_jobs.verification.writers import Writers
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC
+from kpsplit.splitter.records.offsets import Position, RangeCommit
+from kpsplit.splitter.records.producers import Certificate, ProducerRecord
+from tests.spark.histories import World, busy
+
+LOG = PhysicalPartition(OFFSETS_TOPIC, 0)
+
+
+def merged() -> World:
+    """Written to, split, written to, merged, written to."""
+    world = World(0)
+    busy(world, 1)
+    world.split(0, 2)
+    busy(world, 1)
+    world.merge()
+    busy(world, 1)
+    return world
+
+
+def since(world: World, moment: dict[PhysicalPartition, int]) -> Since:
+    world.moment = moment
+    return Since(1, world.first_offsets(), {})
+
+
+@given(st.data())
+def test_every_offset_is_given_or_read_or_told_as_gone(data) -> None:
+    """And nothing that lies at or behind the first record of the time is given."""
+    world = merged()
+    for place, log in world.logs.items():
+        world.lows[place] = data.draw(st.integers(0, len(log)), label=f"low of {place}")
+    cuts = {p: data.draw(st.integers(world.lows[p], len(log)), label=str(p)) for p, log in world.logs.items()}
+    snapshot = world.snapshot()
+    start = start_of(snapshot, since(world, cuts))
+    new = to_read(snapshot, start)
+    gone = {
+        (x.segment.source, offset)
+        for x in lost_unseen(snapshot, start)
+        for offset in range(x.first, x.behind or 0)
+    }
+    for s in world.state.lineage:
+        for offset in range(s.start, s.end or len(world.logs[s.source])):
+            given_ = offset < start.read(0, s.source)
+            first, behind = new.get(s.source, (0, 0))
+            assert given_ or first <= offset < behind or (s.source, offset) in gone
+            assert not (given_ and offset >= max(cuts[s.source], world.lows[s.source]))
+
+
+def test_a_retired_log_is_given_once_what_follows_it_has_an_older_record() -> None:
+    world = merged()
+    phantom = world.state.lineage.get(2)
+    reopened = world.state.lineage.segments[-1]
+    whole = world.snapshot()
+    bounds = {p: b for p, b in whole.bounds.items() if p != phantom.source}
+    snapshot = replace(whole, bounds=bounds, gone={phantom.source: LostReason.RETIRED})
+    early = start_of(snapshot, since(world, {world.parent: reopened.start}))
+    late = start_of(snapshot, since(world, {world.parent: reopened.start + 1}))
+    assert (early.read(0, phantom.source), late.read(0, phantom.source)) == (0, phantom.end + 1)
+    assert [x.segment.id for x in lost_unseen(snapshot, early)] == [phantom.id]
+    assert lost_unseen(snapshot, late) == []
+    assert (0, phantom.id) in not_whole(snapshot, late)
+
+
+def test_numbers_below_the_first_that_is_there_are_given() -> None:
+    world = World(0)
+    record = ProducerRecord(
+        5, 1, "c", closed=True, certificates={str(world.parent): Certificate(90, {"0": 90}, ())}
+    )
+    silent = replace(record, instance=6)
+    snapshot = replace(world.snapshot(), producers=(record, silent))
+    empty = State("", "orders", partitions={0: PartitionPast("id")})
+    start = with_first_numbers(empty, {(0, f"{5:016x}"): 70, (0, f"{7:016x}"): 3}, Writers(snapshot))
+    assert start.ledger(0, f"{5:016x}") == Ledger(next=70)
+    assert start.ledger(0, f"{6:016x}") == Ledger(next=90, closed=True)
+    assert start.ledger(0, f"{7:016x}") == Ledger(next=3)
+
+
+def test_range_commits_before_the_time_are_in_force() -> None:
+    world = World(0)
+    commit = RangeCommit("g", world.parent, WHOLE, {0: Position(1, 0)}, "m", 1)
+    logged = tuple(LoggedCommit("g", world.parent, WHOLE, commit, 0, at) for at in (3, 8))
+    snapshot = replace(world.snapshot(), commits=logged)
+    for first, known, read in (({LOG: 5}, 1, 5), ({}, 2, 9), ({LOG: 0}, 0, 0)):
+        past = start_of(snapshot, Since(1, first, {})).past(0)
+        assert (len(past.commits), past.commits_read) == (known, read)
+
+
+def test_numbers_are_looked_for_near_the_beginnings_first() -> None:
+    world = World(0)
+    busy(world)
+    place, snapshot = world.parent, world.snapshot()
+    at = Since(1, {place: 40}, {place: 30})
+    start = start_of(snapshot, at)
+    assert start.read(0, place) == 40
+    assert stretches_before(snapshot, start, at, {0}) == [{place: (30, 40)}, {place: (0, 40)}]
+    assert stretches_before(snapshot, start, replace(at, near={place: 0}), {0}) == [{place: (0, 40)}]
+    assert read_before(snapshot, start, {0}) == {place: (0, 40)}
+    assert snapshot.bounds[place] == LogBounds(0, 200, 200)
