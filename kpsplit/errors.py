@@ -61,6 +61,10 @@ class CheckFailedError(KpsplitError):
     exit_code = EXIT_CHECK
 
 
+class NotJudgedError(KpsplitError):
+    """What was to be proven could not be judged; the message says why."""
+
+
 class DeadlineExceededError(KpsplitError):
     """The time given for a call ran out."""
 

@@ -17,7 +17,7 @@ from kpsplit.spark_jobs.data_source import FORMAT, register
 from kpsplit.spark_jobs.verification.findings import Check, Severity
 from kpsplit.spark_jobs.verification.job import take_snapshot
 from kpsplit.splitter.records.stamp import HEADER, Stamp
-from tests.broker.operating import enrolled, split, state_of
+from tests.broker.operating import PAUSE_MS, DiedError, dying_after, enrolled, split, state_of
 
 pytestmark = [pytest.mark.broker]
 
@@ -92,6 +92,32 @@ def test_the_command_line_says_what_it_cannot_judge(operations, bootstrap, make_
     ran = run(bootstrap, topic, "--group", "nobody")
     assert ran.exit_code == 2
     assert "group nobody has no range commit" in ran.stderr
+
+
+def test_an_operation_that_does_not_end_keeps_it_from_judging(operations, bootstrap, make_topic) -> None:
+    """Its operator is gone and its fence is up: that is no wrong usage, and no timeout of an operation."""
+    parent = enrolled(operations, make_topic())
+    plan = operations.plan_split(parent, 2, even=True)
+    with pytest.raises(DiedError):
+        operations.run(plan, max_pause_ms=PAUSE_MS, observer=dying_after("Fence"))
+    ran = run(bootstrap, str(parent), "--timeout", "3s")
+    assert ran.exit_code == 1, ran.output
+    assert "could not judge: the operation under way" in ran.stderr
+    operations.abort(parent, "the test is over")
+
+
+def test_uncommitted_reading_judges_nothing(operations, bootstrap, make_topic) -> None:
+    topic = make_topic()
+    enrolled(operations, topic)
+    ran = run(bootstrap, topic, "-X", "isolation.level=read_uncommitted")
+    assert ran.exit_code == 1, ran.output
+    assert "nothing can be judged" in ran.stderr
+
+
+def test_brokers_that_do_not_answer_keep_it_from_judging() -> None:
+    ran = run("127.0.0.1:1", "orders", "--timeout", "2s")
+    assert ran.exit_code == 1, ran.output
+    assert "no broker of 127.0.0.1:1 answered" in ran.stderr
 
 
 def test_unknown_groups_are_refused_before_spark_is_needed(history) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,13 @@ from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
 from kpsplit.admin_cli.param_types import NAME, SINCE, TOPIC_OR_PARTITION
 from kpsplit.admin_cli.spark_size import require_spark, spark_size_options
-from kpsplit.errors import CheckFailedError, ConfigurationError, KpsplitError
+from kpsplit.errors import (
+    CheckFailedError,
+    ConfigurationError,
+    DeadlineExceededError,
+    KpsplitError,
+    NotJudgedError,
+)
 from kpsplit.files import check_writable, write_whole
 
 if TYPE_CHECKING:
@@ -20,6 +27,20 @@ if TYPE_CHECKING:
 
     from kpsplit.spark_jobs import Verdict
     from kpsplit.spark_jobs.verification.state_file import StateFile
+
+
+@contextmanager
+def judging() -> Iterator[None]:
+    """Whatever keeps a verification from judging ends with exit code 1, also that the time ran out.
+
+    Raises:
+        NotJudgedError: the time ran out.
+    """
+    try:
+        yield
+    except DeadlineExceededError as error:
+        hint = error.hint or "give a longer --timeout"
+        raise NotJudgedError(f"could not judge: {error.message}", hint=hint) from error
 
 
 @click.command("verify", cls=VerbCommand)
@@ -60,6 +81,7 @@ if TYPE_CHECKING:
 )
 @global_options
 @pass_call
+@judging()
 def command(
     call: Call,
     subject: tuple[str, int | None],

@@ -12,7 +12,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
+from kpsplit.errors import KpsplitError, NotJudgedError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
@@ -30,7 +30,7 @@ from kpsplit.spark_jobs.verification.state_file import StateFile
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 
-ISOLATION, COMMITTED = "kafka.isolation.level", "read_committed"
+ISOLATION, COMMITTED = "isolation.level", "read_committed"
 
 
 def verify(
@@ -68,8 +68,8 @@ def verify(
         UsageError: wrong topic or partition, not enrolled, an unknown group, the state is none of this
             topic, the time lies in the future, or there are a state and a time.
         ConflictError: another run wrote the state meanwhile.
-        ConfigurationError: the options ask for uncommitted reading.
-        KpsplitError: it could not be judged: no brokers, a newer kpsplit, the data went away meanwhile.
+        KpsplitError: it could not be judged: no brokers, a newer kpsplit, the data went away meanwhile, or
+            uncommitted reading is asked for.
     """
     reach = connection if isinstance(connection, Connection) else Connection(connection)
     if state is not None and since is not None:
@@ -124,6 +124,7 @@ def take_snapshot(
     patience: float = PATIENCE,
 ) -> Snapshot:
     """Return what is to be judged: the first half of ``verify``, which needs no Spark; errors as there."""
+    _check_isolation(connection.get(ISOLATION))
     snapshot = Gatherer(connection, topic, partitions, patience).snapshot(with_groups=True)
     known = {logged.group for logged in snapshot.commits}
     for group in sorted(set(groups or ()) - known):
@@ -148,17 +149,31 @@ def judge_snapshot(
     ``past``: what earlier runs know, as ``past_of`` gives it; None: no later run is to go on from this one.
     ``since``: from where on is judged, as ``since_of`` gives it.
     """
-    if (options or {}).get(ISOLATION, COMMITTED) != COMMITTED:
-        raise ConfigurationError(f"{ISOLATION} must be {COMMITTED}: aborted records are no data")
+    _check_isolation((options or {}).get(f"kafka.{ISOLATION}"))
     wanted = kafka_options(connection, options)
 
     def read(stretches: Stretches, aborted: bool) -> DataFrame:
-        return scan(spark, wanted | ({ISOLATION: "read_uncommitted"} if aborted else {}), stretches)
+        return scan(
+            spark, wanted | ({f"kafka.{ISOLATION}": "read_uncommitted"} if aborted else {}), stretches
+        )
 
     try:
         return Judge(spark, snapshot, read, groups, past, since).verdict()
     except SPARK_ERRORS as error:
         raise explained(error) from error
+
+
+def _check_isolation(level: object) -> None:
+    """Do nothing if that is how committed records are read, or nothing is said of it.
+
+    Raises:
+        NotJudgedError: it is not.
+    """
+    if level not in (None, COMMITTED):
+        raise NotJudgedError(
+            f"with {ISOLATION} {level} nothing can be judged: aborted records are no data",
+            hint=f"leave it out, or give {COMMITTED}",
+        )
 
 
 def write_findings(spark: SparkSession, verdict: Verdict, folder: Path) -> None:
