@@ -56,7 +56,7 @@ class Engine(threading.Thread):
         self.context = context
         self.committer = Committer(context)
         self.membership = Membership(context, self.committer, lambda: self._turn(nested=True))
-        self.starter = Starter(context, self.membership.announce)
+        self.starter = Starter(context, self.membership.announce, self.membership.given_start)
         self.subscribing = Subscribing(context, self.membership)
         self.withholding = Withholding(context, self.committer)
         self.peers = Peers(context, self.membership)

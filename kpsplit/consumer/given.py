@@ -1,18 +1,17 @@
 """Where partitions begin for a program that keeps its positions itself and gives them in on_assign. Pure.
 
 What it gave is of the whole logical partition, whichever of its slots were there. So it holds for slots
-that arrive later too: on_assign is not called for them, and the group may have no commit of them. A program
-that is asked again, for a partition that was gone or of which slots were taken, gives anew.
+that arrive later too, for which on_assign is not called, where the group has no commit of them: in the place
+of ``auto.offset.reset``, which might pass over what nobody has read. (A commit is somebody's progress behind
+what was given then, and never goes back.) A program that is asked again gives anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from kpsplit.consumer.batch import OwnedSlot
-from kpsplit.consumer.ledger import Start
 from kpsplit.splitter.cursor import Cursor
-from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.lineage import PhysicalPartition
 
 
 class Given:
@@ -31,7 +30,6 @@ class Given:
         for parent in parents:
             self._cursors.pop(parent, None)
 
-    def start(self, slot: OwnedSlot, lineage: Lineage) -> Start | None:
-        """Return where a slot begins, None if the program gave nothing for its partition."""
-        cursor = self._cursors.get(slot.parent)
-        return None if cursor is None else Start((cursor.narrowed(slot.range).settled(lineage),))
+    def start(self, parent: PhysicalPartition) -> Cursor | None:
+        """Return where a partition begins, None if the program gave nothing for it."""
+        return self._cursors.get(parent)

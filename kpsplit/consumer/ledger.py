@@ -52,11 +52,12 @@ class NoOffsetError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A slot whose start is asked for."""
+    """A slot whose start is asked for; ``given``: where its partition begins if the group has no commit."""
 
     lineage: Lineage
     mode: Mode
     range: KeyRange
+    given: Cursor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class Ledger:
             self._read_log({w.lineage.parent for w in enrolled})
         found = [self._committed(w) for w in wanted]
         missing = [w for w, pieces in zip(wanted, found, strict=True) if any(c is None for _, c in pieces)]
-        fresh = self._fresh_starts({w.lineage.parent: w.lineage for w in missing}.values())
+        fresh = self._fresh_starts({w.lineage.parent: w for w in missing}.values())
         return [
             _start(w, pieces, fresh.get(w.lineage.parent)) for w, pieces in zip(wanted, found, strict=True)
         ]
@@ -124,17 +125,22 @@ class Ledger:
             return [(wanted.range, None)]
         return self._open().fold.cursor(self._group_id, wanted.lineage.parent, wanted.range, wanted.lineage)
 
-    def _fresh_starts(self, lineages: Collection[Lineage]) -> dict[PhysicalPartition, Cursor]:
-        """Return where ranges of partitions start that have no range commit; each question is asked once."""
-        if not lineages:
+    def _fresh_starts(self, missing: Collection[Wanted]) -> dict[PhysicalPartition, Cursor]:
+        """Return where ranges of partitions start that have no range commit; each question is asked once.
+
+        Args: one for each partition.
+        """
+        if not missing:
             return {}
         with translated("read the group's committed offsets"):
-            ordinary = self._asker.committed(_sources(lineages), ANSWER_SECONDS)
+            ordinary = self._asker.committed(_sources(w.lineage for w in missing), ANSWER_SECONDS)
         found, bare = {}, []
-        for lineage in lineages:
+        for lineage, given in ((w.lineage, w.given) for w in missing):
             own = {source: ordinary[source] for source in lineage.sources() if source in ordinary}
             if own:
                 found[lineage.parent] = Cursor.from_positions(lineage, WHOLE, own)
+            elif given is not None:
+                found[lineage.parent] = given
             else:
                 bare.append(lineage)
         return {**found, **self._resets(bare, self._reset)}

@@ -24,6 +24,7 @@ from kpsplit.consumer.holdings import IN_SINK, STARTING, Holding, Stage
 from kpsplit.consumer.reading import OwnedSlot
 from kpsplit.consumer.subscriptions import Mode, Subscribed
 from kpsplit.kafka.clock import monotonic
+from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.slots import slot_at, slot_number, slot_range
 
@@ -101,18 +102,11 @@ class Membership:
         """Slots arrive: they are held, and the starter takes them on."""
         if self._context.life.state is State.CLOSING or self.away:
             return
-        arrived = [self._holding(place) for place in places]
-        for holding in arrived:
-            self._begin_as_given(holding)
-        self.hold(arrived)
+        self.hold([self._holding(place) for place in places])
 
-    def _begin_as_given(self, holding: Holding) -> None:
-        """Begin a slot of a partition that the program knows where it said that the partition begins."""
-        if holding.mode is not Mode.SLOTS or holding.parent not in self._announced:
-            return
-        start = self.given.start(holding.slot, self._context.lineage(holding.parent))
-        if start is not None:
-            holding.start, holding.stage = start, Stage.FOUND
+    def given_start(self, parent: PhysicalPartition) -> Cursor | None:
+        """Return where slots begin that arrive now and were never committed, if on_assign has said so."""
+        return self.given.start(parent) if parent in self._announced else None
 
     def hold(self, holdings: list[Holding]) -> None:
         """Hold slots, those of the coordinator or those assigned by hand."""

@@ -16,6 +16,7 @@ from kpsplit.consumer.ledger import UNDECIDED_SECONDS, NoOffsetError, Start, Wan
 from kpsplit.consumer.subscriptions import Mode
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
 from kpsplit.kafka.clock import monotonic
+from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
 
 log = logging.getLogger(__name__)
@@ -26,13 +27,17 @@ _PASSING = (UnreachableError, DeadlineExceededError)
 Announce = Callable[[list[Holding]], Callback | None]
 """Has the application's on_assign called, for slots that are about to be read."""
 
+GivenStart = Callable[[PhysicalPartition], Cursor | None]
+"""Tells where a partition begins for the application, if it has said so."""
+
 
 class Starter:
     """Brings slots from WANTED to READING. One look-up at a time; it covers every slot that waits."""
 
-    def __init__(self, context: Context, announce: Announce) -> None:
+    def __init__(self, context: Context, announce: Announce, given: GivenStart) -> None:
         self._context = context
         self._announce = announce
+        self._given = given
         self._asked: list[Holding] = []
         self._answer: Future[list[Start]] | None = None
         self._told: tuple[Callback, list[Holding]] | None = None
@@ -64,7 +69,10 @@ class Starter:
         if not self._asked:
             self._undecided_until = monotonic() + UNDECIDED_SECONDS
             return
-        wanted = [Wanted(context.lineage(h.parent), h.mode, h.slot.range) for h in self._asked]
+        wanted = [
+            Wanted(context.lineage(h.parent), h.mode, h.slot.range, self._given(h.parent))
+            for h in self._asked
+        ]
         for holding in self._asked:
             holding.stage = Stage.ASKED
         self._answer = context.errands.run(lambda: context.ledger.starts(wanted))

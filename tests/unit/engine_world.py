@@ -216,11 +216,16 @@ class Ledger:
         self.members: Callable[[], Members] | None = None
         self.asked = 0
         self.seconds = 0.0
+        self.has_commits = True
 
     def starts(self, wanted: list[Any]) -> list[Start]:
         self.asked += 1
         self.starts_gate.wait(30)
-        return [Start((Cursor(w.range, {0: 0}),), committed=True) for w in wanted]
+        given = [None if self.has_commits else w.given for w in wanted]
+        return [
+            Start((Cursor(w.range, {0: 0}) if own is None else own.narrowed(w.range),), committed=True)
+            for w, own in zip(wanted, given, strict=True)
+        ]
 
     def commit(
         self, processed: list[Any], member: Any, metadata: object, seconds: float, load: Any = None

@@ -16,6 +16,7 @@ from tests.unit.engine_world import PARENT, World, slot
 @pytest.fixture
 def world() -> Iterator[World]:
     with World() as one:
+        one.ledger.has_commits = False
         one.subscribe()
         yield one
 
@@ -41,6 +42,15 @@ def test_what_on_assign_gave_holds_for_slots_that_arrive_later(world: World) -> 
     world.coordinator.give(2)
     assert owned(world, 0, 1, 2) == {0: 6, 1: 6, 2: 6}
     assert world.told == [("assign", [0])]
+
+
+def test_slots_that_arrive_later_begin_where_the_group_has_committed_if_it_has(world: World) -> None:
+    gives(world, 6)
+    world.coordinator.give(0, 1)
+    owned(world, 0, 1)
+    world.ledger.has_commits = True
+    world.coordinator.give(2)
+    assert owned(world, 0, 1, 2) == {0: 6, 1: 6, 2: 0}
 
 
 def test_slots_that_stay_keep_what_was_given_where_on_assign_is_not_asked_again(world: World) -> None:
