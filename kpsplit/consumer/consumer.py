@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -98,6 +99,7 @@ class Consumer(confluent_kafka.Consumer):
         self._settings = settings
         self._config = merged
         self._session: Session | None = None
+        self._first_call = threading.RLock()  # again in a signal handler
         self._closed = False
         self._state: StateHooks | None = None
         self._keep(state)
@@ -518,20 +520,27 @@ class Consumer(confluent_kafka.Consumer):
 
     def _running(self) -> Session:
         self._check_open()
-        if self._session is None:
-            pulse, buffer = self._pulse, self._buffer
-            self._session = Session(
-                self._config,
-                self._settings,
-                self._group,
-                self._asker,
-                buffer,
-                self._events,
-                lambda: None if buffer.waited_for else pulse[0] + buffer.handed_out,
-                self._state,
-            )
-            weakref.finalize(self, self._session.engine.close)
-        return self._session
+        if self._session is not None:
+            return self._session
+        with self._first_call:
+            if self._session is None:
+                self._session = self._made_session()
+            return self._session
+
+    def _made_session(self) -> Session:
+        pulse, buffer = self._pulse, self._buffer
+        session = Session(
+            self._config,
+            self._settings,
+            self._group,
+            self._asker,
+            buffer,
+            self._events,
+            lambda: None if buffer.waited_for else pulse[0] + buffer.handed_out,
+            self._state,
+        )
+        weakref.finalize(self, session.engine.close)
+        return session
 
     def _known_session(self, timeout: float | None = None) -> Session:
         session = self._running()
