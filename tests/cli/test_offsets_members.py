@@ -1,0 +1,125 @@
+"""`kpsplit offsets` and the group's ordinary offsets tell the same true lag, whoever has committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, Message
+from confluent_kafka.admin import AdminClient
+
+from kpsplit import Consumer, Producer
+from kpsplit.splitter.lineage import PhysicalPartition
+from tests.broker.consuming import consumer, wait_for
+from tests.broker.operating import log_end
+from tests.cli.conftest import Inline, WriteKeys
+
+pytestmark = pytest.mark.broker
+
+SLOTS = 8
+KEYS = {f"key-{n}": 2 for n in range(40)}
+COUNT = 80
+
+
+def shared(members: list[Consumer]) -> bool:
+    """Poll without a record; tell whether every slot has a member that reads it, and every member a slot."""
+    for member in members:
+        assert member.poll(0.05) is None
+    reading = [list(m.stats()["slots"].values()).count("reading") for m in members]
+    return sum(reading) == SLOTS and min(reading) > 0
+
+
+def read(members: list[Consumer], count: int) -> None:
+    """Have the members handed out so many records, all together."""
+    found: list[Message] = []
+
+    def all_of_it() -> bool:
+        found.extend(m for member in members if (m := member.poll(0.02)) is not None)
+        return len(found) >= count
+
+    wait_for(all_of_it, "the records")
+    assert {m.error() for m in found} == {None}
+    assert len(found) == count
+
+
+def write(bootstrap: str, topic: str) -> None:
+    """Write each key's records along the layout."""
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
+        for key, count in KEYS.items():
+            for _ in range(count):
+                producer.produce(topic, b"v", key)
+        assert producer.flush(60) == 0
+
+
+def owner(range_: dict[str, Any]) -> str:
+    return str(range_["owner"]["member"])
+
+
+def lags(shown: dict[str, Any]) -> dict[PhysicalPartition, int]:
+    """The lag of the slowest range in each physical partition, as `kpsplit offsets` shows it."""
+    found: dict[PhysicalPartition, int] = {}
+    for range_ in shown["ranges"]:
+        for at in range_["positions"]:
+            place = PhysicalPartition(at["topic"], at["partition"])
+            found[place] = max(found.get(place, 0), at["lag"])
+    return found
+
+
+def test_the_lag_of_several_members_is_the_same_in_both_places(
+    inline: Inline,
+    new_topic: Callable[[str], str],
+    write_keys: WriteKeys,
+    admin: AdminClient,
+    bootstrap: str,
+) -> None:
+    topic = new_topic("lags")
+    group = f"g-{topic}"
+    inline.ok("enroll", topic, "--slots", str(SLOTS))
+
+    def ordinary(places: list[PhysicalPartition]) -> dict[PhysicalPartition, int]:
+        """Lag as any tool computes it: ends less the group's committed offsets."""
+        asked = [ConsumerGroupTopicPartitions(group)]
+        (answer,) = admin.list_consumer_group_offsets(asked).values()
+        told = {PhysicalPartition(p.topic, p.partition): p.offset for p in answer.result(60).topic_partitions}
+        return {place: log_end(admin, place) - told[place] for place in places}
+
+    def look() -> dict[str, Any]:
+        (shown,) = inline.ok("offsets", "--group", group, topic, "-o", "json").json["partitions"]
+        return dict(shown)
+
+    with ExitStack() as stack:
+        members = [
+            stack.enter_context(consumer(bootstrap, group, enable_auto_commit=False)) for _ in range(3)
+        ]
+        for member in members:
+            member.subscribe([topic])
+        wait_for(lambda: shared(members), "the slots to be shared")
+        write_keys(topic, KEYS)
+        read(members, COUNT)
+        for member in members:
+            member.commit(asynchronous=False)
+        assert (look()["lag"], ordinary([PhysicalPartition(topic, 0)])) == (
+            0,
+            {PhysicalPartition(topic, 0): 0},
+        )
+
+        inline.ok("split", f"{topic}/0", "--ranges", "2", "--even", "--yes", "--force")
+        write(bootstrap, topic)
+        read(members, COUNT)
+        late, *prompt = members
+        for member in prompt:
+            member.commit(asynchronous=False)
+        shown = look()
+        behind = {owner(r) for r in shown["ranges"] if r["lag"]}
+        assert behind == {late.memberid()}
+        assert {owner(r) for r in shown["ranges"]} == {m.memberid() for m in members}
+        phantoms = [PhysicalPartition(f"{topic}.split-0-1", n) for n in range(2)]
+        assert any(ordinary(phantoms).values())
+        assert ordinary(phantoms) == {place: lags(shown).get(place, 0) for place in phantoms}
+        assert shown["lag"] == sum(lags(shown).values())
+
+        late.commit(asynchronous=False)
+        assert look()["lag"] == 0
+        assert set(ordinary(phantoms).values()) == {0}
