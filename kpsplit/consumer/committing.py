@@ -9,8 +9,9 @@ checked by an offset of the slots topic, which has no records.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from kpsplit.consumer.epochs import Epochs
 from kpsplit.consumer.subscriptions import Mode
 from kpsplit.splitter.commits import CommitFold, ordinary_offsets
 from kpsplit.splitter.cursor import Cursor
@@ -25,7 +26,8 @@ class Processed:
     """What one member has processed of one logical partition.
 
     ``cursors`` are to be written; ``unchanged`` are those of its other ranges, which are written already.
-    ``token``: the partition of a group's topic that stands for one of the slots.
+    ``token``: the partition of a group's topic that stands for one of the slots. ``epochs``: leader epochs
+    that belong to the positions, where they are known.
     """
 
     state: PartitionState
@@ -33,6 +35,7 @@ class Processed:
     cursors: tuple[Cursor, ...]
     unchanged: tuple[Cursor, ...]
     token: PhysicalPartition
+    epochs: Epochs = field(default_factory=dict)
 
     @property
     def parent(self) -> PhysicalPartition:
@@ -77,7 +80,7 @@ def writes(processed: Sequence[Processed], member: Member, fold: CommitFold) -> 
     enrolled = [p for p in processed if p.mode is not Mode.PLAIN and p.cursors and not _ahead(p)]
     if not enrolled:
         return None
-    records = tuple(_record(p.parent, c, member) for p in enrolled for c in p.cursors)
+    records = tuple(_record(p, c, member) for p in enrolled for c in p.cursors)
     tombstones = tuple(
         key for p in enrolled for key in fold.stale_keys(member.group, p.parent, [c.range for c in p.cursors])
     )
@@ -103,9 +106,14 @@ def _of_others(processed: Processed, group: str, fold: CommitFold) -> list[Curso
     ]
 
 
-def _record(parent: PhysicalPartition, cursor: Cursor, member: Member) -> RangeCommit:
-    positions = {segment: Position(next_) for segment, next_ in cursor.positions.items()}
-    return RangeCommit(member.group, parent, cursor.range, positions, member.name, member.generation)
+def _record(processed: Processed, cursor: Cursor, member: Member) -> RangeCommit:
+    positions = {
+        segment: Position(next_, processed.epochs.get((segment, next_)))
+        for segment, next_ in cursor.positions.items()
+    }
+    return RangeCommit(
+        member.group, processed.parent, cursor.range, positions, member.name, member.generation
+    )
 
 
 def least(lineage: Lineage, cursors: Sequence[Cursor]) -> Cursor:

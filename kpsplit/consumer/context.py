@@ -15,6 +15,7 @@ from kpsplit.consumer.carrier import Carrier
 from kpsplit.consumer.committing import Member
 from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.engine_states import Life
+from kpsplit.consumer.epochs import LeaderEpochs
 from kpsplit.consumer.errands import Errands
 from kpsplit.consumer.events import Events
 from kpsplit.consumer.group import GroupConsumer
@@ -57,6 +58,7 @@ class Context:
     """What ``store_offsets`` said, where records do not count as processed by themselves."""
     ends: dict[PhysicalPartition, int] = field(default_factory=dict)
     """Logical partitions that were read to their ends, with the offset there, until the application knows."""
+    epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
     trouble: KpsplitError | None = None
     rebalances: int = 0
     carrier: Carrier | None = None
@@ -92,6 +94,7 @@ class Context:
         """Hold slots no more: everybody forgets them."""
         self.take_back(holdings)
         self.holdings.remove(holdings)
+        self.epochs.forget(self.holdings.parents())
 
     def take_back(self, holdings: list[Holding]) -> None:
         """Forget what was read and done of slots since their last commit.

@@ -234,6 +234,7 @@ class Engine(threading.Thread):
         room = min(room, max(1, context.settings.buffer_bytes // STEPS))
         ends, context.ends = context.ends, {}
         for batch in context.reader.step(0 if self._requests else SLICE_SECONDS, room):
+            context.epochs.read(batch)
             for slot in context.ahead.keys() & set(batch.slots):
                 context.ahead[slot].without_processed(batch, context.lineage(batch.parent))
             if batch.messages:

@@ -82,7 +82,8 @@ def _of(context: Context, parent: PhysicalPartition, cursors: Cursors) -> Proces
     written = [c for h in mine for c in cursors.get(h.slot, ())]
     unchanged = [c for h in mine if h.slot not in cursors for c in h.committed]
     first = next(h for h in mine if h.slot in cursors)
-    return Processed(context.views.state(parent), first.mode, tuple(written), tuple(unchanged), first.place)
+    state, epochs = context.views.state(parent), context.epochs.of(parent, written)
+    return Processed(state, first.mode, tuple(written), tuple(unchanged), first.place, epochs)
 
 
 def _slots_of(processed: Iterable[Processed], cursors: Cursors) -> tuple[OwnedSlot, ...]:

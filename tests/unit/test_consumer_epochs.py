@@ -1,0 +1,65 @@
+"""Leader epochs of what was read, for the commits."""
+
+from __future__ import annotations
+
+from kpsplit.consumer.batch import Batch
+from kpsplit.consumer.committing import Member, Processed, writes
+from kpsplit.consumer.epochs import STRETCHES, LeaderEpochs
+from kpsplit.consumer.subscriptions import Mode
+from kpsplit.splitter.commits import CommitFold
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import WHOLE
+from tests.unit.samples import PARENT, UNSPLIT
+
+
+def batch(start: int, end: int, epoch: int | None) -> Batch:
+    return Batch(PARENT, UNSPLIT.lineage.get(0), (), start, end, [], 0, epoch)
+
+
+def told(epochs: LeaderEpochs, *positions: int) -> list[int | None]:
+    found = epochs.of(PARENT, [Cursor(WHOLE, {0: next_}) for next_ in positions])
+    return [found.get((0, next_)) for next_ in positions]
+
+
+def test_a_position_has_the_epoch_of_the_record_before_it() -> None:
+    epochs = LeaderEpochs()
+    for one in (batch(10, 20, 3), batch(20, 30, 3), batch(30, 40, 5)):
+        epochs.read(one)
+    assert told(epochs, 11, 30, 31, 40) == [3, 3, 5, 5]
+
+
+def test_nothing_is_said_of_what_was_not_read() -> None:
+    epochs = LeaderEpochs()
+    epochs.read(batch(10, 20, 3))
+    epochs.read(batch(50, 60, 5))
+    assert told(epochs, 9, 10, 21, 50, 61) == [None] * 5
+
+
+def test_a_stretch_without_records_belongs_to_what_was_read_right_before_it() -> None:
+    epochs = LeaderEpochs()
+    epochs.read(batch(0, 5, None))
+    epochs.read(batch(10, 20, 3))
+    epochs.read(batch(20, 25, None))
+    epochs.read(batch(30, 35, None))
+    assert told(epochs, 5, 25, 35) == [None, 3, None]
+
+
+def test_what_was_read_last_counts_and_little_is_remembered() -> None:
+    epochs = LeaderEpochs()
+    epochs.read(batch(0, 10, 3))
+    epochs.read(batch(0, 10, 4))
+    assert told(epochs, 5) == [4]
+    for n in range(STRETCHES):
+        epochs.read(batch(100 * n + 100, 100 * n + 110, 4))
+    assert told(epochs, 5, 105) == [None, 4]
+    epochs.forget([])
+    assert told(epochs, 105) == [None]
+
+
+def test_range_commits_carry_the_epochs_that_are_known() -> None:
+    cursor = Cursor(WHOLE, {0: 30})
+    for known, expected in (({(0, 30): 7}, 7), ({(0, 29): 7}, None)):
+        processed = Processed(UNSPLIT, Mode.SLOTS, (cursor,), (), PARENT, known)
+        wanted = writes([processed], Member("g", "me", 1), CommitFold())
+        assert wanted is not None
+        assert [p.leader_epoch for p in wanted.records[0].positions.values()] == [expected]
