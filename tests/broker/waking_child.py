@@ -1,9 +1,10 @@
 """A member in a process of its own that hands out only what it is told to, so that a test can suspend it
 with records in its buffer.
 
-Commands on stdin: ``take N`` polls for N records, ``stats`` tells the statistics, ``go`` takes all that comes
-until SIGTERM. With ``run`` the handlers of two workers wait for ``go`` behind their first records. Prints a
-line of JSON per record, before the next is asked for, and per event.
+Commands on stdin: ``take N`` polls for N records, ``stats`` tells the statistics, ``commit`` commits and
+tells how that came out, ``go`` takes all that comes until SIGTERM. With ``run`` the handlers of two workers
+wait for ``go`` behind their first records. Prints a line of JSON per record, before the next is asked for,
+and per event.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import signal
 import sys
 import threading
 from typing import Any
+
+from confluent_kafka import KafkaException
 
 from kpsplit import Consumer
 from kpsplit.demo.parent import die_with_parent
@@ -41,6 +44,16 @@ def hand_out(message: Any) -> bool:
     return True
 
 
+def commit(consumer: Consumer) -> None:
+    """Commit what was handed out; print ``done`` or the error's name."""
+    try:
+        consumer.commit(asynchronous=False)
+    except KafkaException as error:
+        tell(commit=error.args[0].name())
+    else:
+        tell(commit="done")
+
+
 def poll(consumer: Consumer) -> None:
     """Poll as the commands say."""
     stopping: list[int] = []
@@ -52,6 +65,8 @@ def poll(consumer: Consumer) -> None:
             left -= hand_out(consumer.poll(0.1))
         if command == "stats":
             told(consumer)
+        if command == "commit":
+            commit(consumer)
         while command == "go" and not stopping:
             hand_out(consumer.poll(0.1))
         if stopping:
