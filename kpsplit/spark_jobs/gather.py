@@ -29,7 +29,14 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail, offsets_partition
 from kpsplit.kafka.log_slice import read_slice
 from kpsplit.kafka.log_tail import LogTail
-from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, LostReason, Snapshot, why_gone
+from kpsplit.spark_jobs.snapshot import (
+    LogBounds,
+    LoggedCommit,
+    LostReason,
+    Snapshot,
+    why_gone,
+    without_boundary,
+)
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
@@ -69,6 +76,7 @@ class Gatherer:
         self._limit = Deadline(patience)
         self._admin = ClusterAdmin(connection)
         self._garbage: list[str] = []
+        self._seen: dict[PhysicalPartition, int] = {}
 
     def snapshot(self, *, with_groups: bool = False) -> Snapshot:
         """Return the picture now; ``with_groups``: with range commits, boundaries and certificates.
@@ -86,6 +94,8 @@ class Gatherer:
         commits, boundaries = self._offset_log(parents) if with_groups else ([], [])
         producers = self._producers() if with_groups else ()
         states, bounds, gone = self._states_and_bounds(parents)
+        if with_groups and without_boundary(states, boundaries):
+            boundaries += self._later_boundaries(parents)
         return Snapshot(
             self._topic,
             states,
@@ -199,16 +209,38 @@ class Gatherer:
 
     def _offset_log(self, parents: list[PhysicalPartition]) -> tuple[list[LoggedCommit], list[Boundary]]:
         count = self._admin.topics().get(OFFSETS_TOPIC, 0)
-        commits: list[LoggedCommit] = []
-        boundaries: list[Boundary] = []
         logs = [
             PhysicalPartition(OFFSETS_TOPIC, n)
             for n in sorted({offsets_partition(p, count) for p in parents})
         ]
         ends = self._admin.end_offsets(logs, IsolationLevel.READ_COMMITTED)
-        lows = self._admin.start_offsets(logs)
-        for log in logs:
-            for message in read_slice(self._connection, log, lows[log], ends[log].offset, self._limit):
+        self._seen = {log: ends[log].offset for log in logs}
+        return self._read_offset_log(parents, self._admin.start_offsets(logs), self._seen)
+
+    def _later_boundaries(self, parents: list[PhysicalPartition]) -> list[Boundary]:
+        """Return what operations wrote into the offset log that came to their end behind its reading.
+
+        A boundary record is in the log before the control topic says that the operation took effect; so it
+        lies below the end now, and counts once the transactions below that end are decided.
+        """
+        ends = {log: end.offset for log, end in self._admin.end_offsets(self._seen).items()}
+        while True:
+            decided = self._admin.end_offsets(self._seen, IsolationLevel.READ_COMMITTED)
+            behind = next((log for log, end in ends.items() if decided[log].offset < end), None)
+            if behind is None:
+                return self._read_offset_log(parents, self._seen, ends)[1]
+            self._pause(f"an open transaction holds readers of {behind}", "wait for it, then run it again")
+
+    def _read_offset_log(
+        self,
+        parents: list[PhysicalPartition],
+        first: Mapping[PhysicalPartition, int],
+        behind: Mapping[PhysicalPartition, int],
+    ) -> tuple[list[LoggedCommit], list[Boundary]]:
+        commits: list[LoggedCommit] = []
+        boundaries: list[Boundary] = []
+        for log, end in behind.items():
+            for message in read_slice(self._connection, log, first[log], end, self._limit):
                 found = self._of_offset_log(message)
                 if isinstance(found, LoggedCommit) and found.parent in parents:
                     commits.append(found)

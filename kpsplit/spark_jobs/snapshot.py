@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kpsplit.splitter.key_range import KeyRange
-from kpsplit.splitter.lineage import PhysicalPartition, Segment
+from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState, SubTopicState
 from kpsplit.splitter.records.offsets import Boundary, RangeCommit
 from kpsplit.splitter.records.producers import ProducerRecord
@@ -114,6 +114,22 @@ class Snapshot:
                 Lost(state, segment, max(bounds.high, segment.start), segment.end + 1, LostReason.CUT_OFF)
             )
         return [lost for lost in found if lost.behind is None or lost.first < lost.behind]
+
+
+def without_boundary(
+    states: Iterable[PartitionState], boundaries: Iterable[Boundary]
+) -> list[tuple[PartitionState, Segment]]:
+    """Return the segments that an operation opened, and whose boundary record is not there.
+
+    Of several segments of one range only the latest: compaction removes the records of the others.
+    """
+    there = {(b.parent, b.range, b.opened_segment) for b in boundaries}
+    found = []
+    for state in states:
+        opened = [s for s in state.lineage if s.predecessors and s.kind is not SegmentKind.OVERFLOW]
+        latest = {s.range: s for s in opened}
+        found += [(state, s) for s in latest.values() if (state.parent, s.range, s.id) not in there]
+    return found
 
 
 def why_gone(state: PartitionState, source: PhysicalPartition, topic_id: str | None) -> LostReason | None:

@@ -12,7 +12,7 @@ from itertools import count
 from pyspark.sql import DataFrame, SparkSession
 
 from kpsplit.spark_jobs.schemas import RAW
-from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, Snapshot
+from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, LostReason, Snapshot
 from kpsplit.spark_jobs.verification.findings import Verdict
 from kpsplit.spark_jobs.verification.judge import Judge
 from kpsplit.spark_jobs.verification.since import Since
@@ -61,6 +61,7 @@ class World:
         self.failed: dict[int, list[int]] = {}
         self.open: set[int] = set()
         self.plain: set[int] = set()
+        self.retired: set[PhysicalPartition] = set()
         self.boundaries: list[Boundary] = []
         self.moment: dict[PhysicalPartition, int] | None = None
         self.commits: list[LoggedCommit] = []
@@ -189,7 +190,9 @@ class World:
 
     def snapshot(self) -> Snapshot:
         ends = {
-            place: LogBounds(self.lows.get(place, 0), len(log), len(log)) for place, log in self.logs.items()
+            place: LogBounds(self.lows.get(place, 0), len(log), len(log))
+            for place, log in self.logs.items()
+            if place not in self.retired
         }
         producers = tuple(
             ProducerRecord(
@@ -211,6 +214,7 @@ class World:
             TOPIC,
             (self.state,),
             ends,
+            dict.fromkeys(self.retired, LostReason.RETIRED),
             producers=producers,
             commits=tuple(self.commits),
             boundaries=tuple(self.boundaries),
@@ -220,7 +224,7 @@ class World:
     def rows(self) -> Iterator[tuple[bool, tuple[object, ...]]]:
         """What Kafka holds: whether it was aborted, and the row."""
         for place, log in self.logs.items():
-            for offset, record in enumerate(log):
+            for offset, record in enumerate(() if place in self.retired else log):
                 if record is not None and offset >= self.lows.get(place, 0):
                     yield record.aborted, (record.key, place.topic, place.partition, offset, record.headers)
 

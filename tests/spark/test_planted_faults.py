@@ -17,6 +17,8 @@ import pytest
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity, Verdict
 from kpsplit.splitter.key_range import WHOLE, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
+from kpsplit.splitter.records.marker import HEADER as MARKER
+from kpsplit.splitter.records.marker import Marker, MarkerKind
 from kpsplit.splitter.records.offsets import Cause
 from kpsplit.splitter.records.producers import Certificate
 from kpsplit.splitter.records.stamp import HEADER, Stamp
@@ -471,7 +473,73 @@ def a_boundary_record_that_contradicts_the_lineage_is_found(world: World) -> Exp
     return expect
 
 
+@case
+def a_boundary_record_that_is_not_there_is_found(world: World) -> Expect:
+    """Of ranges that came again the latest record counts: compaction removes the others."""
+    gone = world.boundaries.pop(1)
+    world.split(world.state.lineage.segments[-1].id, 2)
+    world.merge()
+    world.split(world.state.lineage.segments[-1].id, 2)
+    opened = {s.id: s.range for s in world.state.lineage.open_segments()}
+    again = [b for b in world.boundaries if b.range in opened.values()]
+    lost = again[-1]
+    world.boundaries.remove(lost)
+    assert gone.range in opened.values()
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.BOUNDARIES)
+        assert (finding.segment, opened[finding.segment]) == (lost.opened_segment, lost.range)
+        assert (finding.first, finding.last) == (lost.range.lo, lost.range.hi - 1)
+
+    return expect
+
+
+@case
+def the_marker_of_another_partition_is_none(world: World) -> Expect:
+    end = next(s.end for s in world.state.lineage if s.source == phantom(world))
+    marker = Marker(MarkerKind.SEAL, PhysicalPartition("orders", 4711), "a0")
+    world.logs[phantom(world)][end] = Record(None, [(MARKER, marker.encode())])
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.FOREIGN)
+        assert (finding.first, finding.last) == (end, end)
+
+    return expect
+
+
 # Range commits
+
+
+@case
+def a_group_that_lags_is_no_defect_and_it_is_told_where_it_stands(world: World) -> Expect:
+    last = world.state.lineage.segments[-1]
+    half = WHOLE.split_evenly(2)
+    world.commit("slow", half[0], {last.id: last.start + 2})
+    world.commit("slow", half[1], {last.id: len(world.logs[world.parent])})
+
+    def expect(verdict: Verdict) -> None:
+        clean(verdict)
+        (note,) = verdict.of(Check.COMMITS_END, Severity.NOTE)
+        assert (note.group, note.segment, note.key_hash) == ("slow", last.id, half[0].lo)
+        assert (note.first, note.last) == (last.start + 2, len(world.logs[world.parent]) - 1)
+
+    return expect
+
+
+@case
+def a_sub_topic_that_was_retired_before_a_group_had_drained_it_is_found(world: World) -> Expect:
+    source = phantom(world)
+    segment = next(s for s in world.state.lineage if s.source == source)
+    world.commit("robbed", segment.range, {segment.id: segment.start + 3})
+    world.commit("other", segment.range, {segment.id: segment.start})
+    world.retired.add(source)
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.COMMITS_END)
+        assert (finding.group, finding.segment, finding.first) == ("robbed", segment.id, segment.start + 3)
+        assert finding.last == segment.end - 1
+
+    return expect
 
 
 @case

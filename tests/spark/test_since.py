@@ -7,11 +7,9 @@ one go, as the partitions of one topic.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
-from kpsplit.spark_jobs.snapshot import LostReason
 from kpsplit.spark_jobs.verification.findings import Check, Severity, Verdict
 from kpsplit.spark_jobs.verification.since import Since
 from kpsplit.spark_jobs.verification.summary import result_line
@@ -194,13 +192,7 @@ def a_sub_topic_that_was_retired_before_the_moment_is_given(world: World) -> Exp
     world.since_now()
     busy(world)
 
-    def without(snapshot):
-        kept = {place: bounds for place, bounds in snapshot.bounds.items() if place not in gone}
-        return replace(snapshot, bounds=kept, gone=dict.fromkeys(gone, LostReason.RETIRED))
-
-    world.adjust = without
-    for place in gone:
-        world.lows[place] = 1 << 40
+    world.retired.update(gone)
     return clean
 
 

@@ -26,12 +26,16 @@ _IS_MARKER = f"""h.key = '{markers.HEADER}' AND {_PARSED}.v = {markers.VERSION}
     AND {_PARSED}.marker IN ('seal', 'unseal') AND {_PARSED}.topic IS NOT NULL AND {_PARSED}.partition >= 0
     AND length({_PARSED}.attempt) <= {_LONGEST_ATTEMPT}
     AND size(json_object_keys({_JSON})) = {_MARKER_FIELDS}"""
+_MARKER_OF = f"""get(transform(filter(headers, h -> {_IS_MARKER}),
+    h -> concat({_PARSED}.topic, '/', {_PARSED}.partition)), 0)"""
 _IS_NEWER = f"""(h.key = '{stamps.HEADER}' AND hex(substring(h.value, 1, 1)) > '{_VERSION}')
     OR (h.key = '{markers.HEADER}' AND {_PARSED}.v > {markers.VERSION})"""
 
 
 def with_our_headers(records: DataFrame) -> DataFrame:
     """Add ``stamp`` (its 21 bytes, or null), ``is_marker`` and ``is_newer`` (a newer format) to records.
+
+    ``marker_of``: the logical partition that a marker names, as ``topic/partition``.
 
     Garbage under one of our names is none of them: no data are lost by it.
     """
@@ -48,6 +52,7 @@ def with_our_headers(records: DataFrame) -> DataFrame:
         .alias("stamp"),
         _searched(plain, _IS_MARKER).alias("is_marker"),
         _searched(plain, _IS_NEWER).alias("is_newer"),
+        F.when(~plain, F.expr(_MARKER_OF)).alias("marker_of"),
     )
 
 

@@ -18,16 +18,17 @@ def placed(records: DataFrame, regions: DataFrame) -> DataFrame:
 
 
 def fate() -> Column:
-    """The fate of a placed record with ``stamp``, ``is_marker`` and ``is_newer``: a number of ``Fate``.
+    """The fate of a placed record with the columns of ``with_our_headers``: a number of ``Fate``.
 
     The view that the regions come from was read behind every record: nothing is left to wait for.
     """
     stamped = F.col("stamp").isNotNull()
     stray = stamped & (F.col("overflow") | (stamp_epoch() < F.col("opened_epoch")))
     at_end = F.col("offset") == F.col("end")
+    ours = F.col("marker_of") == F.concat_ws("/", "logical_topic", "logical_partition")
     return (
         F.when(F.col("is_newer"), _is(Fate.NEWER))
-        .when(at_end & F.col("is_marker"), _is(Fate.MARKER))
+        .when(at_end & F.col("is_marker") & ours, _is(Fate.MARKER))
         .when(at_end, _is(Fate.NOT_THE_MARKER))
         .when(F.col("is_marker"), _is(Fate.ORPHAN_MARKER))
         .when(stamped & (stamp_epoch() > F.col("newest_epoch")), _is(Fate.UNKNOWN_EPOCH))

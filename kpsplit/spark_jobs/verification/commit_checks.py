@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 
-from kpsplit.spark_jobs.snapshot import LoggedCommit, Snapshot
+from kpsplit.spark_jobs.snapshot import LoggedCommit, LostReason, Snapshot
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
 from kpsplit.spark_jobs.verification.state import State
 from kpsplit.splitter.commits import CommitFold, cursor_of
@@ -41,6 +42,7 @@ def commit_findings(snapshot: Snapshot, groups: Collection[str] | None, past: St
         _take(fold, logged)
     for group, state in sorted(seen, key=lambda pair: (pair[0], pair[1].parent)):
         yield from _gaps(fold, group, state)
+        yield from _unfinished(snapshot, fold, group, state)
 
 
 def in_order(snapshot: Snapshot, past: State) -> Iterator[tuple[LoggedCommit, bool]]:
@@ -144,6 +146,44 @@ def _skipped(group: str, state: PartitionState, cursor: Cursor, piece: KeyRange)
                     first=left[number],
                     last=None if before.end is None else before.end - 1,
                 )
+
+
+def _unfinished(snapshot: Snapshot, fold: CommitFold, group: str, state: PartitionState) -> Iterator[Finding]:
+    """Tell where a group stands before the end of the data: it lags, or they went before it had read them."""
+    left: dict[int, list[tuple[KeyRange, int, bool]]] = defaultdict(list)
+    for piece, cursor in fold.cursors(group, state.parent):
+        if cursor is not None and not cursor.ahead_of(state.lineage):
+            for number, next_ in cursor.pending(state.lineage).items():
+                left[number].append((piece, next_, number in cursor.positions))
+    for segment in state.lineage:
+        end = _end_of_data(snapshot, segment)
+        waiting = [(next_, piece, begun) for piece, next_, begun in left[segment.id] if next_ < end]
+        if not waiting:
+            continue
+        first, piece, begun = min(waiting)
+        others = f" and {len(waiting) - 1} more ranges" if len(waiting) > 1 else ""
+        stands = (
+            f"group {group} stands at {first} of segment {segment.id} for {piece}{others}; it ends at {end}"
+        )
+        retired = snapshot.gone.get(segment.source) is LostReason.RETIRED
+        missed = retired and begun and first > segment.start
+        yield Finding(
+            *(Check.COMMITS_END, Severity.FINDING if missed else Severity.NOTE, state.parent),
+            f"{stands}, and its sub-topic was retired" if retired else stands,
+            segment.id,
+            group=group,
+            key_hash=piece.lo,
+            first=first,
+            last=end - 1,
+            count=end - first,
+        )
+
+
+def _end_of_data(snapshot: Snapshot, segment: Segment) -> int:
+    if segment.end is not None:
+        return segment.end
+    bounds = snapshot.bounds.get(segment.source)
+    return segment.start if bounds is None else bounds.stable
 
 
 def _finding(

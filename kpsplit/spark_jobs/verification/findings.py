@@ -30,12 +30,13 @@ class Check(StrEnum):
     COMMITS_INSIDE = "commits_within_data"
     COMMITS_FORWARD = "commits_move_forward"
     COMMITS_WHOLE = "commits_leave_no_gap"
+    COMMITS_END = "commits_reach_the_end"
 
 
 MEANINGS: dict[Check, str] = {
     Check.LINEAGE: "in every epoch the open ranges tile the key space; stretches do not overlap",
     Check.OFFSETS: "no two records have one logical offset; numbers rise along the lineage (logical offsets)",
-    Check.BOUNDARIES: "the offset log says the same of the layouts as the control topic",
+    Check.BOUNDARIES: "the offset log says all of the layouts that the control topic does, and the same",
     Check.STRETCHES: "each segment is there from its start to the marker at its end (physical offsets)",
     Check.PLACES: "every record lies in the segment of its key (physical offsets)",
     Check.FOREIGN: "nobody else wrote to phantoms, behind ends or in place of markers (physical offsets)",
@@ -47,6 +48,8 @@ MEANINGS: dict[Check, str] = {
     Check.COMMITS_INSIDE: "range commits lie inside the data (physical offsets)",
     Check.COMMITS_FORWARD: "range commits do not go back, except by a seek (physical offsets)",
     Check.COMMITS_WHOLE: "no group goes on behind a segment that it has not finished (physical offsets)",
+    Check.COMMITS_END: "range commits end where the data end; nothing went before a group had read it "
+    "(physical offsets)",
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import combinations, pairwise
 from math import gcd
 
-from kpsplit.spark_jobs.snapshot import LostReason, Snapshot
+from kpsplit.spark_jobs.snapshot import LostReason, Snapshot, without_boundary
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
 from kpsplit.spark_jobs.verification.state import State, lost_unseen
 from kpsplit.splitter.lineage import Segment
@@ -73,7 +73,10 @@ def _last(segment: Segment) -> int:
 
 
 def boundary_findings(snapshot: Snapshot) -> Iterator[Finding]:
-    """Return boundary records that say something else than the lineage."""
+    """Return boundary records that say something else than the lineage, and those that are not there."""
+    for state, s in without_boundary(snapshot.states, snapshot.boundaries):
+        message = f"segment {s.id} was opened in epoch {s.opened_epoch}, but {s.range} has no boundary record"
+        yield _finding(Check.BOUNDARIES, state, message, s.id, s.range.lo, s.range.hi - 1)
     states = {state.parent: state for state in snapshot.states}
     for boundary in snapshot.boundaries:
         state = states[boundary.parent]
