@@ -18,23 +18,35 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def spark_size_options(function: Decorated) -> Decorated:
-    """Give a command --cores and --memory."""
+    """Give a command --master, --cores and --memory."""
     memory = click.option(
         "--memory", default="1g", show_default=True, metavar="SIZE", help="Heap of Spark's JVM."
     )
     cores = click.option(
         "--cores", type=click.IntRange(1, MOST_CORES), metavar="N", help="Threads of Spark.  [default: all]"
     )
-    return cores(memory(function))
+    master = click.option(
+        "--master",
+        metavar="URL",
+        help="Where Spark works: spark://host:7077, yarn, k8s://…; not with --cores.  [default: local[*]]",
+    )
+    return master(cores(memory(function)))
 
 
-def require_spark(memory: str) -> None:
-    """Do nothing if Spark can be started with so much memory.
+def require_spark(memory: str, cores: int | None, master: str | None) -> None:
+    """Do nothing if Spark can be started with so much memory, so many threads, or on that master.
 
     Raises:
-        ConfigurationError: PySpark is not installed, or that is no size of memory.
+        UsageError: there is no PySpark, that is no size of memory or no master, or two things contradict.
+        UnreachableError: the master does not answer.
     """
+    if cores is not None and master is not None:
+        raise ConfigurationError("--master says where Spark works", hint="leave --cores out, or --master")
     if find_spec("pyspark") is None:
         raise ConfigurationError("this needs PySpark", hint="run: pip install 'kpsplit[spark]'")
     if not _SIZE.fullmatch(memory):
         raise ConfigurationError(f"{memory[:20]!r} is no size of memory", hint="write for example 512m or 2g")
+    if master is not None:
+        from kpsplit.spark_jobs.master import check_master
+
+        check_master(master)

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from kpsplit.devcluster.java import Java, find_java
 from kpsplit.errors import KpsplitError
 from kpsplit.spark_jobs.jars import ensure_connector
+from kpsplit.spark_jobs.master import check_master, is_local
 
 DEFAULT_MEMORY = "1g"
 ARTIFACTS = "artifacts"
@@ -29,8 +30,12 @@ def local_session(
     name: str = "kpsplit",
     log: Path | None = None,
     more: Mapping[str, str] | None = None,
+    master: str | None = None,
 ) -> SparkSession:
     """Start Spark in this process's own JVM, with the Kafka connector from the jar cache.
+
+    With a ``master`` that is not ``local`` only the driver is in this process, and executors get the
+    connector from it. Their number and memory, and addresses, are said in ``spark-defaults.conf``.
 
     Args:
         cores: threads that work; all of the machine's when not given.
@@ -38,22 +43,24 @@ def local_session(
         name: of the application.
         log: the file for what the JVM writes; a temporary one when not given.
         more: settings of Spark that win over kpsplit's.
+        master: Spark's master URL; ``local[cores]`` when not given.
 
     Raises:
-        KpsplitError: no Java, no connector, or Spark did not start.
+        UsageError: that is no master URL, or not one of this kind of session.
+        KpsplitError: no Java, no connector, the master cannot be reached, or Spark did not start.
     """
+    threads = cores or os.cpu_count() or 1
+    place = master or f"local[{threads}]"
+    check_master(place)
     java = find_java()
     jars = ensure_connector(java)
     scratch = Path(tempfile.mkdtemp(prefix="kpsplit-spark-"))
-    threads = cores or os.cpu_count() or 1
-    _environment(java, scratch)
+    local = is_local(place)
+    _environment(java, scratch, local)
     builder: SparkSession.Builder = SparkSession.builder
     settings = {
         "spark.driver.memory": memory,
-        "spark.driver.extraClassPath": f"{jars}/*",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.local.dir": str(scratch),
+        **(_on_this_machine(jars, scratch) if local else _on_a_cluster(jars)),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.sql.shuffle.partitions": str(2 * threads),
         "spark.sql.session.timeZone": "UTC",
@@ -68,11 +75,26 @@ def local_session(
     _remove_later(Path(ARTIFACTS))
     try:
         with _stderr_into(path):
-            started = builder.master(f"local[{threads}]").appName(name).getOrCreate()
+            started = builder.master(place).appName(name).getOrCreate()
         atexit.register(shutil.rmtree, scratch, ignore_errors=True)
         return started
     except Exception as error:
-        raise KpsplitError(f"Spark did not start ({type(error).__name__})", hint=f"see {path}") from error
+        raise KpsplitError(
+            f"Spark did not start on {place} ({type(error).__name__})", hint=f"see {path}"
+        ) from error
+
+
+def _on_this_machine(jars: Path, scratch: Path) -> dict[str, str]:
+    return {
+        "spark.driver.extraClassPath": f"{jars}/*",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.local.dir": str(scratch),
+    }
+
+
+def _on_a_cluster(jars: Path) -> dict[str, str]:
+    return {"spark.jars": ",".join(str(jar) for jar in sorted(jars.glob("*.jar")))}
 
 
 def _remove_later(folder: Path) -> None:
@@ -87,10 +109,12 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 @contextmanager
-def running_session(cores: int | None = None, memory: str = DEFAULT_MEMORY) -> Iterator[SparkSession]:
+def running_session(
+    cores: int | None = None, memory: str = DEFAULT_MEMORY, master: str | None = None
+) -> Iterator[SparkSession]:
     """Yield the session that this process has already, or one of our own that ends with the block."""
     found = SparkSession.getActiveSession()
-    spark = found or local_session(cores, memory)
+    spark = found or local_session(cores, memory, master=master)
     try:
         yield spark
     finally:
@@ -98,10 +122,11 @@ def running_session(cores: int | None = None, memory: str = DEFAULT_MEMORY) -> I
             spark.stop()
 
 
-def _environment(java: Java, scratch: Path) -> None:
+def _environment(java: Java, scratch: Path, local: bool) -> None:
     """Tell Spark's launcher and its Python workers which programs to run."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     if java.bundled:
         os.environ["JAVA_HOME"] = str(_home_for_spark(java, scratch))
 

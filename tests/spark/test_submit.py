@@ -167,6 +167,30 @@ def test_the_wheel_reads_and_verifies_on_executors_and_no_secret_is_seen(
     assert not [p for p in written if SECRET.encode() in p.read_bytes()]
 
 
+def test_the_command_line_verifies_on_a_master_that_is_named(standalone, history, tmp_path: Path) -> None:
+    """Executors have no kpsplit and no connector of their own: the jars come from the driver."""
+    address, daemons = standalone
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.executor.memory 512m\nspark.driver.host 127.0.0.1\nspark.sql.shuffle.partitions 2\n"
+    )
+    ours = {"SPARK_CONF_DIR": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "kpsplit.admin_cli", "-b", history.bootstrap, "-o", "json"),
+            *("verify", history.topic, "--master", address, "--memory", "512m"),
+        ],
+        env=environment() | ours,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout)["counts"][str(history.parent)]["data"] == len(history.read())
+    launched = [d.log.read_text().count("Asked to launch executor") for d in daemons[1:]]
+    assert sum(launched) >= 1, launched
+
+
 def command_lines(job: psutil.Popen, roots: list[psutil.Process]) -> set[str]:
     """Look at the command lines of some processes and all their children until the job has ended."""
     found: set[str] = set()

@@ -65,6 +65,7 @@ def command(
     engine: str,
     since: int | None,
     weight: str | None,
+    master: str | None,
     cores: int | None,
     memory: str,
     save: Path | None,
@@ -81,15 +82,17 @@ def command(
         raise click.UsageError("give either --ranges N or --merge")
     if engine == SPARK and (merge or even):
         raise click.UsageError("--engine spark finds boundaries: it goes with --ranges N alone")
-    if engine != SPARK and (since is not None or weight is not None):
-        raise click.UsageError("--since and --weight go with --engine spark")
+    if engine != SPARK and any(given is not None for given in (since, weight, master)):
+        raise click.UsageError("--since, --weight and --master go with --engine spark")
+    if engine == SPARK:
+        require_spark(memory, cores, master)
     with call.operations() as operations:
         if ranges is None:
             plan = operations.plan_merge(partition, of)
         else:
             sizing = None
             if engine == SPARK:
-                balance = Balance(ranges, of, since, weight or "bytes", cores, memory)
+                balance = Balance(ranges, of, since, weight or "bytes", master, cores, memory)
                 sizing = _sized_by_spark(call, operations, partition, balance)
             plan = operations.plan_split(partition, ranges, of=of, even=even, sizing=sizing)
     if save is not None:
@@ -106,6 +109,7 @@ class Balance:
     of: KeyRange | None
     since: int | None
     weight: str
+    master: str | None
     cores: int | None
     memory: str
 
@@ -114,7 +118,6 @@ def _sized_by_spark(
     call: Call, operations: Operations, partition: PhysicalPartition, wanted: Balance
 ) -> Sizing:
     """Return boundaries by all records of the open range that is to be split."""
-    require_spark(wanted.memory)
     from kpsplit.kafka.planning import segment_to_split
     from kpsplit.spark_jobs.planning import Weight, size_partition
     from kpsplit.spark_jobs.session import running_session
@@ -124,7 +127,7 @@ def _sized_by_spark(
         raise not_enrolled(partition.topic)
     range_ = segment_to_split(state, wanted.of).range
     since = "earliest" if wanted.since is None else wanted.since
-    with running_session(wanted.cores, wanted.memory) as spark:
+    with running_session(wanted.cores, wanted.memory, wanted.master) as spark:
         return size_partition(
             spark, call.connection, partition, range_, wanted.ranges, since, Weight(wanted.weight)
         )

@@ -86,6 +86,7 @@ def command(
     call: Call,
     subject: tuple[str, int | None],
     groups: tuple[str, ...],
+    master: str | None,
     cores: int | None,
     memory: str,
     parquet: Path | None,
@@ -96,12 +97,12 @@ def command(
     """Prove that no record was lost, repeated or put out of order.
 
     Reads all of the topic, or with --state what has come since, or with --since what was written since a
-    time; committed records only, with Spark on this machine; changes nothing. Exits with 3 if something is
+    time; committed records only, with Spark; changes nothing. Exits with 3 if something is
     found, and with 1 if something could not be judged, and says why.
     """
     if state is not None and since is not None:
         raise click.UsageError("--state says from where on is judged: it does not go with --since")
-    require_spark(memory)
+    require_spark(memory, cores, master)
     if parquet is not None and parquet.exists():
         raise ConfigurationError(f"{parquet} exists", hint="give --parquet a folder that does not exist yet")
     if html is not None:
@@ -126,7 +127,7 @@ def command(
     past = None if file is None else past_of(loaded, snapshot, connection, groups or None)
     at = None if since is None else since_of(snapshot, connection, since)
     unwritten: list[KpsplitError] = []
-    with running_session(cores, memory) as spark:
+    with running_session(cores, memory, master) as spark:
         verdict = judge_snapshot(spark, snapshot, connection, groups or None, past=past, since=at)
         if parquet is not None:
             try:
