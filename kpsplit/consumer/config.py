@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from kpsplit.errors import ConfigurationError
-from kpsplit.kafka.application_config import flag, given_settings, number, text
+from kpsplit.kafka.application_config import flag, given_settings, name_of, number, shown, text
 
 DEFAULT_STRATEGY = "cooperative-sticky"
 """Rebalances stop only the slots that move. librdkafka's own default, range, stops everything."""
@@ -149,14 +149,14 @@ def _group_only(settings: ConsumerSettings) -> dict[str, Any]:
 
 
 def _settings(given: Mapping[str, Any]) -> ConsumerSettings:
-    remote = str(given.get("group.protocol", "classic")).lower() == "consumer"
-    strategy = "" if remote else str(given.get("partition.assignment.strategy", DEFAULT_STRATEGY))
+    remote = name_of(given, "group.protocol", "classic").lower() == "consumer"
+    strategy = "" if remote else name_of(given, "partition.assignment.strategy", DEFAULT_STRATEGY)
     buffer = number(given, "kpsplit.fetch.buffer.bytes", 64 << 20, least=1)
     client_kbytes = _client_kbytes(given, buffer)
     max_poll = number(given, "max.poll.interval.ms", 300_000, least=0) / 1000
     reset = _choice(given, "auto.offset.reset", "latest", _RESETS)
     return ConsumerSettings(
-        group=str(given.get("group.id", "")),
+        group=name_of(given, "group.id", ""),
         auto_commit=flag(given, "enable.auto.commit", True),
         auto_commit_interval=max(number(given, "auto.commit.interval.ms", 5000, least=0), 1) / 1000,
         auto_store=flag(given, "enable.auto.offset.store", True),
@@ -213,5 +213,5 @@ def _heartbeat_ms(given: Mapping[str, Any]) -> int:
 def _choice(given: Mapping[str, Any], name: str, default: str, allowed: Any) -> str:
     found = text(given.get(name, default))
     if found not in allowed:
-        raise ConfigurationError(f"{name}={given[name]} is none of {', '.join(allowed)}")
+        raise ConfigurationError(f"{name}={shown(given[name])} is none of {', '.join(allowed)}")
     return found

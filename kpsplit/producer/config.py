@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kpsplit.errors import ConfigurationError
-from kpsplit.kafka.application_config import flag, given_settings, number, text
+from kpsplit.kafka.application_config import flag, given_settings, name_of, number, shown, text
 
 DEFAULT_PARTITIONER = "consistent_random"
 """librdkafka's default."""
@@ -51,7 +51,8 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], ProducerSet
     for name, (allowed, value) in _ENFORCED.items():
         if name in given and text(given[name]) not in allowed:
             raise ConfigurationError(
-                f"{name}={given[name]} contradicts kpsplit, which needs {name}={value}", hint=f"remove {name}"
+                f"{name}={shown(given[name])} contradicts kpsplit, which needs {name}={value}",
+                hint=f"remove {name}",
             )
     settings = _settings(given)
     own = {"on_delivery", "delivery.report.only.error", *_OWN_KEYS, *_ENFORCED}
@@ -61,8 +62,8 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], ProducerSet
 
 def _settings(given: Mapping[str, Any]) -> ProducerSettings:
     return ProducerSettings(
-        partitioner=str(given.get("partitioner", DEFAULT_PARTITIONER)),
-        client_id=str(given.get("client.id", "rdkafka")),
+        partitioner=name_of(given, "partitioner", DEFAULT_PARTITIONER),
+        client_id=name_of(given, "client.id", "rdkafka"),
         transactional_id=given.get("transactional.id") or None,
         on_delivery=given.get("on_delivery"),
         only_errors=flag(given, "delivery.report.only.error", False),

@@ -12,15 +12,18 @@ died in its first batch, and "latest" would then be another one.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kpsplit.errors import RecordError
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.records.strict_json import Fields, decode, encode
 
 VERSION = 1
+_SEGMENT = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _WHAT = "the offset of the streaming query"
 
 
@@ -61,10 +64,14 @@ class StreamOffset:
         Raises:
             RecordError: it is none. FutureVersionError: a newer kpsplit wrote it.
         """
-        fields = decode(json.dumps(dict(value)).encode(), _WHAT, VERSION)
-        offset = cls(
-            fields.text("topic"), dict(fields.objects("at", _one)), dict(fields.objects("from", _one))
-        )
+        if not isinstance(value, Mapping):
+            raise RecordError(f"{_WHAT}: not a JSON object")
+        try:
+            text = json.dumps(dict(value))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RecordError(f"{_WHAT}: not JSON ({type(error).__name__})") from None
+        fields = decode(text.encode(), _WHAT, VERSION)
+        offset = cls(fields.text("topic"), _standings(fields, "at"), _standings(fields, "from"))
         fields.done()
         return offset
 
@@ -76,9 +83,17 @@ def _as_list(standings: Standings) -> list[dict[str, Any]]:
     ]
 
 
+def _standings(fields: Fields, name: str) -> Standings:
+    found = fields.objects(name, _one)
+    standings = dict(found)
+    if len(standings) < len(found):
+        fields.fail(f"a partition stands twice in {name}")
+    return standings
+
+
 def _one(fields: Fields) -> tuple[int, Standing]:
     positions = fields.number_map("s")
-    if not all(name.isdecimal() for name in positions):
+    if not all(_SEGMENT.fullmatch(name) for name in positions):
         fields.fail("a segment is not named by its number")
     cursor = Cursor(WHOLE, {int(name): position for name, position in positions.items()})
     return fields.integer("p"), Standing(fields.integer("e"), cursor)
