@@ -18,7 +18,7 @@ from kpsplit.kafka.log_slice import read_slice
 from kpsplit.splitter.events import Cut
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
-from kpsplit.splitter.records.marker import HEADER, Marker
+from kpsplit.splitter.records.marker import HEADER, Marker, newest_of
 from kpsplit.splitter.steps import PlannedMarker
 
 _POLL = 0.001
@@ -142,7 +142,7 @@ class Markers:
     def _find(self, m: PlannedMarker, start: int, end: int, deadline: Deadline) -> int | None:
         limit = RealDeadline(deadline.left())
         behind = read_slice(self._connection, m.source, start, end, limit, "read_uncommitted")
-        found = newest_of(behind, m.marker)
+        found = newest_of(((message.offset() or 0, marker_of(message)) for message in behind), m.marker)
         limit.check(f"{m.source} to be read back")
         return found
 
@@ -233,19 +233,6 @@ def is_connected(statistics: Mapping[str, Any]) -> bool:
     brokers = [b for b in statistics.get("brokers", {}).values() if b.get("nodeid", -1) >= 0]
     assigned = statistics.get("eos", {}).get("idemp_state") == "Assigned"
     return assigned and bool(brokers) and all(b.get("state") == "UP" for b in brokers)
-
-
-def newest_of(messages: Iterable[Message], marker: Marker) -> int | None:
-    """Return the offset of the last record that is this marker, None if there is none.
-
-    The last one: whoever may write data could have put one like it before records that count, never behind
-    the fence before any. What stands before the end is delivered, so a later end loses nothing.
-    """
-    found = None
-    for message in messages:
-        if marker_of(message) == marker:
-            found = message.offset()
-    return found
 
 
 def marker_of(message: Message) -> Marker | None:

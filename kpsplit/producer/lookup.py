@@ -13,7 +13,7 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.splitter.lineage import Segment
 from kpsplit.splitter.ports import Deadline as DeadlinePort
-from kpsplit.splitter.records.stamp import HEADER, Stamp
+from kpsplit.splitter.records.stamp import HEADER, Stamp, note_own
 
 log = logging.getLogger(__name__)
 
@@ -100,5 +100,4 @@ def _note(found: dict[int, int], message, instance: int, wanted: set[int]) -> No
             stamp = Stamp.decode(value)
         except RecordError:
             continue
-        if stamp.instance == instance and stamp.sequence in wanted:
-            found.setdefault(stamp.sequence, message.offset())
+        note_own(found, message.offset(), stamp, instance, wanted)

@@ -13,7 +13,7 @@ from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.marker import Marker, MarkerKind
 from kpsplit.splitter.records.offsets import SegmentEnd, boundaries, decode_boundary
-from kpsplit.splitter.records.stamp import SIZE, Stamp, instance_name, prefix
+from kpsplit.splitter.records.stamp import SIZE, Stamp, instance_name, note_own, prefix
 from tests.unit.samples import PARENT, UNSPLIT, committed, life, merge_attempt, phantom, split_attempt
 
 LIFE = life()
@@ -123,3 +123,12 @@ def test_a_malformed_boundary_is_rejected(changes: dict[str, Any]) -> None:
 
 def test_a_physical_partition_is_shown_as_users_write_it() -> None:
     assert str(PhysicalPartition("orders", 3)) == "orders/3"
+
+
+def test_of_a_producers_own_copies_in_a_log_the_first_counts_and_others_records_do_not() -> None:
+    """The client library may write a batch twice; the second copy may stand behind the segment's end."""
+    found: dict[int, int] = {}
+    log = [Stamp(1, 7, 3), None, Stamp(1, 8, 3), Stamp(1, 7, 4), Stamp(2, 7, 3), Stamp(1, 7, 5)]
+    for offset, stamp in enumerate(log, 20):
+        note_own(found, offset, stamp, 7, {3, 4})
+    assert found == {3: 20, 4: 23}

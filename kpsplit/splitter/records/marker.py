@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -61,3 +62,20 @@ class Marker:
         )
         fields.done()
         return marker
+
+
+def newest_of(found: Iterable[tuple[int, Marker | None]], marker: Marker) -> int | None:
+    """Return the offset of the last record of a log that is this marker, None if there is none.
+
+    The last one: whoever may write data could have put one like it before records that count, never behind
+    the fence before any. What stands before the end is delivered, so a later end loses nothing.
+
+    Args:
+        found: the log's offsets, rising, each with the marker that stands there.
+        marker: the one that is looked for.
+    """
+    newest = None
+    for offset, there in found:
+        if there == marker:
+            newest = offset
+    return newest

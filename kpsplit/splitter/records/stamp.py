@@ -8,6 +8,7 @@ first copy went astray carries the *same* number with the newer epoch, so (insta
 from __future__ import annotations
 
 import struct
+from collections.abc import Container
 from dataclasses import dataclass
 
 from kpsplit.errors import FutureVersionError, RecordError
@@ -57,3 +58,19 @@ def prefix(epoch: int, instance: int) -> bytes:
 def instance_name(instance: int) -> str:
     """Return the form of a producer instance in keys and output: 16 hexadecimal digits."""
     return f"{instance:016x}"
+
+
+def note_own(
+    found: dict[int, int], offset: int, stamp: Stamp | None, instance: int, wanted: Container[int]
+) -> None:
+    """Note where a record stands if it is a producer's own and is looked for; of its copies the first counts.
+
+    Args:
+        found: offsets by sequence number, of what was read before in the order of the log.
+        offset: where the record stands.
+        stamp: what its stamp says, None if it has none.
+        instance: the producer's.
+        wanted: the sequence numbers that are looked for.
+    """
+    if stamp is not None and stamp.instance == instance and stamp.sequence in wanted:
+        found.setdefault(stamp.sequence, offset)

@@ -18,6 +18,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Attempt, PartitionState, SubTopic
 from kpsplit.splitter.ports import Deadline
+from kpsplit.splitter.records.marker import newest_of
 from kpsplit.splitter.records.producers import Expiry, ProducerRecord
 from kpsplit.splitter.steps import PlannedMarker
 from kpsplit.splitter.writers import Registrations
@@ -221,7 +222,7 @@ class Operator:
 
     def _marker_there(self, planned: PlannedMarker) -> int | None:
         log = self.world.brokers.logs[planned.source]
-        return next((e.offset for e in log.entries if e.marker == planned.marker), None)
+        return newest_of(((entry.offset, entry.marker) for entry in log.entries), planned.marker)
 
     def _seal(self, subtopics: tuple[SubTopic, ...]) -> Effect:
         for subtopic in subtopics:

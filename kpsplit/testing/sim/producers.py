@@ -23,6 +23,7 @@ from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings
 from kpsplit.splitter.records.producers import ProducerRecord, decode_record
+from kpsplit.splitter.records.stamp import note_own
 from kpsplit.testing.sim.client import Client
 from kpsplit.testing.sim.clock import ProcessClock
 from kpsplit.testing.sim.logs import PARENT
@@ -161,9 +162,7 @@ class SimLookup:
             return
         log, found = self._world.brokers.logs[place], cast("dict[int, int]", self._found)
         for entry in log.from_offset(max(self._segment.start, log.start), 1 << 30):
-            stamp = entry.stamp
-            if stamp and stamp.instance == self._instance and stamp.sequence in self._wanted:
-                found.setdefault(stamp.sequence, entry.offset)
+            note_own(found, entry.offset, entry.stamp, self._instance, self._wanted)
 
 
 class SimProducer:
