@@ -127,7 +127,7 @@ class Driver:
         return settled.last if before is not None and settled.attempt is None else None
 
     def _begin(self, state: PartitionState, attempt: Attempt, deadline: Deadline) -> Outcome:
-        with self._rolled_back_on_error(attempt.id):
+        with self._rolled_back_on_error(attempt.id, on_record=False):
             try:
                 state = self._record(state, Prepare(attempt), deadline)
             except UnknownOutcomeError:
@@ -138,7 +138,7 @@ class Driver:
 
     def _drive(self, state: PartitionState, progress: Progress, deadline: Deadline) -> Outcome:
         limit = deadline
-        with self._rolled_back_on_error(progress.attempt_id):
+        with self._rolled_back_on_error(progress.attempt_id, on_record=True):
             while True:
                 step = steps.decide(state, progress)
                 if isinstance(step, steps.Done):
@@ -153,15 +153,26 @@ class Driver:
                     limit = deadline
 
     @contextmanager
-    def _rolled_back_on_error(self, attempt_id: str) -> Iterator[None]:
-        """Roll back on any error but a newer operator's; an interruption in C code comes as a SystemError."""
+    def _rolled_back_on_error(self, attempt_id: str, *, on_record: bool) -> Iterator[None]:
+        """Roll back on any error but a newer operator's; an interruption in C code comes as a SystemError.
+
+        An operator that wakes from a sleep finds first that its time is over: that is no reason where
+        somebody else has ended its attempt. ``on_record``: the attempt was read back.
+        """
         try:
             yield
         except FencedError:
             raise
         except (Exception, KeyboardInterrupt) as error:
-            self._roll_back(attempt_id, error)
-            raise
+            state = self._roll_back(attempt_id, error)
+            if state is None or not on_record or not isinstance(error, KpsplitError):
+                raise
+            if not steps.taken_over(state, attempt_id):
+                raise
+            raise FencedError(
+                f"{state.parent}: attempt {attempt_id} was ended by somebody else ({error.message})",
+                hint=f"look at: kpsplit status {state.parent}",
+            ) from error
 
     def _pause_limit(self, state: PartitionState, deadline: Deadline) -> Deadline:
         if state.attempt is None:
@@ -279,11 +290,13 @@ class Driver:
             state = self._claim(deadline)
         return state
 
-    def _roll_back(self, attempt_id: str, cause: BaseException) -> None:
+    def _roll_back(self, attempt_id: str, cause: BaseException) -> PartitionState | None:
         """Roll back our attempt unless the log says that it is committed; say in ``cause`` what became of it.
 
-        The log is claimed anew first: a write of ours may be under way.
+        The log is claimed anew first: a write of ours may be under way. Returns what stands there then, None
+        if it cannot be had.
         """
+        state: PartitionState | None = None
         reason = cause.message if isinstance(cause, KpsplitError) else "interrupted"
         try:
             state = self._claim(self._ports.clock.deadline(CLEANUP_SECONDS))
@@ -293,12 +306,13 @@ class Driver:
             )
             if state.attempt is not None and state.attempt.id == attempt_id:
                 limit = self._ports.clock.deadline(CLEANUP_SECONDS)
-                self._settle(state, EndedBy.OPERATOR, reason[:1000], limit, forward=False)
+                state = self._settle(state, EndedBy.OPERATOR, reason[:1000], limit, forward=False)
         except KpsplitError as error:
             changed, hint = None, f"rolling back failed too ({error.message}); the next claim rolls it back"
         if isinstance(cause, KpsplitError):
             cause.changed = changed
             cause.hint = hint or cause.hint
+        return state
 
     def _delete_quietly(self, state: PartitionState, name: str) -> PartitionState:
         """Delete the sub-topic of an attempt that was rolled back; a left-over one does no harm."""

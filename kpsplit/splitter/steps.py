@@ -145,6 +145,14 @@ def settle(state: PartitionState, ended_by: EndedBy, reason: str) -> Abort | Non
     return Abort(state.attempt.id, ended_by, reason)
 
 
+def taken_over(state: PartitionState, attempt_id: str) -> bool:
+    """Tell whether an attempt that was on record is over, and not by its own operator's doing."""
+    if state.attempt is not None:
+        return state.attempt.id != attempt_id
+    last = state.last
+    return last is None or last.attempt.id != attempt_id or last.ended_by is not EndedBy.OPERATOR
+
+
 def _ended(state: PartitionState, progress: Progress) -> Done:
     last = state.last
     if last is None or last.attempt.id != progress.attempt_id:

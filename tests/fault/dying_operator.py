@@ -1,6 +1,8 @@
-"""An operator that is killed by SIGKILL right after a given step; run as a process of its own.
+"""An operator that sends itself a signal right after a given step; run as a process of its own.
 
-python dying_operator.py BOOTSTRAP TOPIC PARTITION split|merge MAX_PAUSE_MS STEP|none
+python dying_operator.py BOOTSTRAP TOPIC PARTITION split|merge MAX_PAUSE_MS STEP|none SIGKILL|SIGSTOP
+
+It ends with the exit code that the command line would have.
 """
 
 from __future__ import annotations
@@ -9,27 +11,37 @@ import os
 import signal
 import sys
 
+from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 
 
-def main(bootstrap: str, topic: str, partition: str, verb: str, max_pause_ms: str, last_step: str) -> None:
+def main(
+    bootstrap: str, topic: str, partition: str, verb: str, max_pause_ms: str, last_step: str, sent: str
+) -> int:
     parent = PhysicalPartition(topic, int(partition))
+    left = [last_step]
 
     def observe(step: StepDone) -> None:
         print(step.name, flush=True)
-        if step.name == last_step:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if step.name in left:
+            left.clear()
+            os.kill(os.getpid(), signal.Signals[sent])
 
-    with Operations(Connection({"bootstrap.servers": bootstrap})) as operations:
-        if verb == "split":
-            plan = operations.plan_split(parent, 4, even=True)
-        else:
-            plan = operations.plan_merge(parent)
-        operations.run(plan, max_pause_ms=int(max_pause_ms), observer=observe, force=True)
+    try:
+        with Operations(Connection({"bootstrap.servers": bootstrap})) as operations:
+            if verb == "split":
+                plan = operations.plan_split(parent, 4, even=True)
+            else:
+                plan = operations.plan_merge(parent)
+            operations.run(plan, max_pause_ms=int(max_pause_ms), observer=observe, force=True)
+    except KpsplitError as error:
+        print(f"{type(error).__name__}: {error.message}", flush=True)
+        return error.exit_code
+    return 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

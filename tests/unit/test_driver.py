@@ -353,6 +353,30 @@ def test_of_two_operators_the_newer_wins_and_the_older_stops(at: int) -> None:
     assert [s.phase for s in cluster.history].count(Phase.COMMITTED) == 1
 
 
+@pytest.mark.parametrize("goes_on", [False, True], ids=["only rolled back", "another attempt"])
+@pytest.mark.parametrize(
+    "at", [n for n, name in enumerate(run(with_producers("answers")).names) if name == "read"]
+)
+def test_an_operator_that_slept_beyond_its_time_while_others_ended_its_attempt_is_fenced(
+    at: int, goes_on: bool
+) -> None:
+    cluster = with_producers("answers")
+
+    def asleep() -> None:
+        other = Driver(Simulated(cluster).ports)
+        other.abort(EndedBy.TAKEOVER, "gone", Time(cluster, 60))
+        if goes_on:
+            other.run(split_attempt(cluster.state, 0, RANGES, "newer"), 0, Time(cluster, 60))
+        cluster.now += 3600
+
+    with pytest.raises(FencedError):
+        run(cluster, Fault(at, False, hook=asleep))
+    assert_resting(cluster)
+    assert cluster.state.epoch == goes_on
+    last = cluster.state.last
+    assert last is not None and last.attempt.id == ("newer" if goes_on else "s")
+
+
 def test_a_producer_that_never_acknowledges_in_time_aborts_the_attempt() -> None:
     cluster = with_producers("answers", "unacknowledged")
     with pytest.raises(DeadlineExceededError, match="acknowledgement of the fence") as caught:

@@ -1,0 +1,145 @@
+"""Cases in which something befalls an operator behind a step of a split or merge, and how they are played."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.operations import Operations, ignore_steps
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.control import Partitioner
+from kpsplit.splitter.states import Phase
+from tests.broker.operating import PAUSE_MS, state_of
+from tests.fault.live_writer import LiveWriter
+
+MAX_PAUSE_MS = 10_000
+SIDE_BY_SIDE = 3
+CASE_SECONDS = 800.0
+
+
+class Case(NamedTuple):
+    """After which step of which operation it befalls the operator."""
+
+    verb: str
+    last_step: str
+
+    def __str__(self) -> str:
+        return f"{self.verb}-{self.last_step}"
+
+
+_TO_THE_CUT = ("AwaitReady", "Fence", "AwaitAcknowledged", "AppendMarkers")
+SPLITS = [Case("split", step) for step in ("Claim", "Prepare", "CreateSubTopic", *_TO_THE_CUT)]
+MERGES = [Case("merge", step) for step in ("Claim", "Prepare", "CoLocateLeaders", *_TO_THE_CUT)]
+COMMITTED = [
+    Case("split", "Commit"),
+    Case("split", "Finish"),
+    Case("merge", "Commit"),
+    Case("merge", "SealSubTopics"),
+    Case("merge", "Finish"),
+]
+CASES = [*SPLITS, *MERGES, *COMMITTED]
+
+
+def operator(
+    bootstrap: str, parent: PhysicalPartition, verb: str, last_step: str, sent: signal.Signals
+) -> subprocess.Popen[str]:
+    """Start an operator that sends itself a signal behind a step."""
+    script = Path(__file__).with_name("dying_operator.py")
+    command = [sys.executable, str(script), bootstrap, parent.topic, str(parent.partition), verb]
+    max_pause_ms = PAUSE_MS if last_step == "none" else MAX_PAUSE_MS
+    return subprocess.Popen(
+        [*command, str(max_pause_ms), last_step, sent.name], stdout=subprocess.PIPE, text=True
+    )
+
+
+class Play(ABC):
+    """One case on a partition of its own."""
+
+    def __init__(self, bootstrap: str, parent: PhysicalPartition, case: Case) -> None:
+        self._bootstrap = bootstrap
+        self._parent = parent
+        self._case = case
+        self._writer = LiveWriter(bootstrap, parent)
+
+    def run(self) -> None:
+        """Let it happen while records are written; what must hold then is asserted."""
+        self._writer.start()
+        try:
+            self._writer.await_delivery(20, 180)
+            with Operations(Connection({"bootstrap.servers": self._bootstrap})) as operations:
+                if self._case.verb == "merge":
+                    assert self._operate("split") == 0
+                self._play(operations)
+                self._assert_nothing_lost(operations)
+        finally:
+            self._writer.finish()
+
+    @abstractmethod
+    def _play(self, operations: Operations) -> None:
+        """Run the operator of the case, and whoever comes after it."""
+
+    def _operate(self, verb: str) -> int:
+        with operator(self._bootstrap, self._parent, verb, "none", signal.SIGKILL) as process:
+            process.communicate()
+        return process.returncode
+
+    def _settle(self, operations: Operations) -> None:
+        """Have somebody else abort a merge that was not committed, and resume whatever else it was."""
+        if self._case in MERGES:
+            operations.abort(self._parent, "test", ignore_steps)
+            self._assert_steady(operations, 1)
+        else:
+            self._resume(operations)
+
+    def _resume(self, operations: Operations) -> None:
+        """Before the commit a takeover has rolled back; resume finishes what was on record, and only that."""
+        operations.resume(self._parent, max_pause_ms=PAUSE_MS, observer=ignore_steps)
+        operated = self._case.last_step != "Claim"
+        self._assert_steady(operations, operated + (self._case.verb == "merge"))
+
+    def _assert_steady(self, operations: Operations, epoch: int) -> None:
+        state = state_of(operations, self._parent)
+        assert (state.phase, state.epoch) == (Phase.STEADY, epoch)
+
+    def _assert_writable_again(self) -> None:
+        """A record that is sent now is delivered, though nobody does anything about the operator."""
+        self._writer.await_delivery(self._writer.sent, 180)
+
+    def _assert_nothing_lost(self, operations: Operations) -> None:
+        self._writer.finish()
+        self._writer.assert_read_back(state_of(operations, self._parent))
+
+
+def make_topic(admin: AdminClient, bootstrap: str, name: str) -> str:
+    """Make an enrolled topic with a partition for each case."""
+    admin.create_topics([NewTopic(name, len(CASES), 3)])[name].result(30)
+    with Operations(Connection({"bootstrap.servers": bootstrap})) as operations:
+        operations.initialise()
+        operations.enrol(name, Partitioner.EXPLICIT, slots=2)
+    return name
+
+
+@contextmanager
+def side_by_side(
+    kind: type[Play], bootstrap: str, topic: str, items: Sequence[pytest.Item], path: str
+) -> Iterator[dict[Case, Future[None]]]:
+    """Play all cases that were asked for in a file, a few at a time: they mostly wait."""
+    ours = (item for item in items if isinstance(item, pytest.Function) and item.path == Path(path))
+    asked = [item.callspec.params["case"] for item in ours]
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        yield {
+            case: pool.submit(kind(bootstrap, PhysicalPartition(topic, CASES.index(case)), case).run)
+            for case in asked
+        }
+        pool.shutdown(cancel_futures=True)

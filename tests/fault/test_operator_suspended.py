@@ -1,0 +1,88 @@
+"""An operator suspended by SIGSTOP after any step of a split or a merge, woken when others have gone on.
+
+The cases run side by side, each on a partition of its own: they mostly wait for leases and takeovers.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import psutil
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from kpsplit.errors import EXIT_CONFLICT, EXIT_OK
+from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.operations import Operations
+from tests.broker.operating import state_of
+from tests.fault.operator_plays import (
+    CASE_SECONDS,
+    CASES,
+    Case,
+    Play,
+    make_topic,
+    operator,
+    side_by_side,
+)
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
+
+STOP_SECONDS = 180.0
+LAST_WORDS_SECONDS = 180.0
+
+
+class Suspended(Play):
+    """The operator sleeps while somebody else ends its operation."""
+
+    def _play(self, operations: Operations) -> None:
+        verb, last_step = self._case
+        with operator(self._bootstrap, self._parent, verb, last_step, signal.SIGSTOP) as sleeper:
+            try:
+                _await_stopped(sleeper)
+                self._assert_writable_again()
+                if self._case == Case("merge", "Claim"):  # there is nothing yet that somebody could abort
+                    assert self._operate("merge") == EXIT_OK
+                else:
+                    self._settle(operations)
+                self._wake(operations, sleeper)
+            finally:
+                sleeper.kill()
+        if self._case.verb == "merge" and state_of(operations, self._parent).epoch == 1:
+            assert self._operate("merge") == EXIT_OK
+
+    def _wake(self, operations: Operations, sleeper: subprocess.Popen[str]) -> None:
+        """It finds that it is fenced, and changes nothing; one that had only to end does."""
+        before = state_of(operations, self._parent)
+        sleeper.send_signal(signal.SIGCONT)
+        said, _ = sleeper.communicate(timeout=LAST_WORDS_SECONDS)
+        over = self._case.last_step == "Finish"
+        assert sleeper.returncode == (EXIT_OK if over else EXIT_CONFLICT), said
+        assert state_of(operations, self._parent) == before
+        self._assert_writable_again()
+
+
+def _await_stopped(process: subprocess.Popen[str]) -> None:
+    deadline = Deadline(STOP_SECONDS)
+    while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+        assert process.poll() is None, f"the operator ended with {process.returncode}"
+        deadline.check("the operator to stop itself")
+        deadline.pause(0.02)
+
+
+@pytest.fixture(scope="module")
+def plays(
+    admin: AdminClient, bootstrap: str, request: pytest.FixtureRequest
+) -> Iterator[dict[Case, Future[None]]]:
+    topic = make_topic(admin, bootstrap, "suspended-operators")
+    with side_by_side(Suspended, bootstrap, topic, request.session.items, __file__) as futures:
+        yield futures
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_operator_that_slept_while_its_operation_was_ended_is_fenced_and_changes_nothing(
+    plays: dict[Case, Future[None]], case: Case
+) -> None:
+    plays[case].result(CASE_SECONDS)
