@@ -10,7 +10,6 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kpsplit.kafka.connection import Connection
@@ -33,8 +32,9 @@ class Asker:
         """The client itself."""
         with self._lock:
             if self._client is None:
-                config = self._connection.client("questions", group_id=self._group, enable_auto_commit=False)
-                self._client = confluent_kafka.Consumer(config)
+                self._client = self._connection.open_consumer(
+                    "questions", group_id=self._group, enable_auto_commit=False
+                )
             return self._client
 
     def committed(self, places: Sequence[PhysicalPartition], seconds: float) -> dict[PhysicalPartition, int]:

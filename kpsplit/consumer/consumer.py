@@ -95,9 +95,9 @@ class Consumer(confluent_kafka.Consumer):
         self._events.error_cb = merged.get("error_cb")
         extra = {"logger": kwargs["logger"]} if "logger" in kwargs else {}
         self._group = GroupConsumer(rdkafka, incremental=settings.incremental, **extra)
-        self._asker = Asker(Connection.of_application(merged), settings.group)
+        self._connection = Connection.of_application(merged)
+        self._asker = Asker(self._connection, settings.group)
         self._settings = settings
-        self._config = merged
         self._session: Session | None = None
         self._first_call = threading.RLock()  # again in a signal handler
         self._closed = False
@@ -423,10 +423,20 @@ class Consumer(confluent_kafka.Consumer):
         return self._of_group(self._group.metadata)
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Use other credentials from now on."""
+        """Log in with these from now on, with every client of this consumer: see the producer's.
+
+        So does its state store, if it logs in as the same user.
+
+        Raises:
+            TypeError, ValueError: they are not text that can be sent; nothing is changed.
+            RuntimeError: it is closed.
+        """
         self._check_open()
+        before = self._connection.get("sasl.username")
+        self._connection.set_sasl_credentials(username, password)
+        if self._state is not None:
+            self._state.user_changed(before, username, password)
         self._of_group(lambda: self._group.set_sasl_credentials(username, password))
-        self._asker.client.set_sasl_credentials(username, password)
 
     def place(self, message: Message) -> Place | None:
         """Return where a message is stored: segment, epoch, real topic, partition and offset."""
@@ -530,7 +540,7 @@ class Consumer(confluent_kafka.Consumer):
     def _made_session(self) -> Session:
         pulse, buffer = self._pulse, self._buffer
         session = Session(
-            self._config,
+            self._connection,
             self._settings,
             self._group,
             self._asker,

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, Message, TopicPartition
 
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
 from kpsplit.kafka.clock import Deadline
@@ -48,8 +48,8 @@ class PhysicalReader:
     def __init__(self, connection: Connection, patience: float = 30.0) -> None:
         self._patience = patience
         self._admin = ClusterAdmin(connection)
-        self._consumer = Consumer(
-            connection.reader("reader", auto_offset_reset="error", queued_max_messages_kbytes=BUFFER_KBYTES)
+        self._consumer = connection.open_reader(
+            "reader", auto_offset_reset="error", queued_max_messages_kbytes=BUFFER_KBYTES
         )
         self._source: PhysicalPartition | None = None
         self._fetched: deque[Message] = deque()

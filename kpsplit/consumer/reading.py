@@ -321,7 +321,7 @@ class SlotReader:
         if source in self._probes:
             return
         if self._admin is None:
-            self._admin = AdminClient(self._connection.client("admin"))
+            self._admin = self._connection.open_admin("admin")
         self._probes[source] = LogProbe(
             self._admin, source, position, with_bounds=with_bounds, holds_up=holds_up
         )
@@ -358,7 +358,7 @@ def _consumer(connection: Connection, settings: Mapping[str, Any]) -> Consumer:
     ours = {"auto.offset.reset", "enable.partition.eof", "group.id", "enable.auto.commit"}
     theirs = {name: value for name, value in settings.items() if name not in ours}
     try:
-        return Consumer({**base, **theirs})
+        return connection.consumer_of({**base, **theirs})
     except (KafkaException, ValueError, TypeError) as error:
         raise ConfigurationError(f"the client refuses a setting: {error}") from None
 

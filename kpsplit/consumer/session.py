@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -44,7 +44,7 @@ class Session:
 
     def __init__(
         self,
-        config: Mapping[str, Any],
+        connection: Connection,
         settings: ConsumerSettings,
         group: GroupConsumer,
         asker: Asker,
@@ -53,7 +53,7 @@ class Session:
         pulse: Callable[[], int | None],
         state: StateHooks | None,
     ) -> None:
-        self.connection = Connection.of_application(config)
+        self.connection = connection
         self.events = events
         self.errands = Errands("kpsplit-errands")
         ledger = Ledger(self.connection, asker, settings.group, settings.reset)

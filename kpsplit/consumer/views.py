@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient
 
 from kpsplit.consumer.subscriptions import Subscribed, subscribed
 from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
@@ -44,7 +43,7 @@ class Views:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._admin = AdminClient(connection.client("look"))
+        self._admin = connection.open_admin("look")
         self._tail: ControlTail | None = None
         self._look: tuple[float, Future[Any]] | None = None
         self._request: EndRequest | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
@@ -18,7 +18,7 @@ def commit(connection: Connection, group: str, positions: Iterable[tuple[Physica
         KpsplitError: the brokers did not take them.
     """
     offsets = [TopicPartition(place.topic, place.partition, position) for place, position in positions]
-    consumer = Consumer(connection.client("demo-group", group_id=group, enable_auto_commit=False))
+    consumer = connection.open_consumer("demo-group", group_id=group, enable_auto_commit=False)
     try:
         consumer.commit(offsets=offsets, asynchronous=False)
     except KafkaException as exception:

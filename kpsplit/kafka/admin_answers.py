@@ -31,7 +31,7 @@ class AdminAnswers:
     def __init__(self, connection: Connection) -> None:
         self._trouble = _Trouble()
         try:
-            self._client = AdminClient(connection.client("admin", error_cb=self._trouble.note))
+            self._client = connection.open_admin("admin", error_cb=self._trouble.note)
         except (KafkaException, ValueError, TypeError) as error:
             raise _refused_setting(error) from None
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -57,6 +56,7 @@ _LOST = {
     KafkaError.FENCED_INSTANCE_ID,
     KafkaError.FENCED_MEMBER_EPOCH,
 }
+_ROLE = "commits"
 _MOVED_ON = {
     KafkaError.ILLEGAL_GENERATION,
     KafkaError.STALE_MEMBER_EPOCH,
@@ -89,16 +89,21 @@ class CommitWriter:
         abandon: Callable[[Producer], None] | None = None,
     ) -> None:
         self._partitions = partitions
-        config = connection.client(
-            "commits",
-            transactional_id=transactional_id,
-            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-            linger_ms=0,
-            retry_backoff_ms=RETRY_MS,
+        settings = {
+            "transactional_id": transactional_id,
+            "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS,
+            "linger_ms": 0,
+            "retry_backoff_ms": RETRY_MS,
             # Connect to every leader now: connecting at a commit would be waiting time of a rebalance.
-            enable_sparse_connections=False,
-        )
-        self._taking = TakingId(partial(make_producer or Producer, config))
+            "enable_sparse_connections": False,
+        }
+
+        def make() -> Producer:
+            if make_producer is None:
+                return connection.open_producer(_ROLE, **settings)
+            return connection.follow(make_producer(connection.client(_ROLE, **settings)))
+
+        self._taking = TakingId(make)
         self._abandon = abandon
         self._producer: Producer | None = None
 

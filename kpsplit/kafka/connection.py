@@ -6,9 +6,17 @@ import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from kpsplit.errors import ConfigurationError
+from kpsplit.kafka.credentials import C, Credentials
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+    from kpsplit.kafka.following import FollowingConsumer, FollowingProducer
+
+# The command line reads properties before it needs a client: `kpsplit --help` must not wait for its library.
 
 _CONNECTION_PREFIXES = (
     "security.",
@@ -66,14 +74,22 @@ quiet.addHandler(logging.NullHandler())
 
 
 class Connection:
-    """How to reach a cluster. Immutable; safe to share between threads."""
+    """How to reach a cluster; safe to share between threads. Nothing changes but the SASL credentials.
+
+    Clients that are opened here, or ``follow``, log in with changed credentials from the change on.
+    """
 
     def __init__(self, properties: Mapping[str, Any]) -> None:
         if not names_brokers(properties):
             raise ConfigurationError(
                 "no brokers named", hint="give -b HOST:PORT or set KPSPLIT_BOOTSTRAP_SERVER"
             )
-        self._properties = dict(properties)
+        self._given = dict(properties)
+        self._credentials = Credentials()
+
+    def __reduce__(self) -> tuple[type[Self], tuple[dict[str, Any]]]:
+        """Pickle the properties, with the credentials of now: clients stay where they are."""
+        return type(self), (self.properties,)
 
     def __repr__(self) -> str:
         """Name the brokers only: properties may hold secrets."""
@@ -82,7 +98,7 @@ class Connection:
     @property
     def bootstrap(self) -> str:
         """The brokers named by the user."""
-        return str(self._properties.get("bootstrap.servers") or self._properties["metadata.broker.list"])
+        return str(self._given.get("bootstrap.servers") or self._given["metadata.broker.list"])
 
     @classmethod
     def of_application(cls, config: Mapping[str, Any]) -> Connection:
@@ -92,7 +108,7 @@ class Connection:
     def client(self, role: str, **extra: Any) -> dict[str, Any]:
         """Return the configuration of a client of ours; ``extra`` uses ``_`` for ``.`` in names."""
         ours = {n if n.endswith("_cb") else n.replace("_", "."): value for n, value in extra.items()}
-        return {**self._properties, "client.id": f"kpsplit-{role}", "logger": quiet, **ours}
+        return {**self.properties, "client.id": f"kpsplit-{role}", "logger": quiet, **ours}
 
     def reader(self, role: str, **extra: Any) -> dict[str, Any]:
         """Return the configuration of a consumer that is assigned by hand and changes nothing.
@@ -110,14 +126,54 @@ class Connection:
         }
         return self.client(role, **{**ours, **extra})
 
+    def open_admin(self, role: str, **extra: Any) -> AdminClient:
+        """Make an admin client, configured as by ``client``."""
+        from confluent_kafka.admin import AdminClient
+
+        return self.follow(AdminClient(self.client(role, **extra)))
+
+    def open_producer(self, role: str, **extra: Any) -> FollowingProducer:
+        """Make a producer, configured as by ``client``."""
+        from kpsplit.kafka.following import FollowingProducer
+
+        return self.follow(FollowingProducer(self.client(role, **extra)))
+
+    def open_consumer(self, role: str, **extra: Any) -> FollowingConsumer:
+        """Make a consumer, configured as by ``client``."""
+        return self.consumer_of(self.client(role, **extra))
+
+    def open_reader(self, role: str, **extra: Any) -> FollowingConsumer:
+        """Make a consumer, configured as by ``reader``."""
+        return self.consumer_of(self.reader(role, **extra))
+
+    def consumer_of(self, config: Mapping[str, Any]) -> FollowingConsumer:
+        """Make a consumer of a configuration that ``client`` or ``reader`` began."""
+        from kpsplit.kafka.following import FollowingConsumer
+
+        consumer = FollowingConsumer(dict(config))
+        consumer.leave = self._credentials.leave
+        return self.follow(consumer)
+
+    def follow(self, client: C) -> C:
+        """Have a client log in with the credentials of this connection, whenever they change; return it."""
+        return self._credentials.follow(client)
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """Log in with these whenever a client connects from now on, those that are open as well.
+
+        Raises:
+            TypeError, ValueError: they are not text that can be sent; nothing is changed.
+        """
+        self._credentials.change(username, password)
+
     @property
     def properties(self) -> dict[str, Any]:
-        """A copy of all properties; it may hold secrets."""
-        return dict(self._properties)
+        """A copy of all properties, with the credentials of now; it may hold secrets."""
+        return {**self._given, **self._credentials.changed}
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return one property."""
-        return self._properties.get(name, default)
+        return self.properties.get(name, default)
 
 
 def names_brokers(properties: Mapping[str, Any]) -> bool:

@@ -8,7 +8,6 @@ from contextlib import suppress
 from functools import partial
 
 from confluent_kafka import KafkaException, Message, Producer
-from confluent_kafka.admin import AdminClient
 
 from kpsplit.errors import (
     AuthorizationError,
@@ -140,7 +139,7 @@ class OperationLog:
         return state
 
     def _count_offsets_partitions(self, deadline: Deadline) -> int:
-        admin = AdminClient(self._connection.client("admin"))
+        admin = self._connection.open_admin("admin")
         try:
             found = admin.list_topics(timeout=max(deadline.left(), MIN_TIMEOUT)).topics.get(OFFSETS_TOPIC)
         except KafkaException as exception:
@@ -190,15 +189,13 @@ class OperationLog:
 
 
 def _operators_producer(connection: Connection, parent: PhysicalPartition) -> Producer:
-    return Producer(
-        connection.client(
-            "operator",
-            transactional_id=operator_transactional_id(parent),
-            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-            linger_ms=0,
-            # Connect to the leader of the offset log now: connecting at the commit would be pause.
-            enable_sparse_connections=False,
-        )
+    return connection.open_producer(
+        "operator",
+        transactional_id=operator_transactional_id(parent),
+        transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+        linger_ms=0,
+        # Connect to the leader of the offset log now: connecting at the commit would be pause.
+        enable_sparse_connections=False,
     )
 
 

@@ -78,7 +78,7 @@ def read_at(
 
 
 def _consumer(connection: Connection, isolation: str) -> Consumer:
-    return Consumer(connection.reader("slice", isolation_level=isolation, auto_offset_reset="earliest"))
+    return connection.open_reader("slice", isolation_level=isolation, auto_offset_reset="earliest")
 
 
 def _at_end(error: KafkaError | None) -> bool:

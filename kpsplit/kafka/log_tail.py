@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 
 from kpsplit.errors import FutureVersionError
 from kpsplit.kafka.connection import Connection
@@ -38,11 +37,9 @@ class LogTail:
         self._fold = fold
         self._isolation = IsolationLevel.READ_COMMITTED if decided else IsolationLevel.READ_UNCOMMITTED
         self._positions: dict[int, int] = {}
-        self._admin = AdminClient(connection.client("admin"))
-        self._consumer = Consumer(
-            connection.reader(
-                "tail", auto_offset_reset="earliest", fetch_error_backoff_ms=50, reconnect_backoff_max_ms=1000
-            )
+        self._admin = connection.open_admin("admin")
+        self._consumer = connection.open_reader(
+            "tail", auto_offset_reset="earliest", fetch_error_backoff_ms=50, reconnect_backoff_max_ms=1000
         )
         self._asked: EndRequest | None = None
         self._stopped: FutureVersionError | None = None

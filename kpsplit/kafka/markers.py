@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from kpsplit.errors import FutureVersionError, RecordError, UnknownOutcomeError
 from kpsplit.kafka.clock import Deadline as RealDeadline
@@ -163,20 +163,18 @@ class _WarmProducer:
 
     def __init__(self, connection: Connection) -> None:
         self._connected = False
-        self._producer = Producer(
-            connection.client(
-                "markers",
-                enable_idempotence=True,
-                acks="all",
-                linger_ms=0,
-                message_timeout_ms=_MESSAGE_TIMEOUT_MS,
-                retry_backoff_ms=20,
-                retry_backoff_max_ms=200,
-                topic_metadata_refresh_fast_interval_ms=20,
-                enable_sparse_connections=False,
-                stats_cb=self._note,
-                statistics_interval_ms=_STATISTICS_MS,
-            )
+        self._producer = connection.open_producer(
+            "markers",
+            enable_idempotence=True,
+            acks="all",
+            linger_ms=0,
+            message_timeout_ms=_MESSAGE_TIMEOUT_MS,
+            retry_backoff_ms=20,
+            retry_backoff_max_ms=200,
+            topic_metadata_refresh_fast_interval_ms=20,
+            enable_sparse_connections=False,
+            stats_cb=self._note,
+            statistics_interval_ms=_STATISTICS_MS,
         )
 
     def warm_up(self, leaders: Mapping[str, Mapping[int, int | None]], limit: Deadline) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from confluent_kafka import KafkaException, Message, Producer
+from confluent_kafka import KafkaException, Message
 
 from kpsplit.errors import FutureVersionError, KpsplitError, RecordError, UnknownOutcomeError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
@@ -22,8 +22,8 @@ class AcknowledgedWriter:
     """Writes single records with acks=all, and knows when each one was acknowledged. Not thread safe."""
 
     def __init__(self, connection: Connection, role: str) -> None:
-        self._producer = Producer(
-            connection.client(role, enable_idempotence=True, linger_ms=0, message_timeout_ms=60_000)
+        self._producer = connection.open_producer(
+            role, enable_idempotence=True, linger_ms=0, message_timeout_ms=60_000
         )
 
     def write(
@@ -118,7 +118,7 @@ class ProducersLog:
 
     def _fence_transactions(self, transactional_id: str, deadline: Deadline) -> None:
         """Make the broker refuse the silent producer's open transaction: it may not commit beyond the cut."""
-        fencer = Producer(self._connection.client("fencer", transactional_id=transactional_id, linger_ms=0))
+        fencer = self._connection.open_producer("fencer", transactional_id=transactional_id, linger_ms=0)
         try:
             fencer.init_transactions(max(deadline.left(), 0.05))
         except KafkaException as exception:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from confluent_kafka import Consumer, IsolationLevel
+from confluent_kafka import IsolationLevel
 
 from kpsplit.errors import ConflictError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
@@ -141,7 +141,7 @@ class Seeker:
 
     def _nobody(self, group: str) -> object:
         """Return the metadata of a group without members."""
-        consumer = Consumer(self._connection.client("seek", group_id=group, enable_auto_commit=False))
+        consumer = self._connection.open_consumer("seek", group_id=group, enable_auto_commit=False)
         try:
             return consumer.consumer_group_metadata()
         finally:

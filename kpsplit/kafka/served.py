@@ -38,7 +38,7 @@ def await_served(
     """
     for broker, address in brokers.items():
         # Limited to one broker: as long as this client has asked nothing else it is connected to no other.
-        one = AdminClient(connection.client("served", **_limited_to(address)))
+        one = connection.open_admin("served", **_limited_to(address))
         while not all(_serves(one, topic, count, deadline) for topic, count in topics.items()):
             if deadline.left() <= 0:
                 names = ", ".join(topics)

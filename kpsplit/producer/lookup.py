@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kpsplit.errors import KpsplitError, RecordError
 from kpsplit.kafka.clock import Deadline
@@ -66,8 +66,8 @@ def find_own_records(
     Raises:
         KpsplitError: the log could not be read in time.
     """
-    consumer = Consumer(
-        connection.reader("lookup", isolation_level="read_uncommitted", auto_offset_reset="earliest")
+    consumer = connection.open_reader(
+        "lookup", isolation_level="read_uncommitted", auto_offset_reset="earliest"
     )
     found: dict[int, int] = {}
     consumer.assign([TopicPartition(segment.source.topic, segment.source.partition, segment.start)])

@@ -236,6 +236,24 @@ class Producer(confluent_kafka.Producer):
         self._transactions.before_abort()
         self._transactions.end(super().abort_transaction, timeout, aborted=True)
 
+    # -- the cluster -------------------------------------------------------------------------------
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """Log in with these from now on, with every client of this producer; connections that are open stay.
+
+        The producer has more clients than one (they follow the control topic, register, roll back), and makes
+        others when it needs them.
+
+        Raises:
+            TypeError, ValueError: they are not text that can be sent; nothing is changed.
+            RuntimeError: it is closed.
+        """
+        self._polling.check_process()
+        if self._general.closed:
+            raise RuntimeError("Producer closed")
+        self._connection.set_sasl_credentials(username, password)
+        super().set_sasl_credentials(username, password)
+
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self, timeout: float = CLOSE_SECONDS) -> bool:

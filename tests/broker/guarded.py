@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,12 +93,15 @@ def guarded_cluster(folder: Path, brokers: int = 1) -> Iterator[Guarded]:
     with DevCluster(brokers, extra_properties=properties, client_config=admin) as cluster:
         guarded = Guarded(cluster, authority)
         _make_users(AdminClient(guarded.client(ADMIN)))
-        for user in USERS:  # until every broker has heard of them
-            for broker in cluster.bootstrap.split(","):
-                AdminClient({**guarded.client(user), "bootstrap.servers": broker}).list_topics(
-                    timeout=SECONDS
-                )
+        for user in USERS:
+            await_login(guarded.client(user))
         yield guarded
+
+
+def await_login(config: Mapping[str, Any]) -> None:
+    """Return when every broker has let a client with this configuration in."""
+    for broker in config["bootstrap.servers"].split(","):
+        AdminClient({**config, "bootstrap.servers": broker}).list_topics(timeout=SECONDS)
 
 
 def _certificates(folder: Path) -> tuple[Path, Path]:
@@ -118,8 +121,13 @@ def _certificates(folder: Path) -> tuple[Path, Path]:
 
 
 def _make_users(admin: AdminClient) -> None:
+    set_passwords(admin, {user: password_of(user) for user in USERS})
+
+
+def set_passwords(admin: AdminClient, passwords: Mapping[str, str]) -> None:
+    """Make users, or give them other passwords; the brokers hear of it a moment later."""
     info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
-    wanted = [UserScramCredentialUpsertion(user, info, password_of(user).encode()) for user in USERS]
+    wanted = [UserScramCredentialUpsertion(u, info, password.encode()) for u, password in passwords.items()]
     for future in admin.alter_user_scram_credentials(wanted).values():
         future.result(SECONDS)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -24,7 +25,15 @@ from kpsplit.splitter.records.keys import CONTROL_TOPIC
 from kpsplit.splitter.rights import Operation, Resource, Right, Role, rights_for, takeover_rights
 from kpsplit.splitter.states import Phase
 from tests.broker.consuming import drain, wait_for
-from tests.broker.guarded import ADMIN, AccessLists, Guarded, guarded_cluster
+from tests.broker.guarded import (
+    ADMIN,
+    AccessLists,
+    Guarded,
+    await_login,
+    guarded_cluster,
+    password_of,
+    set_passwords,
+)
 from tests.broker.operating import PAUSE_MS, SHORT_LEASE_MS, state_of
 
 pytestmark = pytest.mark.broker
@@ -37,17 +46,22 @@ PARENT = PhysicalPartition(TOPIC, 0)
 def guarded(kafka_runtime: KafkaRuntime, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     """A cluster that its admin has initialised, with a topic that its operator has split."""
     with guarded_cluster(tmp_path_factory.mktemp("tls")) as guarded:
-        admin = AdminClient(guarded.client(ADMIN))
-        admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(20)
-        lists = AccessLists(guarded)
-        for role in Role:
-            lists.give(role.value, rights_for(role, TOPIC, group=GROUP))
-        with Operations(Connection(guarded.client(ADMIN))) as operations:
-            operations.initialise(lease_ms=SHORT_LEASE_MS)
-        with Operations(Connection(guarded.client("operator"))) as operations:
-            operations.enrol(TOPIC, Partitioner.CONSISTENT_RANDOM, slots=2)
-            operations.run(operations.plan_split(PARENT, 2, even=True), max_pause_ms=PAUSE_MS, force=True)
+        prepare(guarded)
         yield guarded
+
+
+def prepare(guarded: Guarded) -> None:
+    """Do it in a function of its own, so that no client outlives it."""
+    admin = AdminClient(guarded.client(ADMIN))
+    admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(20)
+    lists = AccessLists(guarded)
+    for role in Role:
+        lists.give(role.value, rights_for(role, TOPIC, group=GROUP))
+    with Operations(Connection(guarded.client(ADMIN))) as operations:
+        operations.initialise(lease_ms=SHORT_LEASE_MS)
+    with Operations(Connection(guarded.client("operator"))) as operations:
+        operations.enrol(TOPIC, Partitioner.CONSISTENT_RANDOM, slots=2)
+        operations.run(operations.plan_split(PARENT, 2, even=True), max_pause_ms=PAUSE_MS, force=True)
 
 
 @pytest.fixture
@@ -109,8 +123,68 @@ def without(guarded: Guarded, role: Role, right: Right) -> Iterator[None]:
         lists.give(role.value, [right])
 
 
+ROTATED = ("operator", "producer", "consumer")
+
+
+@contextmanager
+def other_passwords(guarded: Guarded) -> Iterator[Callable[[], dict[str, str]]]:
+    """Yield what gives the users other passwords, until the end of the block, and returns them."""
+    admin = AdminClient(guarded.client(ADMIN))
+
+    def change(passwords: dict[str, str]) -> dict[str, str]:
+        set_passwords(admin, passwords)
+        for user, password in passwords.items():
+            await_login({**guarded.client(user), "sasl.password": password})
+        return passwords
+
+    try:
+        yield lambda: change({user: f"rotated-{user}" for user in ROTATED})
+    finally:
+        change({user: password_of(user) for user in ROTATED})
+
+
+def commits(member: Consumer) -> bool:
+    """Try to commit. librdkafka loses requests of a transaction when its broker goes away: then once more."""
+    try:
+        member.commit(asynchronous=False)
+    except KafkaException as exception:
+        assert exception.args[0].code() == KafkaError._TIMED_OUT
+        return False
+    return True
+
+
+def test_every_client_logs_in_with_a_password_that_was_changed_while_it_ran(guarded: Guarded) -> None:
+    """The broker is restarted, so that each has to log in again, and tells of those that it refused."""
+    operator, broker = Connection(guarded.client("operator")), guarded.cluster.brokers[0]
+    with (
+        other_passwords(guarded) as change_passwords,
+        Operations(operator) as operations,
+        Producer(guarded.client("producer")) as producer,
+        consumer(guarded) as member,
+    ):
+        member.subscribe([TOPIC])
+        send(producer, "old password")
+        merge_all(operations)
+        read_all(member, ["old password"])
+        member.commit(asynchronous=False)
+        passwords = change_passwords()
+        for client, user in ((operator, "operator"), (producer, "producer"), (member, "consumer")):
+            client.set_sasl_credentials(user, passwords[user])
+        gc.collect()  # clients of earlier tests would try the old password for ever
+        broker.kill()
+        told = broker.log.stat().st_size
+        broker.restart()
+        send(producer, "new password")
+        operations.run(operations.plan_split(PARENT, 2, even=True), max_pause_ms=PAUSE_MS, force=True)
+        send(producer, "new password, new layout")
+        read_all(member, ["new password", "new password, new layout"])
+        wait_for(lambda: commits(member), "a commit")
+        lines = broker.log.read_bytes()[told:].decode(errors="replace").splitlines()
+        assert not [line for line in lines if "Failed authentication" in line]
+
+
 def test_everybody_works_with_the_least_rights(guarded: Guarded, operations: Operations) -> None:
-    names = ("before", "between", "after")
+    names, epoch = ("before", "between", "after"), state_of(operations, PARENT).epoch
     with Producer(guarded.client("producer")) as producer, consumer(guarded) as member:
         member.subscribe([TOPIC])
         send(producer, names[0])
@@ -120,8 +194,8 @@ def test_everybody_works_with_the_least_rights(guarded: Guarded, operations: Ope
         send(producer, names[2])
         read_all(member, names)
         member.commit(asynchronous=False)
-    state = operations.view().state(PARENT)
-    assert state is not None and state.epoch == 3
+    state = state_of(operations, PARENT)
+    assert state.epoch == epoch + 2
     reader = LineageReader(Connection(guarded.client("verifier")), state)
     assert {r.value for r in reader.records()} >= all_of(names)
 

@@ -86,6 +86,8 @@ class Store:
 
     def unbind(self) -> None: ...
 
+    def user_changed(self, before: str | None, username: str, password: str) -> None: ...
+
     def taken(self, slots: Iterable[OwnedSlot]) -> None:
         for slot in map(SlotId.of, slots):
             self.told.append(("taken", slot.index))

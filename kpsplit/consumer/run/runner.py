@@ -6,7 +6,7 @@ import logging
 import queue
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -29,7 +29,7 @@ from kpsplit.consumer.run.policies import Judge, Policy, Stop, check_policy
 from kpsplit.consumer.run.processes import ProcessWorkers
 from kpsplit.consumer.run.remote import packed
 from kpsplit.consumer.run.threads import ThreadWorkers
-from kpsplit.consumer.run.transactional import OutputCarrier, routing_producer
+from kpsplit.consumer.run.transactional import OutputCarrier, following_producer
 from kpsplit.consumer.session import Session
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline
@@ -61,7 +61,7 @@ class Running(Protocol):
     """What ``run()`` needs of a Consumer."""
 
     _buffer: FetchBuffer
-    _config: Mapping[str, Any]
+    _connection: Connection
     _settings: ConsumerSettings
     _stops: queue.SimpleQueue[bool]
 
@@ -133,10 +133,8 @@ def run(
     )
     outbox = Outbox(settings.buffer_bytes) if transactional else None
     desk = Desk(workers, settings.buffer_bytes, Judge(policy), outbox, consumer._state)
-    config = Connection.of_application(consumer._config).properties
-    letters: Letters = (
-        LettersInTransactions() if transactional else DeadLetters(partial(routing_producer, config))
-    )
+    make = partial(following_producer, consumer._connection)
+    letters: Letters = LettersInTransactions() if transactional else DeadLetters(make)
     team = _workers(desk, workers, executor, handler, letters, transactional=transactional)
     carrier = OutputCarrier(desk) if transactional else None
     try:

@@ -17,6 +17,7 @@ from kpsplit.consumer.committing import Processed
 from kpsplit.consumer.run.desk import Desk
 from kpsplit.consumer.run.outbox import Transfer
 from kpsplit.consumer.run.producing import produce_with_room
+from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.ports import Deadline
 
 
@@ -78,3 +79,8 @@ def routing_producer(config: Mapping[str, Any]) -> Any:
     from kpsplit.producer import Producer
 
     return Producer(config)
+
+
+def following_producer(connection: Connection) -> Any:
+    """Make a ``kpsplit.Producer`` that logs in as the connection does, whenever that changes."""
+    return connection.follow(routing_producer(connection.properties))

@@ -38,8 +38,8 @@ class PlainWriter:
         """Return it."""
         with self._lock:
             if self._producer is None:
-                self._producer = Producer(
-                    self._connection.client("changelog", acks="all", enable_idempotence=True, linger_ms=5)
+                self._producer = self._connection.open_producer(
+                    "changelog", acks="all", enable_idempotence=True, linger_ms=5
                 )
             return self._producer
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from threading import Event, Thread
 from typing import cast
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from kpsplit.consumer.state.changelog import Changelogs
 from kpsplit.consumer.state.changelog_record import Headers, check_record
@@ -64,8 +64,8 @@ class Follower:
         self.last_error: KpsplitError | None = None
         self._storage = storage
         self._changelogs = Changelogs(connection, group)
-        self._consumer = Consumer(
-            connection.reader("state", auto_offset_reset="error", queued_max_messages_kbytes=BUFFER_KBYTES)
+        self._consumer = connection.open_reader(
+            "state", auto_offset_reset="error", queued_max_messages_kbytes=BUFFER_KBYTES
         )
         self._orders: deque[Order] = deque()
         self._opening: dict[SlotId, OwnedState | None] = {}

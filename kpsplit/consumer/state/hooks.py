@@ -89,6 +89,9 @@ class StateHooks(Protocol):
     def unbind(self) -> None:
         """The Consumer is closed."""
 
+    def user_changed(self, before: str | None, username: str, password: str) -> None:
+        """The Consumer, which logged in as ``before``, uses these SASL credentials from now on."""
+
     def taken(self, slots: Iterable[Slot]) -> None:
         """Slots were assigned: begin to restore what is missing of their state."""
 

@@ -72,7 +72,7 @@ class StateStore:
             raise ConfigurationError("state belongs to a consumer group", hint="set group.id")
         if standbys < 0:
             raise ConfigurationError(f"standbys is {standbys}", hint="give 0 or more")
-        connection = Connection.of_application(config)
+        connection = self._connection = Connection.of_application(config)
         self._standbys = standbys
         self._max_pending_bytes = max_pending_bytes
         self._lock = Lock()
@@ -100,6 +100,14 @@ class StateStore:
     ) -> None:
         """Close it."""
         self.close()
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """Log in with these from now on, with every client of the store; from any thread.
+
+        Raises:
+            TypeError, ValueError: they are not text that can be sent; nothing is changed.
+        """
+        self._connection.set_sasl_credentials(username, password)
 
     # -- for handlers ------------------------------------------------------------------------------
 
@@ -177,6 +185,11 @@ class StateStore:
     def unbind(self) -> None:
         """The Consumer is closed; another may use the store."""
         self._in_use = False
+
+    def user_changed(self, before: str | None, username: str, password: str) -> None:
+        """Use the Consumer's new SASL credentials, unless the store logs in as somebody else."""
+        if self._connection.get("sasl.username") == before:
+            self._connection.set_sasl_credentials(username, password)
 
     def taken(self, slots: Iterable[Slot | SlotId]) -> None:
         """Begin to restore slots that were assigned; those that are owned already stay as they are."""

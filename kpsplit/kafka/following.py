@@ -1,0 +1,25 @@
+"""The client library's clients, such that ``Credentials`` can follow them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import confluent_kafka
+
+from kpsplit.kafka.credentials import Client
+
+
+class FollowingConsumer(confluent_kafka.Consumer):
+    """A consumer that is told nothing once it begins to close: the client library does not guard that."""
+
+    leave: Callable[[Client], None] | None = None
+
+    def close(self) -> None:
+        """Leave, and close."""
+        if self.leave is not None:
+            self.leave(self)
+        super().close()
+
+
+class FollowingProducer(confluent_kafka.Producer):
+    """A producer that allows weak references."""
