@@ -21,6 +21,7 @@ from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.served import await_served
+from tests.measured import summary
 
 SERVED_SECONDS = 60.0
 SPARK = "tests/spark/"
@@ -52,6 +53,15 @@ class FilesAndSpark(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
         return SPARK if file.startswith(SPARK) else file
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what tests measured."""
+    lines = summary(report for reports in terminalreporter.stats.values() for report in reports)
+    if lines:
+        terminalreporter.section("measured")
+        for line in lines:
+            terminalreporter.write_line(line)
 
 
 class MakeTopic(Protocol):

@@ -61,6 +61,13 @@ class LiveWriter(threading.Thread):
             deadline.check(f"record {number} to be delivered")
             time.sleep(0.01)
 
+    def await_every_key(self, seconds: float) -> float:
+        """Wait for a record of each key that is sent from now on; return when the last one was delivered."""
+        numbers = range(self.sent + 1, self.sent + 1 + KEYS)
+        for number in numbers:
+            self.await_delivery(number, seconds)
+        return max(self.delivered[number] for number in numbers)
+
     def finish(self) -> None:
         """Let it end when all that it sent is reported."""
         self.stop.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,8 +23,11 @@ from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.states import Phase
 from tests.broker.operating import PAUSE_MS, state_of
 from tests.fault.live_writer import LiveWriter
+from tests.measured import measured
 
 MAX_PAUSE_MS = 10_000
+TAKEOVER_SECONDS = 5
+"""How long behind max-pause a partition may stay without writers, by what is promised."""
 SIDE_BY_SIDE = 3
 CASE_SECONDS = 800.0
 
@@ -72,22 +76,26 @@ class Play(ABC):
         self._case = case
         self._writer = LiveWriter(bootstrap, parent)
 
-    def run(self) -> None:
-        """Let it happen while records are written; what must hold then is asserted."""
+    def run(self) -> float:
+        """Let it happen while records are written; what must hold then is asserted.
+
+        Returns the seconds until a record of every key, sent since, was delivered.
+        """
         self._writer.start()
         try:
             self._writer.await_delivery(20, 180)
             with Operations(Connection({"bootstrap.servers": self._bootstrap})) as operations:
                 if self._case.verb == "merge":
                     assert self._operate("split") == 0
-                self._play(operations)
+                seconds = self._play(operations)
                 self._assert_nothing_lost(operations)
+                return seconds
         finally:
             self._writer.finish()
 
     @abstractmethod
-    def _play(self, operations: Operations) -> None:
-        """Run the operator of the case, and whoever comes after it."""
+    def _play(self, operations: Operations) -> float:
+        """Run the operator of the case, and whoever comes after it; return what ``run`` does."""
 
     def _operate(self, verb: str) -> int:
         with operator(self._bootstrap, self._parent, verb, "none", signal.SIGKILL) as process:
@@ -112,13 +120,21 @@ class Play(ABC):
         state = state_of(operations, self._parent)
         assert (state.phase, state.epoch) == (Phase.STEADY, epoch)
 
-    def _assert_writable_again(self) -> None:
-        """A record that is sent now is delivered, though nobody does anything about the operator."""
-        self._writer.await_delivery(self._writer.sent, 180)
+    def _writable_again(self) -> float:
+        """Return how long it takes until what is sent is delivered; nobody looks after the operator."""
+        began = time.monotonic()
+        return self._writer.await_every_key(180) - began
 
     def _assert_nothing_lost(self, operations: Operations) -> None:
         self._writer.finish()
         self._writer.assert_read_back(state_of(operations, self._parent))
+
+
+def writable_again(case: Case, what: str, seconds: float) -> tuple[str, object]:
+    """Return what a test records of its case."""
+    bound = f"max-pause {MAX_PAUSE_MS // 1000} s + {TAKEOVER_SECONDS} s"
+    title = f"writable again after {what} of the operator (bound: {bound})"
+    return measured(title, str(case), seconds, MAX_PAUSE_MS / 1000 + TAKEOVER_SECONDS)
 
 
 def make_topic(admin: AdminClient, bootstrap: str, name: str) -> str:
@@ -133,7 +149,7 @@ def make_topic(admin: AdminClient, bootstrap: str, name: str) -> str:
 @contextmanager
 def side_by_side(
     kind: type[Play], bootstrap: str, topic: str, items: Sequence[pytest.Item], path: str
-) -> Iterator[dict[Case, Future[None]]]:
+) -> Iterator[dict[Case, Future[float]]]:
     """Play all cases that were asked for in a file, a few at a time: they mostly wait."""
     ours = (item for item in items if isinstance(item, pytest.Function) and item.path == Path(path))
     asked = [item.callspec.params["case"] for item in ours]

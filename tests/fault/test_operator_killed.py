@@ -6,7 +6,7 @@ The cases run side by side, each on a partition of its own: they mostly wait for
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import pytest
@@ -23,6 +23,7 @@ from tests.fault.operator_plays import (
     make_topic,
     operator,
     side_by_side,
+    writable_again,
 )
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -31,21 +32,22 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 class Killed(Play):
     """The operator dies."""
 
-    def _play(self, operations: Operations) -> None:
+    def _play(self, operations: Operations) -> float:
         verb, last_step = self._case
         with operator(self._bootstrap, self._parent, verb, last_step, signal.SIGKILL) as process:
             process.communicate()
         assert process.returncode == -signal.SIGKILL
-        self._assert_writable_again()
+        seconds = self._writable_again()
         self._settle(operations)
         if self._case in MERGES:
             assert self._operate("merge") == 0
+        return seconds
 
 
 @pytest.fixture(scope="module")
 def plays(
     admin: AdminClient, bootstrap: str, request: pytest.FixtureRequest
-) -> Iterator[dict[Case, Future[None]]]:
+) -> Iterator[dict[Case, Future[float]]]:
     topic = make_topic(admin, bootstrap, "killed-operators")
     with side_by_side(Killed, bootstrap, topic, request.session.items, __file__) as futures:
         yield futures
@@ -53,20 +55,20 @@ def plays(
 
 @pytest.mark.parametrize("case", SPLITS, ids=str)
 def test_a_split_whose_operator_is_killed_before_the_commit_is_rolled_back_without_a_human(
-    plays: dict[Case, Future[None]], case: Case
+    plays: dict[Case, Future[float]], case: Case, record_property: Callable[[str, object], None]
 ) -> None:
-    plays[case].result(CASE_SECONDS)
+    record_property(*writable_again(case, "SIGKILL", plays[case].result(CASE_SECONDS)))
 
 
 @pytest.mark.parametrize("case", MERGES, ids=str)
 def test_a_merge_whose_operator_is_killed_before_the_commit_can_be_aborted(
-    plays: dict[Case, Future[None]], case: Case
+    plays: dict[Case, Future[float]], case: Case, record_property: Callable[[str, object], None]
 ) -> None:
-    plays[case].result(CASE_SECONDS)
+    record_property(*writable_again(case, "SIGKILL", plays[case].result(CASE_SECONDS)))
 
 
 @pytest.mark.parametrize("case", COMMITTED, ids=str)
 def test_an_operation_whose_operator_is_killed_behind_the_commit_goes_forward(
-    plays: dict[Case, Future[None]], case: Case
+    plays: dict[Case, Future[float]], case: Case, record_property: Callable[[str, object], None]
 ) -> None:
-    plays[case].result(CASE_SECONDS)
+    record_property(*writable_again(case, "SIGKILL", plays[case].result(CASE_SECONDS)))

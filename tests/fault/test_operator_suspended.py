@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import psutil
@@ -26,6 +26,7 @@ from tests.fault.operator_plays import (
     make_topic,
     operator,
     side_by_side,
+    writable_again,
 )
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -37,12 +38,12 @@ LAST_WORDS_SECONDS = 180.0
 class Suspended(Play):
     """The operator sleeps while somebody else ends its operation."""
 
-    def _play(self, operations: Operations) -> None:
+    def _play(self, operations: Operations) -> float:
         verb, last_step = self._case
         with operator(self._bootstrap, self._parent, verb, last_step, signal.SIGSTOP) as sleeper:
             try:
                 _await_stopped(sleeper)
-                self._assert_writable_again()
+                seconds = self._writable_again()
                 if self._case == Case("merge", "Claim"):  # there is nothing yet that somebody could abort
                     assert self._operate("merge") == EXIT_OK
                 else:
@@ -52,6 +53,7 @@ class Suspended(Play):
                 sleeper.kill()
         if self._case.verb == "merge" and state_of(operations, self._parent).epoch == 1:
             assert self._operate("merge") == EXIT_OK
+        return seconds
 
     def _wake(self, operations: Operations, sleeper: subprocess.Popen[str]) -> None:
         """It finds that it is fenced, and changes nothing; one that had only to end does."""
@@ -61,7 +63,7 @@ class Suspended(Play):
         over = self._case.last_step == "Finish"
         assert sleeper.returncode == (EXIT_OK if over else EXIT_CONFLICT), said
         assert state_of(operations, self._parent) == before
-        self._assert_writable_again()
+        self._writable_again()
 
 
 def _await_stopped(process: subprocess.Popen[str]) -> None:
@@ -75,7 +77,7 @@ def _await_stopped(process: subprocess.Popen[str]) -> None:
 @pytest.fixture(scope="module")
 def plays(
     admin: AdminClient, bootstrap: str, request: pytest.FixtureRequest
-) -> Iterator[dict[Case, Future[None]]]:
+) -> Iterator[dict[Case, Future[float]]]:
     topic = make_topic(admin, bootstrap, "suspended-operators")
     with side_by_side(Suspended, bootstrap, topic, request.session.items, __file__) as futures:
         yield futures
@@ -83,6 +85,6 @@ def plays(
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_an_operator_that_slept_while_its_operation_was_ended_is_fenced_and_changes_nothing(
-    plays: dict[Case, Future[None]], case: Case
+    plays: dict[Case, Future[float]], case: Case, record_property: Callable[[str, object], None]
 ) -> None:
-    plays[case].result(CASE_SECONDS)
+    record_property(*writable_again(case, "SIGSTOP", plays[case].result(CASE_SECONDS)))
