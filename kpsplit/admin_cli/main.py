@@ -63,7 +63,7 @@ def cli(ctx: click.Context) -> None:
     well, e.g. KPSPLIT_BOOTSTRAP_SERVER.
     """
     given = given_in(ctx)
-    cluster_defaults = {"status": {"output": given.output}}
+    cluster_defaults = {verb: {"output": given.output} for verb in ("up", "status", "down")}
     ctx.default_map = {"cluster": cluster_defaults}
 
 

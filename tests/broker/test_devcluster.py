@@ -180,4 +180,13 @@ def test_the_command_line_starts_shows_and_ends_a_cluster(
     assert [broker["alive"] for broker in shown["brokers"]] == [True]
     assert run("down").returncode == 0
     assert ProcessIdentity.of(shown["brokers"][0]["pid"]) is None
-    assert json.loads(run("status", "-o", "json").stdout)["running"] is False
+    nothing = json.loads(run("status", "-o", "json").stdout)
+    assert nothing["running"] is False
+    up = run("up", "--brokers", "1", "-o", "json")
+    started = json.loads(up.stdout)
+    assert started["running"] is True and started["data"] == str(tmp_path / "cluster")
+    assert started["brokers"][0]["pid"] != shown["brokers"][0]["pid"]
+    assert ProcessIdentity.of(started["pid"]) is not None
+    assert json.loads(run("status", "-o", "json").stdout) == started
+    assert json.loads(run("down", "-o", "json").stdout) == nothing
+    assert ProcessIdentity.of(started["pid"]) is None

@@ -22,6 +22,9 @@ _data = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep the cluster's data in DIR. Without it the data is temporary.",
 )
+_output = click.option(
+    "-o", "--output", default="table", show_default=True, type=click.Choice(["table", "json"])
+)
 
 
 @click.group()
@@ -36,8 +39,9 @@ def cluster() -> None:
     "--detach/--foreground", default=True, help="In the background, or until Ctrl-C.  [default: detach]"
 )
 @click.option("--timeout", default=120.0, show_default=True, help="Seconds until all brokers must be ready.")
-def up(brokers: int, data: Path | None, detach: bool, timeout: float) -> None:
-    """Start a cluster and print its bootstrap servers."""
+@_output
+def up(brokers: int, data: Path | None, detach: bool, timeout: float, output: str) -> None:
+    """Start a cluster and print its bootstrap servers; as JSON what ``status`` prints."""
     from kpsplit.devcluster.daemon import serve, start_detached
     from kpsplit.devcluster.jvm import KafkaRuntime
     from kpsplit.devcluster.running import RunningCluster, run_folder
@@ -50,23 +54,24 @@ def up(brokers: int, data: Path | None, detach: bool, timeout: float) -> None:
         )
     KafkaRuntime.find(heap_mb=0, log_level="")  # a first download shows its progress here, not in a log
     click.echo(f"starting {brokers} brokers …", err=True)
+    announce = _print_json if output == "json" else _announce
     if detach:
-        _announce(start_detached(brokers, data, timeout))
+        announce(start_detached(brokers, data, timeout))
         click.echo(f"kpsplit cluster down{_option(data)}    # ends it", err=True)
     else:
-        serve(brokers, data, announce=_announce)
+        serve(brokers, data, announce=announce)
 
 
 @cluster.command()
 @_data
-@click.option("-o", "--output", default="table", show_default=True, type=click.Choice(["table", "json"]))
+@_output
 def status(data: Path | None, output: str) -> None:
     """Show the brokers of the cluster in the background."""
     from kpsplit.devcluster.running import RunningCluster, run_folder
 
     running = RunningCluster.load(run_folder(data))
     if output == "json":
-        click.echo(json.dumps(_as_json(running)))
+        _print_json(running)
     elif running is None:
         click.echo("no embedded cluster is running; start one with `kpsplit cluster up`", err=True)
     else:
@@ -75,22 +80,29 @@ def status(data: Path | None, output: str) -> None:
 
 @cluster.command()
 @_data
-def down(data: Path | None) -> None:
-    """End the cluster in the background."""
+@_output
+def down(data: Path | None, output: str) -> None:
+    """End the cluster in the background; as JSON what ``status`` prints then."""
     from kpsplit.devcluster.daemon import stop_detached
     from kpsplit.devcluster.running import RunningCluster, run_folder
 
     running = RunningCluster.load(run_folder(data))
     if running is None:
         click.echo("no embedded cluster is running", err=True)
-        return
-    stop_detached(running)
-    click.echo(f"ended {len(running.brokers)} brokers", err=True)
+    else:
+        stop_detached(running)
+        click.echo(f"ended {len(running.brokers)} brokers", err=True)
+    if output == "json":
+        _print_json(None)
 
 
 def _announce(running: RunningCluster) -> None:
     click.echo(running.bootstrap)
     click.echo(f"export KPSPLIT_BOOTSTRAP_SERVER={running.bootstrap}", err=True)
+
+
+def _print_json(running: RunningCluster | None) -> None:
+    click.echo(json.dumps(_as_json(running)))
 
 
 def _option(data: Path | None) -> str:
@@ -99,12 +111,18 @@ def _option(data: Path | None) -> str:
 
 def _as_json(running: RunningCluster | None) -> dict[str, object]:
     if running is None:
-        return {"running": False, "bootstrap": None, "data": None, "brokers": []}
+        return {"running": False, "bootstrap": None, "data": None, "pid": None, "brokers": []}
     brokers = [
         {"id": b.id, "port": b.port, "pid": b.process.pid, "alive": b.process.alive, "log": b.log}
         for b in running.brokers
     ]
-    return {"running": True, "bootstrap": running.bootstrap, "data": running.data, "brokers": brokers}
+    return {
+        "running": True,
+        "bootstrap": running.bootstrap,
+        "data": running.data,
+        "pid": running.owner.pid,
+        "brokers": brokers,
+    }
 
 
 def _table(running: RunningCluster) -> None:
