@@ -150,7 +150,8 @@ def run(arguments: list[str], env: dict[str, str] | None = None) -> int:
     result = CliRunner().invoke(cli, arguments, env=unset)
     assert result.exit_code in (EXIT_OK, EXIT_USAGE), result.stderr
     if result.exit_code == EXIT_USAGE and "Usage:" not in result.stderr:
-        (line,) = result.stderr.splitlines()
+        *traceback, line = result.stderr.splitlines()  # the variables may ask for -vv
+        assert not traceback or traceback[0].startswith("Traceback")
         check_line(line)
         assert result.stdout == ""
     return result.exit_code
