@@ -112,9 +112,7 @@ class Retirement:
         return self._delete(going, state, deadline) if going else []
 
     def _look(self, state: PartitionState, force: bool, deadline: Deadline) -> Retirable:
-        candidates = [
-            t for t in state.subtopics if t.state in (SubTopicState.SEALED, SubTopicState.ABANDONED)
-        ]
+        candidates = state.to_retire()
         kept = {t.name: reason for t in candidates if (reason := self._reason(state, t, force, deadline))}
         return Retirable(tuple(t.name for t in candidates if t.name not in kept), kept)
 

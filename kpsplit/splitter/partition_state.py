@@ -168,6 +168,11 @@ class PartitionState:
         in_use = {s.source.topic for s in self.lineage if s.is_open}
         return tuple(t for t in self.subtopics if t.state is SubTopicState.ACTIVE and t.name not in in_use)
 
+    def to_retire(self) -> tuple[SubTopic, ...]:
+        """Return the sub-topics that can be deleted once nobody needs their records any more."""
+        left = (SubTopicState.SEALED, SubTopicState.ABANDONED)
+        return tuple(t for t in self.subtopics if t.state in left)
+
 
 def whole_range_merge(ranges: tuple[KeyRange, ...]) -> bool:
     """Tell whether ranges make up the whole key space, so that a merge goes back into the parent."""

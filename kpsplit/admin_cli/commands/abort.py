@@ -8,24 +8,32 @@ from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
 from kpsplit.admin_cli.operating import yes_option
 from kpsplit.admin_cli.param_types import PARTITION
+from kpsplit.admin_cli.unfinished import can_be_aborted, none_found, the_only_one
 from kpsplit.splitter.lineage import PhysicalPartition
 
 
 @click.command("abort", cls=VerbCommand)
-@click.argument("partition", type=PARTITION, metavar="TOPIC/P")
+@click.argument("partition", type=PARTITION, metavar="[TOPIC/P]", required=False)
 @click.option("--reason", default="aborted by hand", show_default=True, help="Kept in the control topic.")
 @yes_option
 @global_options
 @pass_call
-def command(call: Call, partition: PhysicalPartition, reason: str, yes: bool) -> None:
+def command(call: Call, partition: PhysicalPartition | None, reason: str, yes: bool) -> None:
     """Roll back the operation under way.
 
-    Its operator, if it is still alive, is fenced off. What is committed can only go forward.
+    Its operator, if it is still alive, is fenced off. What is committed can only go forward. Without an
+    argument it is the only one that can be rolled back; if there are several, they are listed and nothing
+    is done.
     """
     from kpsplit.admin_cli.render.console import stderr
     from kpsplit.admin_cli.render.report import outcome_json, show_outcome
     from kpsplit.admin_cli.render.steps import StepProgress
 
+    if partition is None:
+        partition = the_only_one(call, "abort", can_be_aborted, yes)
+    if partition is None:
+        none_found(call, "no operation is under way that can be rolled back")
+        return
     call.confirm(f"Abort the operation on {partition}?", yes)
     with call.operations() as operations:
         with StepProgress(stderr()) as progress:

@@ -8,24 +8,34 @@ from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
 from kpsplit.admin_cli.operating import explained_interrupt, report_on, yes_option
 from kpsplit.admin_cli.param_types import DURATION, PARTITION
+from kpsplit.admin_cli.unfinished import can_be_resumed, can_be_thawed, none_found, the_only_one
 from kpsplit.splitter.lineage import PhysicalPartition
 
 
 @click.command("resume", cls=VerbCommand)
-@click.argument("partition", type=PARTITION, metavar="TOPIC/P")
+@click.argument("partition", type=PARTITION, metavar="[TOPIC/P]", required=False)
 @click.option("--thaw", is_flag=True, help="Go on with a frozen partition: you have looked at what is wrong.")
 @click.option("--max-pause", type=DURATION, help="As for split.  [default: that of the operation]")
 @yes_option
 @global_options
 @pass_call
-def command(call: Call, partition: PhysicalPartition, thaw: bool, max_pause: float | None, yes: bool) -> None:
+def command(
+    call: Call, partition: PhysicalPartition | None, thaw: bool, max_pause: float | None, yes: bool
+) -> None:
     """Finish what a dead operator left.
 
-    What was committed goes forward; what was not is rolled back and begun anew.
+    What was committed goes forward; what was not is rolled back and begun anew. Without an argument it is the
+    only operation under way that is meant; if there are several, they are listed and nothing is done.
     """
     from kpsplit.admin_cli.render.console import stderr
     from kpsplit.admin_cli.render.steps import StepProgress
 
+    if partition is None:
+        verb, wanted = ("resume --thaw", can_be_thawed) if thaw else ("resume", can_be_resumed)
+        partition = the_only_one(call, verb, wanted, yes)
+    if partition is None:
+        none_found(call, "no partition is frozen" if thaw else "no operation is under way")
+        return
     call.confirm(f"{'Thaw and resume' if thaw else 'Resume'} the operation on {partition} now?", yes)
     max_pause_ms = None if max_pause is None else round(max_pause * 1000)
     with (

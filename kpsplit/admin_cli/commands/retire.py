@@ -11,6 +11,7 @@ from kpsplit.admin_cli.given import VerbCommand, global_options
 from kpsplit.admin_cli.operating import yes_option
 from kpsplit.admin_cli.param_types import PARTITION
 from kpsplit.admin_cli.render.text import one_line
+from kpsplit.errors import UsageError
 from kpsplit.splitter.lineage import PhysicalPartition
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command("retire", cls=VerbCommand)
-@click.argument("partition", type=PARTITION, metavar="TOPIC/P")
+@click.argument("partition", type=PARTITION, metavar="[TOPIC/P]", required=False)
 @click.option(
     "--force", is_flag=True, help="Delete them although groups have not drained them: DATA ARE LOST."
 )
@@ -26,14 +27,20 @@ if TYPE_CHECKING:
 @yes_option
 @global_options
 @pass_call
-def command(call: Call, partition: PhysicalPartition, force: bool, dry_run: bool, yes: bool) -> None:
+def command(call: Call, partition: PhysicalPartition | None, force: bool, dry_run: bool, yes: bool) -> None:
     """Delete sub-topics that every group has drained.
 
-    Only sealed or abandoned ones; one that a known group has not read to its end is kept.
+    Only sealed or abandoned ones; one that a known group has not read to its end is kept. Without an argument
+    nothing is deleted: the sub-topics of all partitions that are sealed or abandoned are listed.
     """
     from kpsplit.admin_cli.render.console import stderr
     from kpsplit.admin_cli.render.steps import StepProgress
 
+    if partition is None:
+        if force or yes:
+            raise UsageError("no partition is named: nothing is deleted", hint="name one: retire TOPIC/P")
+        _list(call)
+        return
     if dry_run:
         _show_plan(call, partition, force)
         return
@@ -44,6 +51,29 @@ def command(call: Call, partition: PhysicalPartition, force: bool, dry_run: bool
     data = {"topic": partition.topic, "partition": partition.partition, "deleted": deleted}
     text = f"deleted {', '.join(deleted)}" if deleted else f"{partition}: there is nothing to retire"
     call.show(data, lambda console: console.print(text))
+
+
+def _list(call: Call) -> None:
+    with call.operations() as operations:
+        states = sorted(operations.view().states.values(), key=lambda state: state.parent)
+    found = [(state.parent, left) for state in states if (left := state.to_retire())]
+    data = [
+        {
+            "topic": parent.topic,
+            "partition": parent.partition,
+            "subtopics": [{"name": t.name, "state": str(t.state)} for t in left],
+        }
+        for parent, left in found
+    ]
+
+    def render(console: Console) -> None:
+        for parent, left in found:
+            names = ", ".join(f"{t.name} ({t.state})" for t in left)
+            console.print(f"kpsplit retire {parent}    # {names}", soft_wrap=True, markup=False)
+        if not found:
+            console.print("there is nothing to retire")
+
+    call.show(data, render)
 
 
 def _show_plan(call: Call, partition: PhysicalPartition, force: bool) -> None:

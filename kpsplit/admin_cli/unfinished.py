@@ -1,0 +1,64 @@
+"""Which partition is meant where none is named: the only one on which something is left to be done."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+
+from kpsplit.admin_cli.call import Call
+from kpsplit.admin_cli.render.text import one_line
+from kpsplit.errors import UsageError
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.states import Phase
+
+Wanted = Callable[[PartitionState], bool]
+
+
+def can_be_resumed(state: PartitionState) -> bool:
+    """Tell whether an operation is under way, be it of a dead operator or of one at work."""
+    return state.attempt is not None
+
+
+def can_be_aborted(state: PartitionState) -> bool:
+    """Tell whether an operation is under way that can be rolled back still."""
+    return state.attempt is not None and state.phase is not Phase.COMMITTED
+
+
+def can_be_thawed(state: PartitionState) -> bool:
+    """Tell whether the partition is frozen."""
+    return state.phase is Phase.FROZEN
+
+
+def the_only_one(call: Call, verb: str, wanted: Wanted, yes: bool) -> PhysicalPartition | None:
+    """Return the only partition that is wanted, None if there is none; ``verb``: with its options.
+
+    Raises:
+        UsageError: there are several, or there is nobody to be asked; they are listed on stderr.
+    """
+    with call.operations() as operations:
+        found = _sorted(filter(wanted, operations.view().states.values()))
+    if not found:
+        return None
+    if len(found) == 1 and (yes or sys.stdin.isatty()):
+        return found[0].parent
+    for state in found:
+        call.say(f"kpsplit {verb} {state.parent}    # {_in_words(state)}")
+    if len(found) > 1:
+        raise UsageError(f"{len(found)} partitions are waiting for it", hint=f"name one: {verb} TOPIC/P")
+    raise UsageError("nobody can be asked here whether this one is meant", hint="name it, or give --yes")
+
+
+def none_found(call: Call, text: str) -> None:
+    """Print that there is nothing to do."""
+    call.show({"result": None}, lambda console: console.print(text))
+
+
+def _sorted(states: Iterable[PartitionState]) -> list[PartitionState]:
+    return sorted(states, key=lambda state: state.parent)
+
+
+def _in_words(state: PartitionState) -> str:
+    from kpsplit.kafka.facts import under_way
+
+    return one_line(under_way(state) or f"{state.phase}: {state.frozen_reason}")
