@@ -46,7 +46,7 @@ def judged(
     offsets = {e.offset for e in entries} | {e.offset for journal in others.values() for e in journal}
     read = {PARENT.partition: offsets if records is None else set(range(records))}
     excuses = Excuses(VICTIMS, CommitHistory(commits, [LINEAGE]))
-    return judge({"one": list(entries), **others}, read, [LINEAGE], excuses)
+    return judge({"one": list(entries), **others}, read, [LINEAGE], excuses.excuse)
 
 
 def test_a_group_that_is_late_tells_what_each_member_has_come_to() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kpsplit.consumer.batch import OwnedSlot
+from kpsplit.consumer.epochs import LeaderEpochs
 from kpsplit.consumer.holdings import Holding, Holdings, Stage
 from kpsplit.consumer.keeping import Keeping
 from kpsplit.consumer.sending import Piece, send
@@ -44,6 +45,7 @@ class Member:
             carrier=None,
             keeping=keeping,
             holdings=self.holdings,
+            epochs=LeaderEpochs(),
             views=SimpleNamespace(state=lambda parent: PartitionState.unsplit(parent, "id")),
             errands=SimpleNamespace(run=self._run),
             group=SimpleNamespace(commit=self._commit),

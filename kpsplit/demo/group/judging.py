@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from kpsplit.demo.group.committed import CommitHistory
@@ -34,6 +34,10 @@ class Turn:
     def __str__(self) -> str:
         """Return it for people."""
         return f"{self.member} at {self.entry.at:.1f}"
+
+
+Excuse = Callable[[Turn, Turn], str | None]
+"""What explains that a record that was worked on is worked on again; None if nothing does."""
 
 
 class Excuses:
@@ -130,7 +134,7 @@ def judge(
     journals: Mapping[str, Iterable[Worked]],
     read: Mapping[int, Set[int]],
     lineages: Iterable[Lineage],
-    excuses: Excuses,
+    excuse: Excuse,
 ) -> GroupVerdict:
     """Look at all journals in the order of time.
 
@@ -138,7 +142,7 @@ def judge(
         journals: what each member worked on.
         read: the logical offsets that a fresh reader found, by logical partition.
         lineages: of all partitions.
-        excuses: tell what may be worked on twice: only what was in hand when something befell somebody.
+        excuse: tells what may be worked on twice: only what was in hand when something befell somebody.
     """
     verdict = GroupVerdict(sum(len(offsets) for offsets in read.values()))
     order = KeyOrder(lineages)
@@ -149,7 +153,7 @@ def judge(
         entry = turn.entry
         place = (entry.partition, entry.offset)
         if place in first_by:
-            _repeated(verdict, place, first_by[place], turn, excuses)
+            _repeated(verdict, place, first_by[place], turn, excuse)
             continue
         first_by[place] = turn
         verdict.unknown += entry.offset not in read.get(entry.partition, ())
@@ -161,10 +165,10 @@ def judge(
 
 
 def _repeated(
-    verdict: GroupVerdict, place: tuple[int, int], first: Turn, again: Turn, excuses: Excuses
+    verdict: GroupVerdict, place: tuple[int, int], first: Turn, again: Turn, excuse: Excuse
 ) -> None:
     """Count a record that came twice."""
-    why = excuses.excuse(first, again)
+    why = excuse(first, again)
     if why is None:
         verdict.unexplained += 1
         verdict.note(f"{place} to {first} and to {again}")

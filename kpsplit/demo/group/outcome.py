@@ -30,5 +30,5 @@ def outcome_of(
     """Judge what the members wrote down by what a fresh reader found, and by what was committed when."""
     journals = {name: list(read_worked(path)) for name, path in acts.members.journals().items()}
     excuses = Excuses(acts.victims(journals), CommitHistory(commits, lineages))
-    verdict = judge(journals, back.offsets, lineages, excuses)
+    verdict = judge(journals, back.offsets, lineages, excuses.excuse)
     return GroupOutcome(verdict, tuple(acts.drains.drains), acts.progress)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from kpsplit.demo.group.judging import GroupVerdict, judge
+from kpsplit.demo.group.judging import GroupVerdict, Turn, judge
 from kpsplit.demo.group.worked import Worked
 from kpsplit.splitter.lineage import Lineage
 from kpsplit.testing import HistoryReport
@@ -44,8 +44,9 @@ def judge_group(
 ) -> GroupVerdict:
     """Judge the members' journals as the demo does, with what befell these members."""
 
-    def excuse(member: str, at: float) -> str | None:
-        return next((hurt.what for hurt in hurts if hurt.explains(member, at)), None)
+    def excuse(*turns: Turn) -> str | None:
+        found = (hurt.what for t in turns for hurt in hurts if hurt.explains(t.member, t.entry.at))
+        return next(found, None)
 
     return judge(journals, read, lineages, excuse)
 
