@@ -111,6 +111,9 @@ class ConsumerSettings:
     eof: bool
     incremental: bool
     strategy: str
+    """The members' own, of the classic protocol; empty where the brokers assign."""
+    assignor: str
+    """What the brokers are asked for there; empty where they choose."""
     known_for: float
     on_commit: Callable[[Any, Any], None] | None
     fetch: Mapping[str, Any]
@@ -175,6 +178,7 @@ def _settings(given: Mapping[str, Any]) -> ConsumerSettings:
         eof=flag(given, "enable.partition.eof", False),
         incremental=remote or strategy == "cooperative-sticky",
         strategy=strategy,
+        assignor=str(given.get("group.remote.assignor", "")) if remote else "",
         known_for=REMOTE_KNOWN_SECONDS if remote else _known_for(given),
         on_commit=given.get("on_commit"),
         fetch={

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.holdings import Stage
 from kpsplit.consumer.membership import Membership
@@ -21,6 +22,9 @@ from kpsplit.splitter.records.keys import slots_topic
 
 LIST_SECONDS = 10.0
 AGAIN_SECONDS = 1.0
+
+_UNSUPPORTED = KafkaError(KafkaError.UNSUPPORTED_ASSIGNOR).str()
+"""librdkafka tells of it as a fatal error with no code of its own."""
 
 
 class Subscribing:
@@ -82,7 +86,7 @@ class Subscribing:
 
     def explain(self, error: KafkaError) -> None:
         """Tell the application of an error of the group consumer, in terms of its own topics and settings."""
-        self._context.events.tell(_explained(error, self._context.settings.strategy, self._wanted or ()))
+        self._context.events.tell(_explained(error, self._context.settings, self._wanted or ()))
 
     def _leave_for_now(self) -> None:
         group = self._context.group
@@ -126,14 +130,22 @@ class Subscribing:
             self._list_at = monotonic() + AGAIN_SECONDS
 
 
-def _explained(error: KafkaError, strategy: str, wanted: Sequence[str]) -> KafkaError:
+def _explained(error: KafkaError, settings: ConsumerSettings, wanted: Sequence[str]) -> KafkaError:
     code, text = error.code(), error.str()
     if code == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
         return KafkaError(
             code,
             "the other members of the group do not use the setting of this one, "
-            f"partition.assignment.strategy={strategy}; give all members the same "
+            f"partition.assignment.strategy={settings.strategy}; give all members the same "
             "partition.assignment.strategy and group.protocol",
+        )
+    if settings.assignor and _UNSUPPORTED in text:
+        return KafkaError(
+            KafkaError.UNSUPPORTED_ASSIGNOR,
+            f"the brokers have no assignor group.remote.assignor={settings.assignor}; nothing was assigned; "
+            "give the name of one of theirs (their setting group.consumer.assignors: uniform and range "
+            "unless changed), or none",
+            fatal=error.fatal(),
         )
     for topic in wanted:
         slots = slots_topic(topic)
