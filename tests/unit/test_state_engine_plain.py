@@ -47,6 +47,7 @@ class Member:
             holdings=self.holdings,
             epochs=LeaderEpochs(),
             views=SimpleNamespace(state=lambda parent: PartitionState.unsplit(parent, "id")),
+            epochs=LeaderEpochs(),
             errands=SimpleNamespace(run=self._run),
             group=SimpleNamespace(commit=self._commit),
         )
