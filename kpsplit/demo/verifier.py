@@ -19,6 +19,9 @@ from kpsplit.files import write_whole
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 
+TIMES_SECONDS = 20.0
+"""Limit for reading the clock times of the report."""
+
 
 @dataclass(frozen=True)
 class Question:
@@ -60,15 +63,17 @@ class Answer:
 def answered(question: Question) -> Answer:
     """Verify the topic and write the report."""
     from kpsplit.spark_jobs import verify
-    from kpsplit.spark_jobs.report import report_page
+    from kpsplit.spark_jobs.report import report_page, times_of
     from kpsplit.spark_jobs.session import running_session
     from kpsplit.spark_jobs.verification.summary import result_line
 
     began = monotonic()
     try:
         with running_session() as spark:
-            found = verify(spark, question.topic, Connection(question.properties))
-        write_whole(Path(question.report), report_page(found).encode())
+            connection = Connection(question.properties)
+            found = verify(spark, question.topic, connection)
+        times = times_of(connection, found.snapshot, TIMES_SECONDS)
+        write_whole(Path(question.report), report_page(found, times).encode())
     except (KpsplitError, OSError) as error:
         return Answer(error=str(error))
     told = result_line(found).removeprefix(f"{question.topic}: ")

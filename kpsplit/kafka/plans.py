@@ -57,10 +57,22 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Stretch:
+    """The time whose records were all looked at, in ms since 1970; ``since_ms`` None: from the earliest on.
+
+    ``until_ms``: when looking began; what came during it may be in it as well.
+    """
+
+    since_ms: int | None
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """One operation, planned. ``shares`` are parts of the load, to six digits; None: nothing was sampled.
 
     ``drains``: what groups have to read before they go on with what a merge opens, the slowest first.
+    ``stretch``: what the shares were found in; None: in a sample of the newest records.
     """
 
     parent: PhysicalPartition
@@ -79,6 +91,7 @@ class Plan:
     checks: tuple[Check, ...]
     made_ms: int
     drains: tuple[Drain, ...] = ()
+    stretch: Stretch | None = None
 
     def problems(self, force: bool = False) -> tuple[Check, ...]:
         """Return the failed checks that forbid running the plan."""
@@ -127,6 +140,7 @@ class Plan:
             checks=fields.objects("checks", _check),
             made_ms=fields.integer("made_ms"),
             drains=fields.objects("drains", _drain),
+            stretch=fields.optional_object("stretch", _stretch),
         )
         fields.done()
         _check_shape(plan)
@@ -180,7 +194,12 @@ def _to_json(plan: Plan) -> dict[str, Any]:
         ],
         "made_ms": plan.made_ms,
         "drains": [{"group": d.group, "left": d.left, "seconds": d.seconds} for d in plan.drains],
+        "stretch": plan.stretch and {"since_ms": plan.stretch.since_ms, "until_ms": plan.stretch.until_ms},
     }
+
+
+def _stretch(fields: Fields) -> Stretch:
+    return Stretch(fields.optional_integer("since_ms"), fields.integer("until_ms"))
 
 
 def _range(fields: Fields) -> KeyRange:

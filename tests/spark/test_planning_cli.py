@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -59,13 +60,18 @@ def parent(operations, bootstrap, make_topic) -> PhysicalPartition:
 def test_the_saved_plan_balances_the_time_that_was_asked_for_and_is_run(
     kpsplit, operations, parent, tmp_path: Path
 ) -> None:
+    began_ms = time.time_ns() // 1_000_000
     everything = kpsplit.plan(str(parent), "--ranges", "2", "--weight", "records")
     assert (everything["sampled"], everything["shares"]["ppm"]) == (400, [500_000, 500_000])
+    assert everything["stretch"]["since_ms"] is None
     file = tmp_path / "plan.json"
     recent = kpsplit.plan(
         *(str(parent), "--ranges", "2", "--since", "2023-01-01T00:00:00Z", "--save", str(file))
     )
     assert recent["sampled"] == 200
+    stretch = json.loads(file.read_text())["stretch"]
+    assert stretch["since_ms"] == 1_672_531_200_000
+    assert began_ms < stretch["until_ms"] <= recent["made_ms"]
     assert recent["ranges"][0]["hi"] > everything["ranges"][0]["hi"]
     split = kpsplit("split", str(parent), "--plan", str(file), "--yes")
     assert split.exit_code == 0, split.output

@@ -23,6 +23,8 @@ from kpsplit.spark_jobs.offsets import Bound, check_batch_bounds, limit, timesta
 from kpsplit.spark_jobs.regions import all_regions, ranges_to_scan, stretches
 from kpsplit.spark_jobs.report import report_page
 from kpsplit.spark_jobs.report.drain import drained
+from kpsplit.spark_jobs.report.pictures import columns, lineage_picture
+from kpsplit.spark_jobs.report.times import beginnings
 from kpsplit.spark_jobs.snapshot import LogBounds, LostReason, Snapshot, why_gone
 from kpsplit.spark_jobs.verification.findings import MOST, Check, Finding, Severity, Verdict, limited
 from kpsplit.spark_jobs.verification.lineage_checks import first_shared
@@ -250,6 +252,26 @@ def test_the_report_is_one_page_that_needs_nothing_else() -> None:
     assert "&lt;number 7&gt; is not there" in page
     assert "http" not in page.replace("http://www.w3.org", "")
     assert "readers orders/0" in page
+
+
+def test_the_lineage_has_a_time_axis_where_times_are_known() -> None:
+    world = lived(0)
+    begins = {1: 0, 2: 0, 3: 0}
+    assert {epoch for epoch, _, _ in beginnings(world.snapshot(), world.state)} == {0, *begins}
+    day = 1_700_006_400_000
+    plain = lineage_picture(world.state.lineage, {})
+    times = {0: day, 1: day + 1_000, 2: day + 3_600_000, 3: day + 2 * 3_600_000}
+    drawn = lineage_picture(world.state.lineage, {}, times, day + 86_400_000)
+    assert "UTC" not in plain
+    assert all(told in drawn for told in ("UTC", "2023-11-15 00:00:00", "2023-11-16 00:00:00"))
+    assert "1970" not in drawn
+
+
+def test_columns_of_the_lineage_are_as_wide_as_their_time_but_never_too_narrow() -> None:
+    assert columns([0, 10, 100], 1000.0) == [0.0, 300.0, 1000.0]
+    assert columns([0, None, 100], 1000.0) == [0.0, 500.0, 1000.0]
+    assert columns([5, 5, 5], 1000.0) == [0.0, 500.0, 1000.0]
+    assert columns([9, 5, 10], 1000.0) == [0.0, 250.0, 1000.0]
 
 
 def test_findings_beyond_the_limit_are_counted() -> None:

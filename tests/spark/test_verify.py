@@ -14,6 +14,7 @@ from kpsplit.errors import UsageError
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs import findings_frame, verify
 from kpsplit.spark_jobs.data_source import FORMAT, register
+from kpsplit.spark_jobs.report import times_of
 from kpsplit.spark_jobs.verification.findings import Check, Severity
 from kpsplit.spark_jobs.verification.job import take_snapshot
 from kpsplit.splitter.records.stamp import HEADER, Stamp
@@ -52,6 +53,16 @@ def test_a_repeated_record_of_a_producer_without_a_certificate_is_found_on_the_c
     assert (finding["check"], finding["producer"], finding["count"]) == (Check.REPEATED, f"{5:016x}", 1)
     assert "sequences_unique" in page.read_text()
     assert spark.read.parquet(str(folder)).count() == len(told["findings"])
+
+
+def test_the_report_says_by_the_clock_when_each_epoch_began(history, bootstrap) -> None:
+    """Split, nested split, merge: four epochs, the last one open."""
+    connection = Connection({"bootstrap.servers": bootstrap})
+    snapshot = take_snapshot(connection, history.topic)
+    times = times_of(connection, snapshot, 60)
+    began = times.epochs[history.parent]
+    assert sorted(began) == [0, 1, 2, 3]
+    assert began[0] < began[1] < began[2] < began[3] < times.taken_ms
 
 
 def test_a_chain_of_runs_on_brokers_reads_only_what_is_new(

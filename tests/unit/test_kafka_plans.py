@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kpsplit.errors import ConflictError, FutureVersionError, RecordError
-from kpsplit.kafka.plans import Check, Drain, HotKey, Plan
+from kpsplit.kafka.plans import Check, Drain, HotKey, Plan, Stretch
 from kpsplit.kafka.runner import numbered, refuse_moved_on
 from kpsplit.splitter.events import Abort, Prepare
 from kpsplit.splitter.key_range import WHOLE
@@ -41,7 +41,13 @@ PLAN = Plan(
 
 
 @pytest.mark.parametrize(
-    "plan", [PLAN, replace(PLAN, shares=None, subtopic=None, heaviest=(), checks=(), drains=())]
+    "plan",
+    [
+        PLAN,
+        replace(PLAN, stretch=Stretch(5, 9)),
+        replace(PLAN, stretch=Stretch(None, 9)),
+        replace(PLAN, shares=None, subtopic=None, heaviest=(), checks=(), drains=()),
+    ],
 )
 def test_a_plan_reads_back_as_it_was_written(plan: Plan) -> None:
     assert Plan.decode(plan.encode()) == plan
@@ -52,6 +58,7 @@ def test_a_plan_reads_back_as_it_was_written(plan: Plan) -> None:
     [
         ({"v": 2}, FutureVersionError),
         ({"surprise": 1}, RecordError),
+        ({"stretch": {"since_ms": 5}}, RecordError),
         ({"ranges": []}, RecordError),
         ({"ranges": [{"lo": 5, "hi": 5}, {"lo": 5, "hi": 9}]}, RecordError),
         ({"shares": {"ppm": [1_000_000]}}, RecordError),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,6 +77,7 @@ def command(
     Nothing is changed. Exits with 3 if a check fails.
     """
     from kpsplit.admin_cli.render.plan import show_plan
+    from kpsplit.kafka.plans import Stretch, wall_ms
 
     if merge == (ranges is not None) or (merge and even):
         raise click.UsageError("give either --ranges N or --merge")
@@ -90,11 +91,13 @@ def command(
         if ranges is None:
             plan = operations.plan_merge(partition, of)
         else:
-            sizing = None
+            sizing, stretch = None, None
             if engine == SPARK:
                 balance = Balance(ranges, of, since, weight or "bytes", master, cores, memory)
+                stretch = Stretch(since, wall_ms())
                 sizing = _sized_by_spark(call, operations, partition, balance)
             plan = operations.plan_split(partition, ranges, of=of, even=even, sizing=sizing)
+            plan = replace(plan, stretch=stretch)
     if save is not None:
         _save(save, plan.encode())
     call.show(plan_json(plan), lambda console: show_plan(plan, console))

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from kpsplit.spark_jobs import Verdict
     from kpsplit.spark_jobs.verification.state_file import StateFile
 
+TIMES_SECONDS = 20.0
+"""Limit for reading the clock times of the report; those that are not read by then are left out."""
+
 
 @contextmanager
 def judging() -> Iterator[None]:
@@ -107,7 +110,7 @@ def command(
         raise ConfigurationError(f"{parquet} exists", hint="give --parquet a folder that does not exist yet")
     if html is not None:
         check_writable(html, "choose another --html")
-    from kpsplit.spark_jobs.report import report_page
+    from kpsplit.spark_jobs.report import report_page, times_of
     from kpsplit.spark_jobs.session import running_session
     from kpsplit.spark_jobs.verification.job import (
         judge_snapshot,
@@ -136,7 +139,8 @@ def command(
                 unwritten.append(error)
     if html is not None:
         try:
-            write_whole(html, report_page(verdict).encode())
+            times = times_of(connection, snapshot, TIMES_SECONDS)
+            write_whole(html, report_page(verdict, times).encode())
         except OSError as error:
             unwritten.append(KpsplitError(f"cannot write {html}: {error.strerror}"))
     call.show(verdict.json(), lambda console: _show(verdict, console))

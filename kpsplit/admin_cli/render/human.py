@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from math import ceil
 
 from kpsplit.splitter.key_range import KeyRange
@@ -39,6 +40,14 @@ def count(number: int) -> str:
 def many(number: int, noun: str, plural: str | None = None) -> str:
     """Return ``1 record``, ``2 records``."""
     return f"{count(number)} {noun if number == 1 else plural or noun + 's'}"
+
+
+def utc(ms: int) -> str:
+    """Return a time (ms since 1970) to the second."""
+    try:
+        return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError, OSError):
+        return f"{ms} ms"
 
 
 def percent(share: float) -> str:

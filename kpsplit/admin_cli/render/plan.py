@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from kpsplit.admin_cli.render.console import plain_table
-from kpsplit.admin_cli.render.human import bar, count, duration, many, percent
+from kpsplit.admin_cli.render.human import bar, count, duration, many, percent, utc
 from kpsplit.admin_cli.render.text import one_line, shorten
-from kpsplit.kafka.plans import Check, Drain, HotKey, Plan
+from kpsplit.kafka.plans import Check, Drain, HotKey, Plan, Stretch
 from kpsplit.splitter.partition_state import OperationKind
 
 TOP_KEYS = 5
@@ -27,7 +27,8 @@ def show_plan(plan: Plan, console: Console, brief: bool = False) -> None:
     console.print(Text(headline(plan), style="bold"))
     console.print(_indented(_ranges(plan, _BAR if console.width >= _WIDE else _SHORT_BAR)))
     if plan.shares:
-        console.print(Text(f"predicted from {many(plan.sampled, 'record')}", style="dim"))
+        predicted = f"predicted from {many(plan.sampled, 'record')}{_stretch(plan.stretch)}"
+        console.print(Text(predicted, style="dim"))
     if plan.heaviest:
         console.print(Text("\nTop keys", style="bold"))
         console.print(_indented(_top_keys(plan.heaviest[:TOP_KEYS])))
@@ -38,6 +39,13 @@ def show_plan(plan: Plan, console: Console, brief: bool = False) -> None:
     show_checks(plan.checks, console, brief)
     if plan.note and plan.note not in (check.message for check in plan.checks):
         console.print(Text(f"\n! {one_line(plan.note)}", style="yellow"))
+
+
+def _stretch(stretch: Stretch | None) -> str:
+    if stretch is None:
+        return ""
+    since = "the earliest" if stretch.since_ms is None else utc(stretch.since_ms)
+    return f", all from {since} to {utc(stretch.until_ms)}"
 
 
 def headline(plan: Plan) -> str:

@@ -7,6 +7,7 @@ from html import escape
 
 from kpsplit.spark_jobs.report.drain import drained
 from kpsplit.spark_jobs.report.pictures import bars, lineage_picture
+from kpsplit.spark_jobs.report.times import Times
 from kpsplit.spark_jobs.verification.findings import MEANINGS, Check, Finding, Severity, Verdict
 from kpsplit.spark_jobs.verification.summary import result_line
 from kpsplit.splitter.partition_state import PartitionState
@@ -35,15 +36,18 @@ svg .box { fill: #1c232b; font-size: 11.5px; } svg .light { fill: #fff; font-siz
 """
 
 
-def report_page(verdict: Verdict) -> str:
-    """Return the page: verdict, checks, lineage, records per segment, pauses, drain, findings."""
+def report_page(verdict: Verdict, times: Times | None = None) -> str:
+    """Return the page: verdict, checks, lineage, records per segment, pauses, drain, findings.
+
+    ``times``: when the epochs began; without them the lineage has no clock times.
+    """
     split = [s for s in verdict.snapshot.states if len(s.lineage.segments) > 1]
     outcome = "found" if verdict.defects else "unproven" if verdict.unproven else "ok"
     parts = [
         f"<h1>Verification of {escape(verdict.topic)}</h1>",
         f'<section class="{outcome}"><b>{escape(result_line(verdict))}</b>{_counts(verdict)}</section>',
         _section("Checks", "What was proven or refuted.", _checks(verdict)),
-        *(_lineage(verdict, state) for state in split[:MOST_PARTITIONS]),
+        *(_lineage(verdict, state, times) for state in split[:MOST_PARTITIONS]),
         _segments(verdict),
         _pauses(verdict),
         _drain(verdict),
@@ -71,10 +75,12 @@ def _counts(verdict: Verdict) -> str:
     return _table(("partition", *(name.replace("_", " ") for name in names)), rows)
 
 
-def _lineage(verdict: Verdict, state: PartitionState) -> str:
+def _lineage(verdict: Verdict, state: PartitionState, times: Times | None) -> str:
     records = {s.segment: s.data for s in verdict.segments if s.parent == state.parent}
-    told = "Epochs from left to right, key ranges from top to bottom in their order, overflows below them."
-    return _section(f"Lineage of {state.parent}", told, lineage_picture(state.lineage, records))
+    told = "Time from left to right, key ranges from top to bottom in their order, overflows below them."
+    known = times.epochs.get(state.parent) if times else None
+    drawn = lineage_picture(state.lineage, records, known, times.taken_ms if times else None)
+    return _section(f"Lineage of {state.parent}", told, drawn)
 
 
 def _segments(verdict: Verdict) -> str:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from html import escape
+from itertools import pairwise
 
 from kpsplit.splitter.lineage import Lineage, Segment, SegmentKind
 
 WIDTH, LEFT, TOP = 1100.0, 96.0, 30.0
 ROW, OVERFLOW_ROW, GAP = 54.0, 26.0, 3.0
+RIGHT, AXIS = 66.0, 32.0
+LEAST_SHARE = 0.5
+"""Half of the width is shared out evenly between the epochs, the other half by their time."""
 _LETTER = 6.6
 _COLOURS = {
     SegmentKind.PARENT: "#1f5fa8",
@@ -17,21 +22,31 @@ _COLOURS = {
 }
 
 
-def lineage_picture(lineage: Lineage, records: Mapping[int, int]) -> str:
-    """Return the segments as boxes: epochs from left to right, key ranges from top to bottom in their order.
+def lineage_picture(
+    lineage: Lineage,
+    records: Mapping[int, int],
+    times: Mapping[int, int] | None = None,
+    taken_ms: int | None = None,
+) -> str:
+    """Return the segments as boxes: time from left to right, key ranges from top to bottom in their order.
 
     Args:
         lineage: of one logical partition.
         records: how many records each segment holds.
+        times: when epochs began, ms since 1970, as far as is known.
+        taken_ms: when the picture was taken.
     """
     epochs = sorted({s.opened_epoch for s in lineage})
-    column = (WIDTH - LEFT) / len(epochs)
+    known = [*(((times or {}).get(e)) for e in epochs), taken_ms]
+    edges = columns(known, WIDTH - LEFT - RIGHT)
+    axis = AXIS if any(at is not None for at in known[:-1]) else 0.0
     proper = [s for s in lineage if s.kind is not SegmentKind.OVERFLOW]
     overflows = [s for s in lineage if s.kind is SegmentKind.OVERFLOW]
     cuts = sorted({bound for s in proper for bound in (s.range.lo, s.range.hi)})
     bottom = TOP + ROW * (len(cuts) - 1)
+    middles = [LEFT + (a + b) / 2 for a, b in pairwise(edges)]
     parts = [
-        *(_text(f"epoch {e}", LEFT + column * (i + 0.5), 18, "middle", "head") for i, e in enumerate(epochs)),
+        *(_text(f"epoch {e}", x, 18, "middle", "head") for e, x in zip(epochs, middles, strict=True)),
         *(_text(f"{cut:08x}", LEFT - 8, TOP + ROW * i + 4, "end", "mono") for i, cut in enumerate(cuts)),
     ]
     for s in lineage:
@@ -42,9 +57,54 @@ def lineage_picture(lineage: Lineage, records: Mapping[int, int]) -> str:
         else:
             top = TOP + ROW * cuts.index(s.range.lo)
             height = TOP + ROW * cuts.index(s.range.hi) - top
-        frame = (LEFT + column * first, top, column * (behind - first) - GAP, height - GAP)
+        frame = (LEFT + edges[first], top, edges[behind] - edges[first] - GAP, height - GAP)
         parts += _box(s, records.get(s.id, 0), frame)
-    return _svg(bottom + 10 + OVERFLOW_ROW * len(overflows), parts, f"Lineage of {lineage.parent}")
+    bottom += 10 + OVERFLOW_ROW * len(overflows)
+    if axis:
+        parts += _axis(known, edges, bottom)
+    return _svg(bottom + axis, parts, f"Lineage of {lineage.parent}")
+
+
+def columns(times: Sequence[int | None], width: float) -> list[float]:
+    """Return where each epoch begins, and where the last one ends, from 0 to ``width``.
+
+    In proportion to the time if all of it is known, but none narrower than a part of an even column: an epoch
+    of a second beside one of a day is still seen.
+
+    Args:
+        times: when each epoch began and the last one ended.
+        width: of all together.
+    """
+    count = len(times) - 1
+    known = [at for at in times if at is not None]
+    spans = [max(0, b - a) for a, b in pairwise(known)]
+    if len(known) <= count or not sum(spans):
+        return [width * i / count for i in range(count + 1)]
+    parts = [LEAST_SHARE / count + (1 - LEAST_SHARE) * span / sum(spans) for span in spans]
+    return [width * sum(parts[:i]) for i in range(count + 1)]
+
+
+def _axis(times: Sequence[int | None], edges: Sequence[float], top: float) -> list[str]:
+    """Return a line with the clock times of its edges, as far as there is room; the day where it changes."""
+    parts = [_line(LEFT, top + 6, LEFT + edges[-1], top + 6)]
+    free, day = 0.0, ""
+    for at, edge in zip(times, edges, strict=True):
+        if at is None:
+            continue
+        x = LEFT + edge
+        parts.append(_line(x, top + 2, x, top + 10))
+        told = datetime.fromtimestamp(at / 1000, UTC)
+        text = f"{told:%H:%M:%S}" if f"{told:%Y-%m-%d}" == day else f"{told:%Y-%m-%d %H:%M:%S}"
+        half = len(text) * _LETTER / 2
+        if x - half >= free:
+            parts.append(_text(text, x, top + 24, "middle", "mono"))
+            free, day = x + half + _LETTER, f"{told:%Y-%m-%d}"
+    return [*parts, _text("UTC", 8, top + 24, "start", "head")]
+
+
+def _line(x: float, y: float, to_x: float, to_y: float) -> str:
+    ends = f'x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}"'
+    return f'<line {ends} stroke="#8a94a1" stroke-width="1"/>'
 
 
 def bars(rows: Sequence[tuple[str, float, str]], label: str, colour: str = "#1f5fa8") -> str:
