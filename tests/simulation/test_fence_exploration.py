@@ -14,7 +14,7 @@ import pytest
 from kpsplit.producer.lease import Renewal
 from kpsplit.splitter.fence_answers import may_renew
 from kpsplit.splitter.states import Phase
-from tests.simulation import fence_world
+from tests.simulation import fence_real
 from tests.simulation.explore import check_missed, explore
 from tests.simulation.fence_world import HIGH, LOW, Global, Scope, World
 from tests.simulation.guards import (
@@ -135,12 +135,12 @@ def do_not_wait_for_leases(patch: pytest.MonkeyPatch) -> None:
 
 
 def renew_while_a_prepare_is_unanswered(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fence_world, "owes", lambda *_: False)
+    patch.setattr(fence_real, "owes", lambda *_: False)
 
 
 def renew_while_a_fence_is_unacknowledged(patch: pytest.MonkeyPatch) -> None:
     count_expiries(patch)
-    patch.setattr(fence_world, "owes", lambda states, own: not may_renew(states, own))
+    patch.setattr(fence_real, "owes", lambda states, own: not may_renew(states, own))
 
 
 def never_register_again(patch: pytest.MonkeyPatch) -> None:

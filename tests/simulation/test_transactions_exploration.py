@@ -15,7 +15,7 @@ import pytest
 from kpsplit.producer.fence import PartitionFence
 from kpsplit.splitter.fence_answers import may_renew, to_acknowledge
 from kpsplit.splitter.writers import Registrations
-from tests.simulation import fence_world
+from tests.simulation import fence_real
 from tests.simulation.explore import check_missed, explore
 from tests.simulation.fence_world import LOW, Scope, World
 from tests.simulation.transactional_world import TransactionalWorld
@@ -95,7 +95,7 @@ def hold_back_reports_until_the_fence_is_over(patch: pytest.MonkeyPatch) -> None
 
 def let_the_lease_run_out_while_the_fence_waits(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        fence_world,
+        fence_real,
         "owes",
         lambda states, own: not may_renew(states, own) or bool(to_acknowledge(states, own)),
     )
