@@ -164,10 +164,9 @@ class Driver:
         except FencedError:
             raise
         except (Exception, KeyboardInterrupt) as error:
-            state = self._roll_back(attempt_id, error)
-            if state is None or not on_record or not isinstance(error, KpsplitError):
-                raise
-            if not steps.taken_over(state, attempt_id):
+            state = self._roll_back(attempt_id, error, on_record)
+            lost = state is not None and on_record and steps.taken_over(state, attempt_id)
+            if state is None or not lost or not isinstance(error, KpsplitError):
                 raise
             raise FencedError(
                 f"{state.parent}: attempt {attempt_id} was ended by somebody else ({error.message})",
@@ -290,15 +289,20 @@ class Driver:
             state = self._claim(deadline)
         return state
 
-    def _roll_back(self, attempt_id: str, cause: BaseException) -> PartitionState | None:
+    def _roll_back(self, attempt_id: str, cause: BaseException, on_record: bool) -> PartitionState | None:
         """Roll back our attempt unless the log says that it is committed; say in ``cause`` what became of it.
 
-        The log is claimed anew first: a write of ours may be under way. Returns what stands there then, None
-        if it cannot be had.
+        The log is claimed anew first: a write of ours may be under way. Not so where somebody else has ended
+        the attempt: that would fence who is at work now. Returns what stands there then, None if it cannot be
+        had.
         """
         state: PartitionState | None = None
         reason = cause.message if isinstance(cause, KpsplitError) else "interrupted"
         try:
+            if on_record:
+                state = self._ports.control.peek(self._ports.clock.deadline(CLEANUP_SECONDS))
+                if steps.taken_over(state, attempt_id):
+                    return state
             state = self._claim(self._ports.clock.deadline(CLEANUP_SECONDS))
             changed: bool | None = state.phase is Phase.COMMITTED
             hint = (

@@ -40,6 +40,10 @@ class Clock(Protocol):
 class ControlPort(Protocol):
     """The control topic, as the holder of one partition's operation sees it."""
 
+    def peek(self, deadline: Deadline) -> PartitionState:
+        """Read the log to its last stable offset, return the state; fences nobody."""
+        ...
+
     def claim(self, deadline: Deadline) -> PartitionState:
         """Fence every earlier holder, read the log to its last stable offset, return the state.
 

@@ -29,7 +29,7 @@ FOUND: list[tuple[LeaveOut, int, set[str]]] = [
     (guards.open_new_segments_at_once, 200, {"OUT"}),
     (guards.send_what_was_held_before_the_strays, 98, {"OUT"}),
     (guards.send_strays_in_any_order, 98, {"OUT"}),
-    (guards.send_again_what_was_given_up, 8, {"DUPLICATE", "OUT"}),
+    (guards.send_again_what_was_given_up, 8, {"DUPLICATE", "OUT", "REPORTED"}),
     (guards.take_any_attempts_answers, 28, {"LOST"}),
     (guards.take_any_attempts_readiness, 10, {"LOST"}),
     (guards.read_past_an_unknown_marker, 12, {"READER", "READ", "TOO"}),

@@ -131,6 +131,9 @@ class Simulated:
         else:
             raise self.fault.error()
 
+    def peek(self, deadline: Any) -> PartitionState:
+        return self._around("peek", lambda: self.cluster.state)
+
     def claim(self, deadline: Any) -> PartitionState:
         def effect() -> PartitionState:
             self.cluster.holder += 1
@@ -361,6 +364,7 @@ def test_an_operator_that_slept_beyond_its_time_while_others_ended_its_attempt_i
     at: int, goes_on: bool
 ) -> None:
     cluster = with_producers("answers")
+    holders: list[int] = []
 
     def asleep() -> None:
         other = Driver(Simulated(cluster).ports)
@@ -368,6 +372,7 @@ def test_an_operator_that_slept_beyond_its_time_while_others_ended_its_attempt_i
         if goes_on:
             other.run(split_attempt(cluster.state, 0, RANGES, "newer"), 0, Time(cluster, 60))
         cluster.now += 3600
+        holders.append(cluster.holder)
 
     with pytest.raises(FencedError):
         run(cluster, Fault(at, False, hook=asleep))
@@ -375,6 +380,7 @@ def test_an_operator_that_slept_beyond_its_time_while_others_ended_its_attempt_i
     assert cluster.state.epoch == goes_on
     last = cluster.state.last
     assert last is not None and last.attempt.id == ("newer" if goes_on else "s")
+    assert holders == [cluster.holder], "it fences nobody who is at work"
 
 
 def test_a_producer_that_never_acknowledges_in_time_aborts_the_attempt() -> None:

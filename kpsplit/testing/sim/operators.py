@@ -70,6 +70,10 @@ class Operator:
 
     # -- ControlPort -------------------------------------------------------------------------------
 
+    def peek(self, deadline: Deadline) -> PartitionState:
+        """See ControlPort."""
+        return cast(PartitionState, self.process.call(self._peek))
+
     def claim(self, deadline: Deadline) -> PartitionState:
         """See ControlPort."""
         return cast(PartitionState, self.process.call(lambda: self._claim(deadline)))
@@ -84,6 +88,10 @@ class Operator:
 
     def close(self) -> None:
         """Let go of the claim."""
+
+    def _peek(self) -> Effect:
+        yield "looks at the control topic"
+        return self.world.control.seen()
 
     def _claim(self, deadline: Deadline) -> Effect:
         yield "claims"
