@@ -47,7 +47,6 @@ class Member:
             holdings=self.holdings,
             epochs=LeaderEpochs(),
             views=SimpleNamespace(state=lambda parent: PartitionState.unsplit(parent, "id")),
-            epochs=LeaderEpochs(),
             errands=SimpleNamespace(run=self._run),
             group=SimpleNamespace(commit=self._commit),
         )
