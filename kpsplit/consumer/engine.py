@@ -272,9 +272,9 @@ class Engine(threading.Thread):
     def _fail_closed(self, error: KpsplitError) -> None:
         """A newer kpsplit writes one of its topics: nothing is handed out by what is known here."""
         log.error("kpsplit: %s", error)
-        self.fatal = error
         self.context.sink.release([h.slot for h in self.context.holdings.on(IN_SINK)])
         self.context.events.tell(kafka_error(error))
+        self.fatal = error  # last: who sees it finds the reason told
 
     def _hand_over_everything(self) -> None:
         context = self.context
