@@ -14,9 +14,12 @@ from kpsplit.errors import UsageError
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs import findings_frame, verify
 from kpsplit.spark_jobs.data_source import FORMAT, register
+from kpsplit.spark_jobs.gather import Gatherer
 from kpsplit.spark_jobs.report import times_of
+from kpsplit.spark_jobs.snapshot import without_boundary
 from kpsplit.spark_jobs.verification.findings import Check, Severity
 from kpsplit.spark_jobs.verification.job import take_snapshot
+from kpsplit.splitter.records.producers import ProducerRecord
 from kpsplit.splitter.records.stamp import HEADER, Stamp
 from tests.broker.operating import PAUSE_MS, DiedError, dying_after, enrolled, split, state_of
 
@@ -103,6 +106,23 @@ def test_the_command_line_says_what_it_cannot_judge(operations, bootstrap, make_
     ran = run(bootstrap, topic, "--group", "nobody")
     assert ran.exit_code == 2
     assert "group nobody has no range commit" in ran.stderr
+
+
+def test_a_split_behind_the_reading_of_the_offset_log_has_its_boundary_records(
+    operations, bootstrap, make_topic
+) -> None:
+    """The control topic is read later, and knows of it."""
+    parent = enrolled(operations, make_topic())
+
+    class Overtaken(Gatherer):
+        def _producers(self) -> tuple[ProducerRecord, ...]:
+            split(operations, parent, 2)
+            return super()._producers()
+
+    taken = Overtaken(Connection({"bootstrap.servers": bootstrap}), parent.topic).snapshot(with_groups=True)
+    assert taken.states[0].epoch == 1
+    assert without_boundary(taken.states, ()) != []
+    assert without_boundary(taken.states, taken.boundaries) == []
 
 
 def test_an_operation_that_does_not_end_keeps_it_from_judging(operations, bootstrap, make_topic) -> None:
