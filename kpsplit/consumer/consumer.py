@@ -100,6 +100,7 @@ class Consumer(confluent_kafka.Consumer):
         self._settings = settings
         self._session: Session | None = None
         self._first_call = threading.RLock()  # again in a signal handler
+        self._beginning = False
         self._closed = False
         self._state: StateHooks | None = None
         self._keep(state)
@@ -480,13 +481,11 @@ class Consumer(confluent_kafka.Consumer):
             return
         if self._events.inside_callback():
             raise KpsplitError("close() was called inside a callback", hint="return from it first")
-        session = self._session
-        if session is None:
-            self._closed = True
-            self._group.close()
-            self._asker.close()
-            self._let_go_of_state()
-            return
+        with self._first_call:
+            session = self._session
+            if session is None:
+                self._close_unused()
+                return
         raised: Exception | None = None
         self._all_processed()
         session.engine.close()
@@ -519,6 +518,14 @@ class Consumer(confluent_kafka.Consumer):
             state.bind(self._settings.group)
             self._state = state
 
+    def _close_unused(self) -> None:
+        """Close before any call has begun a session; one that is being begun around us ends by itself."""
+        self._closed = True
+        if not self._beginning:
+            self._group.close()
+            self._asker.close()
+            self._let_go_of_state()
+
     def _let_go_of_state(self) -> None:
         if self._state is not None:
             self._state.unbind()
@@ -533,9 +540,27 @@ class Consumer(confluent_kafka.Consumer):
         if self._session is not None:
             return self._session
         with self._first_call:
-            if self._session is None:
-                self._session = self._made_session()
-            return self._session
+            return self._session or self._begun_session()
+
+    def _begun_session(self) -> Session:
+        """Begin the session, under the lock, which a signal handler passes in the thread that holds it."""
+        self._check_open()
+        if self._beginning:
+            raise KpsplitError(
+                "this call came inside the first call, from a signal handler", hint="set a flag there"
+            )
+        self._beginning = True
+        try:
+            session = self._made_session()
+        finally:
+            self._beginning = False
+        if self._closed:  # by a signal handler
+            session.engine.close()
+            session.engine.ended(CLOSE_SECONDS)
+            self._let_go_of_state()
+            self._check_open()
+        self._session = session
+        return session
 
     def _made_session(self) -> Session:
         pulse, buffer = self._pulse, self._buffer

@@ -39,13 +39,14 @@ class LeaderEpochs:
         self._stretches: dict[tuple[PhysicalPartition, int], list[_Stretch]] = {}
 
     def read(self, batch: Batch) -> None:
-        """Take what a batch tells; one without records belongs to what was read right before it."""
+        """Take what a batch tells; offsets without records (markers, gaps) may be of any epoch."""
+        if batch.leader_epoch is None or batch.leader_epoch < 0:
+            return
         known = self._stretches.setdefault((batch.parent, batch.segment.id), [])
         last = known[-1] if known else None
-        follows = last is not None and last.end == batch.start
-        if last is not None and follows and batch.leader_epoch in (None, last.epoch):
+        if last is not None and last.end == batch.start and last.epoch == batch.leader_epoch:
             last.end = batch.end
-        elif batch.leader_epoch is not None and batch.leader_epoch >= 0:
+        else:
             known.append(_Stretch(batch.start, batch.end, batch.leader_epoch))
             del known[:-STRETCHES]
 

@@ -278,8 +278,9 @@ class PartitionTracks:
             self._ask(source, track.segment, sifted.doubt.offset, sifted.doubt)
             batches += self._passed(track, sifted.doubt.offset, sifted.kept, epoch)
             return []
-        end = _offset(inside[-1]) + 1 if len(inside) == len(messages) else track.segment.end or 0
-        batches += self._passed(track, end, sifted.kept, epoch)
+        read_to = _offset(inside[-1]) + 1 if inside else track.next
+        end = read_to if len(inside) == len(messages) else track.segment.end or 0
+        batches += self._passed(track, end, sifted.kept, epoch if end == read_to else None)
         return behind
 
     def _passed(

@@ -161,7 +161,8 @@ class Driver:
         """
         try:
             yield
-        except FencedError:
+        except FencedError as error:
+            error.changed = None  # whoever fenced us has ended the attempt, one way or the other
             raise
         except (Exception, KeyboardInterrupt) as error:
             state = self._roll_back(attempt_id, error, on_record)
@@ -171,6 +172,7 @@ class Driver:
             raise FencedError(
                 f"{state.parent}: attempt {attempt_id} was ended by somebody else ({error.message})",
                 hint=f"look at: kpsplit status {state.parent}",
+                changed=steps.took_effect(state, attempt_id),
             ) from error
 
     def _pause_limit(self, state: PartitionState, deadline: Deadline) -> Deadline:
@@ -292,22 +294,20 @@ class Driver:
     def _roll_back(self, attempt_id: str, cause: BaseException, on_record: bool) -> PartitionState | None:
         """Roll back our attempt unless the log says that it is committed; say in ``cause`` what became of it.
 
-        The log is claimed anew first: a write of ours may be under way. Not so where somebody else has ended
-        the attempt: that would fence who is at work now. Returns what stands there then, None if it cannot be
-        had.
+        The log is claimed anew first: a write of ours may be under way. Not so where the attempt is over:
+        that would fence who is at work now. Returns what stands there then, None if it cannot be had.
         """
         state: PartitionState | None = None
         reason = cause.message if isinstance(cause, KpsplitError) else "interrupted"
+        hint: str | None = None
         try:
             if on_record:
                 state = self._ports.control.peek(self._ports.clock.deadline(CLEANUP_SECONDS))
-                if steps.taken_over(state, attempt_id):
-                    return state
-            state = self._claim(self._ports.clock.deadline(CLEANUP_SECONDS))
-            changed: bool | None = state.phase is Phase.COMMITTED
-            hint = (
-                f"the new layout is in force; finish with: kpsplit resume {state.parent}" if changed else None
-            )
+            if state is None or not _is_over(state, attempt_id):
+                state = self._claim(self._ports.clock.deadline(CLEANUP_SECONDS))
+            changed = steps.took_effect(state, attempt_id) if on_record else state.phase is Phase.COMMITTED
+            if changed and state.phase is Phase.COMMITTED:
+                hint = f"the new layout is in force; finish with: kpsplit resume {state.parent}"
             if state.attempt is not None and state.attempt.id == attempt_id:
                 limit = self._ports.clock.deadline(CLEANUP_SECONDS)
                 state = self._settle(state, EndedBy.OPERATOR, reason[:1000], limit, forward=False)
@@ -339,3 +339,8 @@ def _frozen(state: PartitionState) -> ConflictError:
         f"{state.parent} is frozen: {state.frozen_reason}",
         hint=f"look at kpsplit doctor, then run: kpsplit resume {state.parent} --thaw",
     )
+
+
+def _is_over(state: PartitionState, attempt_id: str) -> bool:
+    """Tell whether nothing is left to be done about an attempt that was on record."""
+    return state.attempt is None or state.attempt.id != attempt_id

@@ -18,6 +18,7 @@ from kpsplit.splitter.partition_state import (
     OperationKind,
     Outcome,
     PartitionState,
+    Result,
     SubTopic,
     Target,
 )
@@ -151,6 +152,15 @@ def taken_over(state: PartitionState, attempt_id: str) -> bool:
         return state.attempt.id != attempt_id
     last = state.last
     return last is None or last.attempt.id != attempt_id or last.ended_by is not EndedBy.OPERATOR
+
+
+def took_effect(state: PartitionState, attempt_id: str) -> bool | None:
+    """Tell whether the layout of an attempt came into force; None where the record says nothing of it."""
+    if state.attempt is not None and state.attempt.id == attempt_id:
+        return state.phase is Phase.COMMITTED
+    if state.last is not None and state.last.attempt.id == attempt_id:
+        return state.last.result is Result.COMMITTED
+    return None
 
 
 def _ended(state: PartitionState, progress: Progress) -> Done:

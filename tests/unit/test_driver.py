@@ -374,12 +374,42 @@ def test_an_operator_that_slept_beyond_its_time_while_others_ended_its_attempt_i
         cluster.now += 3600
         holders.append(cluster.holder)
 
-    with pytest.raises(FencedError):
+    with pytest.raises(FencedError) as caught:
         run(cluster, Fault(at, False, hook=asleep))
+    assert caught.value.changed is (None if goes_on else False)
     assert_resting(cluster)
     assert cluster.state.epoch == goes_on
     last = cluster.state.last
     assert last is not None and last.attempt.id == ("newer" if goes_on else "s")
+    assert holders == [cluster.holder], "it fences nobody who is at work"
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in time", "its time is over"])
+@pytest.mark.parametrize("goes_on", [False, True], ids=["only finished", "another attempt"])
+def test_an_operator_that_slept_behind_its_commit_does_not_say_that_nothing_was_changed(
+    goes_on: bool, late: bool
+) -> None:
+    cluster = with_producers("answers")
+    holders: list[int] = []
+    raised: list[KpsplitError] = [DeadlineExceededError("too late")] if late else []
+
+    def asleep() -> None:
+        other = Driver(Simulated(cluster).ports)
+        other.resume(renewed, Time(cluster, 60))
+        if goes_on:
+            merge = merge_attempt(
+                cluster.state, tuple(s.id for s in cluster.state.lineage.open_segments()), WHOLE
+            )
+            other.run(merge, 1, Time(cluster, 60))
+        holders.append(cluster.holder)
+        if raised:
+            raise raised[0]
+
+    finish = len(run(with_producers("answers")).names) - 1
+    with pytest.raises(KpsplitError) as caught:
+        run(cluster, Fault(finish, False, hook=asleep))
+    assert isinstance(caught.value, FencedError) == (goes_on or not late)
+    assert caught.value.changed is not False
     assert holders == [cluster.holder], "it fences nobody who is at work"
 
 
