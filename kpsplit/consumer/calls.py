@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -14,6 +14,7 @@ from kpsplit.consumer.committer import Parts
 from kpsplit.consumer.committing import logical_position
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.engine import Engine
+from kpsplit.consumer.given import EARLIEST
 from kpsplit.consumer.holdings import IN_SINK, Holding, Stage
 from kpsplit.consumer.ledger import Start, Wanted
 from kpsplit.consumer.marks import behind_record
@@ -181,12 +182,17 @@ class Calls:
             own = cursor.narrowed(holding.slot.range).settled(lineage)
             start_at(self._context, holding, Start((own,)))
 
-    def start(self, cursors: Mapping[PhysicalPartition, Cursor | None]) -> None:
-        """Inside on_assign: begin at other places than the group's, with slots that arrive later too."""
+    def start(
+        self, cursors: Mapping[PhysicalPartition, Cursor | None], at_start: Collection[PhysicalPartition] = ()
+    ) -> None:
+        """Inside on_assign: begin at other places than the group's, with slots that arrive later too.
+
+        ``at_start``: the partitions whose cursor is where they begin now.
+        """
         for parent, cursor in cursors.items():
             if cursor is not None:
                 self.seek(parent, cursor)
-        self._engine.membership.given.take(cursors)
+        self._engine.membership.given.take({**cursors, **dict.fromkeys(at_start, EARLIEST)})
 
     def pause(self, parents: Iterable[PhysicalPartition]) -> None:
         """Read nothing of logical partitions, and take back what waits of them."""

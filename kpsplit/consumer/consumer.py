@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import confluent_kafka
 from confluent_kafka import (
+    OFFSET_BEGINNING,
     OFFSET_INVALID,
     KafkaError,
     KafkaException,
@@ -167,7 +168,8 @@ class Consumer(confluent_kafka.Consumer):
 
         cursors = session.look_up(look_up, COMMIT_SECONDS)
         if self._events.inside_callback():
-            session.ask(lambda: session.calls.start(cursors))
+            at_start = [parent for parent in cursors if starts[parent] == OFFSET_BEGINNING]
+            session.ask(lambda: session.calls.start(cursors, at_start))
             return
         self._all_processed()
         session.ask(lambda: session.calls.assign(cursors, more=more))

@@ -9,27 +9,32 @@ what was given then, and never goes back.) A program that is asked again gives a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
+
+EARLIEST: Literal["earliest"] = "earliest"
+GivenStart = Cursor | Literal["earliest"]
+"""A place, or wherever the partition begins when it is asked for: retention moves that."""
 
 
 class Given:
     """See the module. Owned by the engine's thread."""
 
     def __init__(self) -> None:
-        self._cursors: dict[PhysicalPartition, Cursor] = {}
+        self._starts: dict[PhysicalPartition, GivenStart] = {}
 
-    def take(self, cursors: Mapping[PhysicalPartition, Cursor | None]) -> None:
+    def take(self, starts: Mapping[PhysicalPartition, GivenStart | None]) -> None:
         """Keep what on_assign gave; None leaves a partition to the group's commits."""
-        self.forget(cursors)
-        self._cursors.update({parent: cursor for parent, cursor in cursors.items() if cursor is not None})
+        self.forget(starts)
+        self._starts.update({parent: start for parent, start in starts.items() if start is not None})
 
     def forget(self, parents: Iterable[PhysicalPartition]) -> None:
         """The program is asked again."""
         for parent in parents:
-            self._cursors.pop(parent, None)
+            self._starts.pop(parent, None)
 
-    def start(self, parent: PhysicalPartition) -> Cursor | None:
+    def start(self, parent: PhysicalPartition) -> GivenStart | None:
         """Return where a partition begins, None if the program gave nothing for it."""
-        return self._cursors.get(parent)
+        return self._starts.get(parent)

@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError
 from kpsplit.consumer.asking import Asker
 from kpsplit.consumer.carrier import Carrier, Load
 from kpsplit.consumer.committing import Member, Processed, Writes, least, plain_offsets, writes
+from kpsplit.consumer.given import GivenStart
 from kpsplit.consumer.subscriptions import Mode
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
@@ -57,7 +58,7 @@ class Wanted:
     lineage: Lineage
     mode: Mode
     range: KeyRange
-    given: Cursor | None = None
+    given: GivenStart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +135,19 @@ class Ledger:
             return {}
         with translated("read the group's committed offsets"):
             ordinary = self._asker.committed(_sources(w.lineage for w in missing), ANSWER_SECONDS)
-        found, bare = {}, []
+        found: dict[PhysicalPartition, Cursor] = {}
+        bare: dict[str, list[Lineage]] = {}
         for lineage, given in ((w.lineage, w.given) for w in missing):
             own = {source: ordinary[source] for source in lineage.sources() if source in ordinary}
             if own:
                 found[lineage.parent] = Cursor.from_positions(lineage, WHOLE, own)
-            elif given is not None:
+            elif isinstance(given, Cursor):
                 found[lineage.parent] = given
             else:
-                bare.append(lineage)
-        return {**found, **self._resets(bare, self._reset)}
+                bare.setdefault(given or self._reset, []).append(lineage)
+        for where, lineages in bare.items():
+            found |= self._resets(lineages, where)
+        return found
 
     def reset(self, lineage: Lineage, where: str) -> Cursor:
         """Return the earliest or latest position of a whole lineage.

@@ -18,13 +18,12 @@ from kpsplit.consumer.config import RevocationPolicy
 from kpsplit.consumer.context import Context, parts
 from kpsplit.consumer.engine_states import Event, State
 from kpsplit.consumer.events import Callback
-from kpsplit.consumer.given import Given
+from kpsplit.consumer.given import Given, GivenStart
 from kpsplit.consumer.group import Places
 from kpsplit.consumer.holdings import IN_SINK, STARTING, Holding, Stage
 from kpsplit.consumer.reading import OwnedSlot
 from kpsplit.consumer.subscriptions import Mode, Subscribed
 from kpsplit.kafka.clock import monotonic
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.slots import slot_at, slot_number, slot_range
 
@@ -104,7 +103,7 @@ class Membership:
             return
         self.hold([self._holding(place) for place in places])
 
-    def given_start(self, parent: PhysicalPartition) -> Cursor | None:
+    def given_start(self, parent: PhysicalPartition) -> GivenStart | None:
         """Return where slots begin that arrive now and were never committed, if on_assign has said so."""
         return self.given.start(parent) if parent in self._announced else None
 

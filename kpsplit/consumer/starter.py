@@ -11,12 +11,12 @@ from confluent_kafka import KafkaError, KafkaException
 from kpsplit.consumer.ahead import Ahead
 from kpsplit.consumer.context import Context, kafka_error, named
 from kpsplit.consumer.events import Callback
+from kpsplit.consumer.given import GivenStart
 from kpsplit.consumer.holdings import Holding, Stage
 from kpsplit.consumer.ledger import UNDECIDED_SECONDS, NoOffsetError, Start, Wanted, merged, reset_error
 from kpsplit.consumer.subscriptions import Mode
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
 from kpsplit.kafka.clock import monotonic
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
 
 log = logging.getLogger(__name__)
@@ -27,14 +27,14 @@ _PASSING = (UnreachableError, DeadlineExceededError)
 Announce = Callable[[list[Holding]], Callback | None]
 """Has the application's on_assign called, for slots that are about to be read."""
 
-GivenStart = Callable[[PhysicalPartition], Cursor | None]
+AskGiven = Callable[[PhysicalPartition], GivenStart | None]
 """Tells where a partition begins for the application, if it has said so."""
 
 
 class Starter:
     """Brings slots from WANTED to READING. One look-up at a time; it covers every slot that waits."""
 
-    def __init__(self, context: Context, announce: Announce, given: GivenStart) -> None:
+    def __init__(self, context: Context, announce: Announce, given: AskGiven) -> None:
         self._context = context
         self._announce = announce
         self._given = given

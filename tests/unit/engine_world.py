@@ -223,7 +223,10 @@ class Ledger:
         self.starts_gate.wait(30)
         given = [None if self.has_commits else w.given for w in wanted]
         return [
-            Start((Cursor(w.range, {0: 0}) if own is None else own.narrowed(w.range),), committed=True)
+            Start(
+                (own.narrowed(w.range) if isinstance(own, Cursor) else Cursor(w.range, {0: 0}),),
+                committed=True,
+            )
             for w, own in zip(wanted, given, strict=True)
         ]
 
