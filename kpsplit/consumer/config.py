@@ -178,7 +178,7 @@ def _settings(given: Mapping[str, Any]) -> ConsumerSettings:
         eof=flag(given, "enable.partition.eof", False),
         incremental=remote or strategy == "cooperative-sticky",
         strategy=strategy,
-        assignor=str(given.get("group.remote.assignor", "")) if remote else "",
+        assignor=name_of(given, "group.remote.assignor", "") if remote else "",
         known_for=REMOTE_KNOWN_SECONDS if remote else _known_for(given),
         on_commit=given.get("on_commit"),
         fetch={

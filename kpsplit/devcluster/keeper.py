@@ -102,6 +102,8 @@ class Keeper:
 
 def _await_stopped(pid: int) -> None:
     """Return once a child that got SIGSTOP has stopped (or ended): until then some of its threads run."""
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        return
     until = time.monotonic() + _STOP_SECONDS
     while os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
         if time.monotonic() > until:
@@ -155,7 +157,7 @@ def main(arguments: list[str]) -> None:
     try:
         for request in _requests(int(parent)):
             os.write(1, json.dumps(keeper.handle(request)).encode() + b"\n")
-            if request["op"] == "end":
+            if request.get("op") == "end":
                 break
     except BrokenPipeError:
         pass  # the parent ended before it read the answer

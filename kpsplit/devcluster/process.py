@@ -81,14 +81,19 @@ class KeeperClient:
         if os.getpid() != self._owner:
             return
         with self._lock:
-            with suppress(
-                KpsplitError
-            ):  # a forked copy of this process may hold the pipe open: closing says nothing
-                self._exchange(b'{"op": "end"}\n')
+            self._say_end()
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
                     pipe.close()
             self._process.wait(_KEEPER_EXIT)
+
+    def _say_end(self) -> None:
+        """Tell the keeper: where a forked copy of this process holds the pipe, closing it says nothing."""
+        stdin = self._process.stdin
+        with suppress(OSError, ValueError):  # it has ended, or this was closed before
+            if stdin is not None:
+                stdin.write(b'{"op": "end"}\n')
+                stdin.flush()
 
 
 class ManagedProcess:
@@ -114,6 +119,8 @@ class ManagedProcess:
 
     def send(self, number: signal.Signals) -> bool:
         """Send a signal; False if the process has ended already."""
+        if number == signal.SIGSTOP:
+            self.paused = self.exit_code is None  # whether or not it is seen to stop
         sent: bool = self._keeper.request(op="signal", id=self._name, signal=int(number))["sent"]
         if sent and number in (signal.SIGSTOP, signal.SIGCONT):
             self.paused = number == signal.SIGSTOP

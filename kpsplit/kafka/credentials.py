@@ -51,7 +51,8 @@ class Credentials:
         """Have all clients, those to come as well, log in with these.
 
         Raises:
-            TypeError, ValueError: they are not text that can be sent; nothing is changed.
+            TypeError, ValueError: they are not text that can be sent; nothing is changed. Exception: what a
+                client raised; all others were told.
         """
         for value in (username, password):
             if not isinstance(value, str):
@@ -60,8 +61,14 @@ class Credentials:
                 raise ValueError("SASL credentials hold a character that cannot be sent")
         with self._lock:
             self.changed = {"sasl.username": username, "sasl.password": password}
+            raised: Exception | None = None
             for client in list(self._clients):
-                self._tell(client)
+                try:
+                    self._tell(client)
+                except Exception as error:  # noqa: BLE001 - raised below, when everybody knows
+                    raised = raised or error
+        if raised is not None:
+            raise raised
 
     def _tell(self, client: Client) -> None:
         if self.changed:
