@@ -9,7 +9,7 @@ from kpsplit.admin_cli.call import Call
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.errors import UsageError
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.partition_state import EndedBy, PartitionState, Result
 from kpsplit.splitter.states import Phase
 
 Wanted = Callable[[PartitionState], bool]
@@ -30,20 +30,31 @@ def can_be_thawed(state: PartitionState) -> bool:
     return state.phase is Phase.FROZEN
 
 
+def can_be_begun_anew(state: PartitionState) -> bool:
+    """Tell whether the latest operation was rolled back for its operator was gone: resume begins it anew."""
+    last = state.last
+    given_up = last is not None and (last.result, last.ended_by) == (Result.ROLLED_BACK, EndedBy.TAKEOVER)
+    return state.attempt is None and state.phase is Phase.STEADY and given_up
+
+
 def the_only_one(call: Call, verb: str, wanted: Wanted, yes: bool) -> PhysicalPartition | None:
     """Return the only partition that is wanted, None if there is none; ``verb``: with its options.
 
+    It is told on stderr what is found; where resuming is wanted, also what it could begin anew by its name.
+
     Raises:
-        UsageError: there are several, or there is nobody to be asked; they are listed on stderr.
+        UsageError: there are several, or there is nobody to be asked.
     """
     with call.operations() as operations:
-        found = _sorted(filter(wanted, operations.view().states.values()))
+        states = _sorted(operations.view().states.values())
+    found = [state for state in states if wanted(state)]
+    anew = [state for state in states if can_be_begun_anew(state)] if wanted is can_be_resumed else []
+    for state in (*found, *anew):
+        call.say(f"kpsplit {verb} {state.parent}    # {_in_words(state)}")
     if not found:
         return None
     if len(found) == 1 and (yes or sys.stdin.isatty()):
         return found[0].parent
-    for state in found:
-        call.say(f"kpsplit {verb} {state.parent}    # {_in_words(state)}")
     if len(found) > 1:
         raise UsageError(f"{len(found)} partitions are waiting for it", hint=f"name one: {verb} TOPIC/P")
     raise UsageError("nobody can be asked here whether this one is meant", hint="name it, or give --yes")
@@ -61,4 +72,9 @@ def _sorted(states: Iterable[PartitionState]) -> list[PartitionState]:
 def _in_words(state: PartitionState) -> str:
     from kpsplit.kafka.facts import under_way
 
+    if state.last is not None and can_be_begun_anew(state):
+        attempt = state.last.attempt
+        return one_line(
+            f"{attempt.kind} by {attempt.operator} was rolled back: {state.last.reason}; begins it anew"
+        )
     return one_line(under_way(state) or f"{state.phase}: {state.frozen_reason}")

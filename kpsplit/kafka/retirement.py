@@ -106,7 +106,7 @@ class Retirement:
             name, reason = next(iter(found.kept.items()))
             raise CheckFailedError(
                 f"nothing was retired: {name}: {reason}",
-                hint="let the group read on, delete the group, or go on with --force",
+                hint="let the group read on, move it with kpsplit seek, or go on with --force",
             )
         going = [t for t in state.subtopics if t.name in found.going]
         return self._delete(going, state, deadline) if going else []

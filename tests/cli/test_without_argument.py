@@ -6,11 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from kpsplit.admin_cli.unfinished import can_be_aborted, can_be_resumed, can_be_thawed
+from kpsplit.admin_cli.unfinished import (
+    can_be_aborted,
+    can_be_begun_anew,
+    can_be_resumed,
+    can_be_thawed,
+)
+from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.operations import Operations
-from kpsplit.splitter.events import Freeze
+from kpsplit.producer.takeover import roll_back
+from kpsplit.splitter.events import Abort, Freeze
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
+from kpsplit.splitter.partition_state import EndedBy
 from kpsplit.splitter.states import Phase
 from tests.broker.operating import PAUSE_MS, DiedError, dying_after, enrolled, operating, state_of
 from tests.unit.samples import UNSPLIT, committed, fenced, life, split_attempt
@@ -20,10 +28,13 @@ from tests.unit.samples import UNSPLIT, committed, fenced, life, split_attempt
 def operations(bootstrap: str, kpsplit) -> Iterator[Operations]:
     """Operations on a cluster on which nothing is left to be finished."""
     with operating(bootstrap) as running:
-        for state in filter(can_be_resumed, list(running.view().states.values())):
-            running.abort(state.parent, "left over") if can_be_aborted(state) else running.resume(
-                state.parent
-            )
+        for state in list(running.view().states.values()):
+            if can_be_thawed(state):
+                running.resume(state.parent, thaw=True)
+            elif can_be_aborted(state):
+                running.abort(state.parent, "left over")
+            elif can_be_resumed(state):
+                running.resume(state.parent)
         yield running
 
 
@@ -41,10 +52,16 @@ def test_what_is_left_to_be_done_follows_from_the_state() -> None:
     assert [can_be_resumed(s) for s in states] == [False, True, True, False]
     assert [can_be_aborted(s) for s in states] == [False, True, False, False]
     assert [can_be_thawed(s) for s in states] == [False, False, False, True]
+    ended = [apply(cut, Abort(attempt.id, by, "its operator is gone")) for by in EndedBy]
+    assert [can_be_begun_anew(s) for s in (*states, *ended)] == [False] * 4 + [
+        by is EndedBy.TAKEOVER for by in EndedBy
+    ]
 
 
 @pytest.mark.broker
-def test_one_operation_is_meant_and_several_are_listed_and_left_alone(operations, kpsplit, new_topic) -> None:
+def test_one_operation_is_meant_and_several_are_listed_and_left_alone(
+    operations, kpsplit, new_topic, bootstrap
+) -> None:
     assert kpsplit.ok("resume").out == "no operation is under way\n"
     assert kpsplit.ok("abort", "-o", "json").json == {"result": None}
     first, second = sorted(enrolled(operations, new_topic(name)) for name in ("first", "second"))
@@ -55,7 +72,10 @@ def test_one_operation_is_meant_and_several_are_listed_and_left_alone(operations
         refused = kpsplit(verb, "--yes")
         assert (refused.code, refused.out) == (2, "")
         assert "2 partitions are waiting for it" in refused.error
-        assert [line.split("#")[0].strip() for line in refused.err.splitlines()[:2]] == [
+        listed = [line.split("#")[0].strip() for line in refused.err.splitlines()]
+        assert [
+            line for line in listed if line in (f"kpsplit {verb} {first}", f"kpsplit {verb} {second}")
+        ] == [
             f"kpsplit {verb} {first}",
             f"kpsplit {verb} {second}",
         ]
@@ -68,6 +88,14 @@ def test_one_operation_is_meant_and_several_are_listed_and_left_alone(operations
     assert state_of(operations, first).epoch == 1
     assert state_of(operations, second).epoch == 0
     assert kpsplit.ok("resume", "--thaw").out == "no partition is frozen\n"
+
+    third = enrolled(operations, new_topic("third"))
+    left_in_the_middle(operations, third, "Fence")
+    left = state_of(operations, third).attempt
+    assert left is not None and roll_back(Connection({"bootstrap.servers": bootstrap}), third, left.id)
+    told = kpsplit.ok("resume")
+    assert told.out == "no operation is under way\n"
+    assert f"kpsplit resume {third}    # split by " in told.err
 
 
 @pytest.mark.broker

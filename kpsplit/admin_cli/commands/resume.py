@@ -25,7 +25,8 @@ def command(
     """Finish what a dead operator left.
 
     What was committed goes forward; what was not is rolled back and begun anew. Without an argument it is the
-    only operation under way that is meant; if there are several, they are listed and nothing is done.
+    only operation under way that is meant; if there are several, they are listed and nothing is done. What
+    was rolled back already because its operator was gone is listed too, and begun anew only by its name.
     """
     from kpsplit.admin_cli.render.console import stderr
     from kpsplit.admin_cli.render.steps import StepProgress

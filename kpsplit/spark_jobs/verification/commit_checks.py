@@ -149,7 +149,10 @@ def _skipped(group: str, state: PartitionState, cursor: Cursor, piece: KeyRange)
 
 
 def _unfinished(snapshot: Snapshot, fold: CommitFold, group: str, state: PartitionState) -> Iterator[Finding]:
-    """Tell where a group stands before the end of the data: it lags, or they went before it had read them."""
+    """Tell where a group stands before the end of the data: it lags, or they went before it had read them.
+
+    Both are legal (retention and ``retire --force`` take what a group that is gone never reads), so a note.
+    """
     left: dict[int, list[tuple[KeyRange, int, bool]]] = defaultdict(list)
     for piece, cursor in fold.cursors(group, state.parent):
         if cursor is not None and not cursor.ahead_of(state.lineage):
@@ -160,16 +163,17 @@ def _unfinished(snapshot: Snapshot, fold: CommitFold, group: str, state: Partiti
         waiting = [(next_, piece, begun) for piece, next_, begun in left[segment.id] if next_ < end]
         if not waiting:
             continue
-        first, piece, begun = min(waiting)
+        first, piece, _ = min(waiting)
         others = f" and {len(waiting) - 1} more ranges" if len(waiting) > 1 else ""
         stands = (
             f"group {group} stands at {first} of segment {segment.id} for {piece}{others}; it ends at {end}"
         )
         retired = snapshot.gone.get(segment.source) is LostReason.RETIRED
-        missed = retired and begun and first > segment.start
+        missed = retired and any(begun and at > segment.start for at, _, begun in waiting)
+        gone = ", and its sub-topic was retired" + (" in the middle of its reading" if missed else "")
         yield Finding(
-            *(Check.COMMITS_END, Severity.FINDING if missed else Severity.NOTE, state.parent),
-            f"{stands}, and its sub-topic was retired" if retired else stands,
+            *(Check.COMMITS_END, Severity.NOTE, state.parent),
+            f"{stands}{gone if retired else ''}",
             segment.id,
             group=group,
             key_hash=piece.lo,
