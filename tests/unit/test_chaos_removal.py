@@ -7,7 +7,7 @@ from kpsplit.kafka.group_progress import Basis, PartitionProgress, RangeProgress
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from tests.fault.chaos.removal import Extent, excused, expected_gaps, extents, told_gap, untrue
+from tests.fault.chaos.removal import Extent, Removal, excused, expected_gaps, extents, told_gap, untrue
 from tests.unit.samples import PARENT, UNSPLIT, committed, phantom, split_attempt
 
 LOW, HIGH = WHOLE.split_evenly(2)
@@ -76,15 +76,29 @@ def test_the_text_of_a_gap_is_read_back_and_other_warnings_are_not_gaps() -> Non
 
 def test_the_group_may_miss_what_it_was_told_of_and_nothing_else() -> None:
     gap = Gap(0, PARENT, 50, 60, GapReason.EXPIRED)
-    assert excused(SPLIT.lineage, [gap], {PARENT: 60}, set()) == set(range(50, 60))
-    assert excused(SPLIT.lineage, [gap], {PARENT: 60}, {51}) == {50, *range(52, 60)}
-    assert excused(SPLIT.lineage, [gap], {PARENT: 55}, set()) == set(range(50, 55))
-    assert excused(SPLIT.lineage, [], {PARENT: 60}, set()) == set()
+    unread = {PARENT: [Removal(0, 60, 40)]}
+    assert excused(SPLIT.lineage, [gap], unread, set()) == set(range(50, 60))
+    assert excused(SPLIT.lineage, [gap], unread, {51}) == {50, *range(52, 60)}
+    assert excused(SPLIT.lineage, [gap], {PARENT: [Removal(0, 55, 40)]}, set()) == set(range(50, 55))
+    assert excused(SPLIT.lineage, [], unread, set()) == set()
+
+
+def test_what_was_removed_behind_the_groups_commits_excuses_nothing() -> None:
+    """A gap that reaches too far passes over records that are there still, and are removed later."""
+    removals = {PARENT: [Removal(0, 55, 40), Removal(55, 90, 90)]}
+    gap = Gap(0, PARENT, 50, 60, GapReason.EXPIRED)
+    assert excused(SPLIT.lineage, [gap], removals, set()) == set(range(50, 55))
+    assert untrue(SPLIT.lineage, [gap], removals) == [gap]
 
 
 def test_a_gap_that_nobody_made_is_untrue() -> None:
     gap = Gap(0, PARENT, 50, 60, GapReason.EXPIRED)
-    assert untrue([gap], {PARENT: 60}) == []
-    assert untrue([gap], {PARENT: 59}) == [gap] and untrue([gap], {}) == [gap]
+    removals = {PARENT: [Removal(0, 60, 40)]}
+    assert untrue(SPLIT.lineage, [gap], removals) == []
+    assert untrue(SPLIT.lineage, [gap], {PARENT: [Removal(0, 59, 40)]}) == [gap]
+    assert untrue(SPLIT.lineage, [gap], {}) == [gap]
     cut_off = Gap(0, PARENT, 50, 60, GapReason.CUT_OFF)
-    assert untrue([cut_off], {PARENT: 60}) == [cut_off]
+    assert untrue(SPLIT.lineage, [cut_off], removals) == [cut_off]
+    whole = Gap(0, PARENT, 50, 100, GapReason.EXPIRED)
+    assert untrue(SPLIT.lineage, [whole], {PARENT: [Removal(0, 101, 40)]}) == []
+    assert untrue(SPLIT.lineage, [whole], removals) == [whole]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner
@@ -13,10 +14,11 @@ from kpsplit.spark_jobs.master import check_master, is_local
 
 
 @pytest.fixture
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
+def closed_port() -> Iterator[int]:
+    """A port that nobody else can take, and on which nobody listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
 
 
 @pytest.mark.parametrize("master", ["local", "local[*]", "local[4]", "yarn", "k8s://https://10.0.0.1:6443"])

@@ -237,16 +237,17 @@ class Play:
             number = state.parent.partition
             mine = [gap for gap in told if gap.source in state.lineage.sources()]
             done = {w.offset for journal in worked.values() for w in journal if w.partition == number}
-            seen[number] = back.offsets[number] - excused(state.lineage, mine, self._archive.starts, done)
+            seen[number] = back.offsets[number] - excused(state.lineage, mine, self._archive.removals, done)
         return seen
 
     def _untold(self, states: list[PartitionState], back: ReadBack) -> list[str]:
         """Return what is wrong with the gaps that members and a fresh reader tell of."""
         starts = self._archive.starts
-        wrong = [
-            f"a member was told, and it is not so: {gap}" for gap in untrue(self._crew.told_gaps(), starts)
-        ]
+        wrong: list[str] = []
         for state in states:
+            mine = [gap for gap in self._crew.told_gaps() if gap.source in state.lineage.sources()]
+            lies = untrue(state.lineage, mine, self._archive.removals)
+            wrong += [f"a member was told, and it is not so: {gap}" for gap in lies]
             expected = expected_gaps(state.lineage, starts)
             if not expected:
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from kpsplit.consumer.lineage_reader import Gap, GapReason
@@ -72,21 +72,39 @@ def expected_gaps(lineage: Lineage, starts: Mapping[PhysicalPartition, int]) -> 
     ]
 
 
-def excused(
-    lineage: Lineage, gaps: Iterable[Gap], starts: Mapping[PhysicalPartition, int], worked_on: Set[int]
-) -> set[int]:
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Offsets [first, behind) that were removed of a log, which began at ``behind`` then."""
+
+    first: int
+    behind: int
+    unread: int
+    """From here on nobody had committed."""
+
+
+Removals = Mapping[PhysicalPartition, Sequence[Removal]]
+
+
+def excused(lineage: Lineage, gaps: Iterable[Gap], removals: Removals, worked_on: Set[int]) -> set[int]:
     """Return the logical offsets that the group need not have worked on: it was told that they are gone.
 
-    Only what was removed indeed counts, whatever a member was told.
+    Only what was removed before anybody had read it counts, whatever a member was told.
     """
     found: set[int] = set()
     for gap in gaps:
         segment = lineage.get(gap.segment)
-        end = min(gap.end, starts.get(gap.source, 0))
-        found.update(segment.logical(offset) for offset in range(gap.start, end))
+        for removal in removals.get(gap.source, ()):
+            gone = range(max(gap.start, removal.unread), min(gap.end, removal.behind))
+            found.update(segment.logical(offset) for offset in gone)
     return found - worked_on
 
 
-def untrue(gaps: Iterable[Gap], starts: Mapping[PhysicalPartition, int]) -> list[Gap]:
-    """Return the gaps that a member was told of although nobody removed anything there."""
-    return [g for g in gaps if g.reason is not GapReason.EXPIRED or g.end > starts.get(g.source, 0)]
+def untrue(lineage: Lineage, gaps: Iterable[Gap], removals: Removals) -> list[Gap]:
+    """Return the gaps that a member was told of although the log, or the segment, never began there."""
+    return [gap for gap in gaps if not _is_true(lineage.get(gap.segment), gap, removals.get(gap.source, ()))]
+
+
+def _is_true(segment: Segment, gap: Gap, removals: Sequence[Removal]) -> bool:
+    ends = {removal.behind for removal in removals}
+    whole = segment.end is not None and gap.end == segment.end <= max(ends, default=0)
+    return gap.reason is GapReason.EXPIRED and (gap.end in ends or whole)

@@ -15,7 +15,7 @@ from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
-from tests.fault.chaos.removal import Extent, extents
+from tests.fault.chaos.removal import Extent, Removal, extents
 
 ANSWER_SECONDS = 10.0
 REMOVAL_SECONDS = 120.0
@@ -27,6 +27,7 @@ class Archive:
 
     def __init__(self) -> None:
         self.starts: dict[PhysicalPartition, int] = {}
+        self.removals: dict[PhysicalPartition, list[Removal]] = {}
         self._records: dict[PhysicalPartition, list[Message]] = {}
 
     @property
@@ -34,10 +35,11 @@ class Archive:
         """How many records were removed."""
         return sum(len(records) for records in self._records.values())
 
-    def keep(self, source: PhysicalPartition, records: list[Message], start: int) -> None:
-        """Take what was removed of a log, in order, and where the log begins now."""
+    def keep(self, source: PhysicalPartition, records: list[Message], removal: Removal) -> None:
+        """Take what was removed of a log, in order."""
         self._records.setdefault(source, []).extend(records)
-        self.starts[source] = start
+        self.removals.setdefault(source, []).append(removal)
+        self.starts[source] = removal.behind
 
     def records(self, source: PhysicalPartition, start: int, end: int) -> Iterator[Message]:
         """Yield what was removed of [start, end)."""
@@ -79,7 +81,7 @@ class Retention:
         if not found:
             return 0
         extent = found[target % len(found)]
-        return self._remove(extent.source, extent.read_to)
+        return self._remove(extent, extent.read_to)
 
     def remove_unread(self, target: int) -> int:
         """Remove half of what the group has before it in a log, one that it drains if there is one."""
@@ -88,7 +90,7 @@ class Retention:
         if not found:
             return 0
         extent = found[target % len(found)]
-        return self._remove(extent.source, extent.read_to + (extent.end - extent.read_to + 1) // 2)
+        return self._remove(extent, extent.read_to + (extent.end - extent.read_to + 1) // 2)
 
     def _extents(self) -> list[Extent]:
         """Return the group's extents in all logs; none while they cannot be looked at."""
@@ -104,12 +106,13 @@ class Retention:
     def _start(self, source: PhysicalPartition) -> int:
         return self.archive.starts.get(source, 0)
 
-    def _remove(self, source: PhysicalPartition, before: int) -> int:
+    def _remove(self, extent: Extent, before: int) -> int:
         """Remove what stands before an offset, once it is kept aside.
 
         Raises:
             DeadlineExceededError: the brokers do not do it in time.
         """
+        source = extent.source
         start = self._start(source)
         reader = PhysicalReader(self._connection, REMOVAL_SECONDS)
         try:
@@ -121,7 +124,7 @@ class Retention:
             deadline.check(f"records of {source} to be removed")
             self._ask_to_remove(source, before)
             deadline.pause(POLL_SECONDS)
-        self.archive.keep(source, kept, low)
+        self.archive.keep(source, kept, Removal(start, low, max(start, extent.read_to)))
         return low - start
 
     def _ask_to_remove(self, source: PhysicalPartition, before: int) -> None:
