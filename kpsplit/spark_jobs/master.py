@@ -9,7 +9,8 @@ from kpsplit.errors import UnreachableError, UsageError
 
 CONNECT_SECONDS = 5.0
 _LOCAL = re.compile(r"local(\[(\*|[1-9][0-9]{0,3})\])?")
-_STANDALONE = re.compile(r"spark://([^,/:\s]+:[0-9]{1,5})(,[^,/:\s]+:[0-9]{1,5})*")
+_ADDRESS = r"([^,/:\s\[\]]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}"
+_STANDALONE = re.compile(rf"spark://{_ADDRESS}(,{_ADDRESS})*")
 _OTHERS = re.compile(r"yarn|k8s://\S+")
 
 
@@ -33,7 +34,9 @@ def check_master(master: str) -> None:
             hint="write local[4], spark://host:7077, k8s://… or yarn",
         )
     addresses = [address.rpartition(":") for address in master.removeprefix("spark://").split(",")]
-    refused = [why for host, _, port in addresses if (why := _refusal(host, int(port))) is not None]
+    refused = [
+        why for host, _, port in addresses if (why := _refusal(host.strip("[]"), int(port))) is not None
+    ]
     if len(refused) == len(addresses):
         raise UnreachableError(
             f"Spark's master {master} cannot be reached ({refused[0]})", hint="check --master and the network"

@@ -112,7 +112,10 @@ def _remove_if_empty(folder: Path) -> None:
 def running_session(
     cores: int | None = None, memory: str = DEFAULT_MEMORY, master: str | None = None
 ) -> Iterator[SparkSession]:
-    """Yield the session that this process has already, or one of our own that ends with the block."""
+    """Yield the session that this process has already, or one of our own that ends with the block.
+
+    A session that is there already stays with its own master and memory.
+    """
     found = SparkSession.getActiveSession()
     spark = found or local_session(cores, memory, master=master)
     try:

@@ -28,7 +28,8 @@ def test_masters_that_spark_alone_can_reach_are_taken(master: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "master", ["", "here", "local[0]", "spark://host", "sc://host:15002", "spark://h:1 -x"]
+    "master",
+    ["", "here", "spark://::1:7077", "local[0]", "spark://host", "sc://host:15002", "spark://h:1 -x"],
 )
 def test_what_is_no_master_is_refused(master: str) -> None:
     with pytest.raises(UsageError, match="no master"):
