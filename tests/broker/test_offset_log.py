@@ -23,12 +23,12 @@ from kpsplit.errors import (
     UnreachableError,
     UsageError,
 )
-from kpsplit.kafka import control_log
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import TRANSACTION_TIMEOUT_MS, OperationLog, offsets_partition
+from kpsplit.kafka.following import FollowingProducer
 from kpsplit.kafka.offset_log import OffsetTail, offset_log_partitions
 from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.key_range import WHOLE
@@ -246,7 +246,7 @@ class Making:
         self.made: list[Producer] = []
 
     def __call__(self, config: Mapping[str, Any]) -> Producer:
-        self.made.append(Producer(config))
+        self.made.append(FollowingProducer(dict(config)))
         return self.made[-1]
 
 
@@ -279,7 +279,11 @@ def test_a_claim_that_does_not_come_through_in_time_goes_on_at_the_next_call(
         admin, topic = AdminClient({"bootstrap.servers": alone.bootstrap}), "claimed-slowly"
         admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(SECONDS)
         parent = enrolled(operations, topic)
-    monkeypatch.setattr(control_log, "Producer", make)
+
+    def opened(role: str, **settings: Any) -> Producer:
+        return make(connection.client(role, **settings))
+
+    monkeypatch.setattr(connection, "open_producer", opened)
     with closing(OperationLog(connection, parent)) as operation:
         assert_late_twice_then_ready(alone, operation.claim)
     assert len(make.made) == 1
