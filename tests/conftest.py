@@ -30,7 +30,8 @@ _numbers = itertools.count(1)
 
 
 def pytest_configure() -> None:
-    """Have Ctrl-C heard: who is started in the background of a shell inherits that it is ignored."""
+    """Have Ctrl-C heard (whom a shell starts in the background ignores it), and no terminal's width seen."""
+    os.environ.pop("COLUMNS", None)  # xdist sets it for its processes: output that is piped would be folded
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
