@@ -219,7 +219,8 @@ class SlotReader:
 
     def _take(self, source: PhysicalPartition | None, run: list[Message]) -> list[Batch]:
         if source is None:
-            self._take_error(None, run[-1])
+            for message in run:
+                self._take_error(None, message)
             return []
         keyed = all(map(_key, run))
         records = run if keyed else [m for m in run if m.error() is None]
@@ -236,7 +237,10 @@ class SlotReader:
 
     def _take_error(self, source: PhysicalPartition | None, message: Message) -> list[Batch]:
         error = message.error()
-        source = None if message.topic() is None else source
+        if message.topic() is None:
+            source = None
+        elif source is None or (source.topic, source.partition) != (message.topic(), message.partition()):
+            return []  # of a log that is read no more: the client drops its records then, not its errors
         code = None if error is None else error.code()
         if code == KafkaError._PARTITION_EOF and source is not None:
             return self._take_end(source, message.offset() or 0)
