@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Consumer, Producer
 from kpsplit.consumer.lineage_reader import LineageReader
@@ -19,49 +17,26 @@ from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.driver import StepDone
-from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
 from kpsplit.splitter.rights import Operation, Resource, Right, Role, rights_for, takeover_rights
 from kpsplit.splitter.states import Phase
-from tests.broker.consuming import drain, wait_for
+from tests.broker.consuming import wait_for
 from tests.broker.guarded import (
-    ADMIN,
     AccessLists,
     Guarded,
-    await_login,
-    guarded_cluster,
-    password_of,
-    set_passwords,
 )
-from tests.broker.operating import PAUSE_MS, SHORT_LEASE_MS, state_of
+from tests.broker.guarded_topic import GROUP, PARENT, TOPIC, all_of, consumer, guarded_topic, read_all, send
+from tests.broker.operating import PAUSE_MS, state_of
 
 pytestmark = pytest.mark.broker
-
-TOPIC, GROUP, KEYS = "orders", "billing", 30
-PARENT = PhysicalPartition(TOPIC, 0)
 
 
 @pytest.fixture(scope="module")
 def guarded(kafka_runtime: KafkaRuntime, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     """A cluster that its admin has initialised, with a topic that its operator has split."""
-    with guarded_cluster(tmp_path_factory.mktemp("tls")) as guarded:
-        prepare(guarded)
+    with guarded_topic(tmp_path_factory.mktemp("tls")) as guarded:
         yield guarded
-
-
-def prepare(guarded: Guarded) -> None:
-    """Do it in a function of its own, so that no client outlives it."""
-    admin = AdminClient(guarded.client(ADMIN))
-    admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(20)
-    lists = AccessLists(guarded)
-    for role in Role:
-        lists.give(role.value, rights_for(role, TOPIC, group=GROUP))
-    with Operations(Connection(guarded.client(ADMIN))) as operations:
-        operations.initialise(lease_ms=SHORT_LEASE_MS)
-    with Operations(Connection(guarded.client("operator"))) as operations:
-        operations.enrol(TOPIC, Partitioner.CONSISTENT_RANDOM, slots=2)
-        operations.run(operations.plan_split(PARENT, 2, even=True), max_pause_ms=PAUSE_MS, force=True)
 
 
 @pytest.fixture
@@ -76,42 +51,6 @@ def in_words(right: Right | str) -> str:
     return str(right).replace(" ", "-")
 
 
-def send(producer: Producer, name: str) -> None:
-    told: list[KafkaError | None] = []
-    for n in range(KEYS):
-        producer.produce(
-            TOPIC,
-            f"{name}-{n}".encode(),
-            f"key-{n}".encode(),
-            on_delivery=lambda error, _: told.append(error),
-        )
-    assert producer.flush(30) == 0
-    assert told == [None] * KEYS
-
-
-def all_of(names: Iterable[str]) -> set[bytes | None]:
-    return {f"{name}-{n}".encode() for name in names for n in range(KEYS)}
-
-
-def consumer(guarded: Guarded) -> Consumer:
-    """A member of the group that is allowed."""
-    return Consumer(
-        {
-            **guarded.client("consumer"),
-            "group.id": GROUP,
-            "auto.offset.reset": "earliest",
-            "session.timeout.ms": 6000,
-        }
-    )
-
-
-def read_all(member: Consumer, names: Iterable[str]) -> None:
-    """Read until the records of these names have come."""
-    wanted = all_of(names)
-    while wanted:
-        wanted -= {m.value() for m in drain(member, 1)}
-
-
 @contextmanager
 def without(guarded: Guarded, role: Role, right: Right) -> Iterator[None]:
     """Take a right from a role for a while."""
@@ -121,66 +60,6 @@ def without(guarded: Guarded, role: Role, right: Right) -> Iterator[None]:
         yield
     finally:
         lists.give(role.value, [right])
-
-
-ROTATED = ("operator", "producer", "consumer")
-
-
-@contextmanager
-def other_passwords(guarded: Guarded) -> Iterator[Callable[[], dict[str, str]]]:
-    """Yield what gives the users other passwords, until the end of the block, and returns them."""
-    admin = AdminClient(guarded.client(ADMIN))
-
-    def change(passwords: dict[str, str]) -> dict[str, str]:
-        set_passwords(admin, passwords)
-        for user, password in passwords.items():
-            await_login({**guarded.client(user), "sasl.password": password})
-        return passwords
-
-    try:
-        yield lambda: change({user: f"rotated-{user}" for user in ROTATED})
-    finally:
-        change({user: password_of(user) for user in ROTATED})
-
-
-def commits(member: Consumer) -> bool:
-    """Try to commit. librdkafka loses requests of a transaction when its broker goes away: then once more."""
-    try:
-        member.commit(asynchronous=False)
-    except KafkaException as exception:
-        assert exception.args[0].code() == KafkaError._TIMED_OUT
-        return False
-    return True
-
-
-def test_every_client_logs_in_with_a_password_that_was_changed_while_it_ran(guarded: Guarded) -> None:
-    """The broker is restarted, so that each has to log in again, and tells of those that it refused."""
-    operator, broker = Connection(guarded.client("operator")), guarded.cluster.brokers[0]
-    with (
-        other_passwords(guarded) as change_passwords,
-        Operations(operator) as operations,
-        Producer(guarded.client("producer")) as producer,
-        consumer(guarded) as member,
-    ):
-        member.subscribe([TOPIC])
-        send(producer, "old password")
-        merge_all(operations)
-        read_all(member, ["old password"])
-        member.commit(asynchronous=False)
-        passwords = change_passwords()
-        for client, user in ((operator, "operator"), (producer, "producer"), (member, "consumer")):
-            client.set_sasl_credentials(user, passwords[user])
-        gc.collect()  # clients of earlier tests would try the old password for ever
-        broker.kill()
-        told = broker.log.stat().st_size
-        broker.restart()
-        send(producer, "new password")
-        operations.run(operations.plan_split(PARENT, 2, even=True), max_pause_ms=PAUSE_MS, force=True)
-        send(producer, "new password, new layout")
-        read_all(member, ["new password", "new password, new layout"])
-        wait_for(lambda: commits(member), "a commit")
-        lines = broker.log.read_bytes()[told:].decode(errors="replace").splitlines()
-        assert not [line for line in lines if "Failed authentication" in line]
 
 
 def test_everybody_works_with_the_least_rights(guarded: Guarded, operations: Operations) -> None:
