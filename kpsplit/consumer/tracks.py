@@ -102,7 +102,7 @@ class PartitionTracks:
         self._stopped: set[PhysicalPartition] = set()
         self._reached: dict[int, int] = {}
         self._fresh_to: dict[PhysicalPartition, int] = {}
-        self._told: set[tuple[int, int, str]] = set()
+        self._told: dict[tuple[int, int, str], int] = {}
         self._at_end: set[PhysicalPartition] = set()
 
     # what is known and owned
@@ -402,8 +402,9 @@ class PartitionTracks:
             self._report(Unreadable(self.parent, source, lost.error))
             return
         extent = (lost.gap.segment, lost.gap.end, lost.gap.reason.value)
-        if extent not in self._told or error is not None:
-            self._told.add(extent)
+        before = self._told.get(extent)  # a slot that came later may have stood further back
+        if before is None or lost.gap.start < before or error is not None:
+            self._told[extent] = lost.gap.start if before is None else min(before, lost.gap.start)
             self._report(GapFound(self.parent, lost.gap, error))
 
     def _tell_foreign(self, source: PhysicalPartition, found: list[tuple[int, ForeignReason]]) -> None:

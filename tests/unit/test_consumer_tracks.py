@@ -253,6 +253,16 @@ def test_expired_records_are_skipped_on_request_and_told_once() -> None:
     assert len(tracks.events) == 1
 
 
+def test_a_gap_is_told_again_where_a_slot_that_comes_later_stood_further_back() -> None:
+    tracks = Tracks(on_gap=GapPolicy.SKIP_AND_REPORT)
+    tracks.begin(FIRST, at={0: 3})
+    tracks.found(5, 9)
+    tracks.refreshed(tracks.ticket)
+    tracks.own(SECOND, Cursor(SECOND.range, {0: 1}))
+    tracks.found(5, 9)
+    assert [(e.gap.start, e.gap.end) for e in tracks.events if isinstance(e, GapFound)] == [(3, 5), (1, 5)]
+
+
 def test_a_log_that_ends_before_its_segment_is_cut_off() -> None:
     tracks = Tracks(operated(UNSPLIT, SPLIT, {0: 10}), on_gap=GapPolicy.SKIP_AND_REPORT)
     tracks.begin(WHOLE_SLOT)
