@@ -119,11 +119,9 @@ class ManagedProcess:
 
     def send(self, number: signal.Signals) -> bool:
         """Send a signal; False if the process has ended already."""
-        if number == signal.SIGSTOP:
-            self.paused = self.exit_code is None  # whether or not it is seen to stop
+        self.paused |= number == signal.SIGSTOP  # also if it is not seen to stop
         sent: bool = self._keeper.request(op="signal", id=self._name, signal=int(number))["sent"]
-        if sent and number in (signal.SIGSTOP, signal.SIGCONT):
-            self.paused = number == signal.SIGSTOP
+        self.paused &= sent and number != signal.SIGCONT
         return sent
 
     def wait(self, deadline: Deadline) -> int | None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,10 +148,11 @@ def make_topic(admin: AdminClient, bootstrap: str, name: str) -> str:
 
 @contextmanager
 def side_by_side(
-    kind: type[Play], bootstrap: str, topic: str, items: Sequence[pytest.Item], path: str
+    kind: type[Play], admin: AdminClient, bootstrap: str, name: str, request: pytest.FixtureRequest
 ) -> Iterator[dict[Case, Future[float]]]:
-    """Play all cases that were asked for in a file, a few at a time: they mostly wait."""
-    ours = (item for item in items if isinstance(item, pytest.Function) and item.path == Path(path))
+    """Play all cases that were asked for in a file, a few at a time, in a topic of this name."""
+    topic, items = make_topic(admin, bootstrap, name), request.session.items
+    ours = (item for item in items if isinstance(item, pytest.Function) and item.path == request.path)
     asked = [item.callspec.params["case"] for item in ours]
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         yield {

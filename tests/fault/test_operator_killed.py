@@ -20,7 +20,6 @@ from tests.fault.operator_plays import (
     SPLITS,
     Case,
     Play,
-    make_topic,
     operator,
     side_by_side,
     writable_again,
@@ -48,8 +47,7 @@ class Killed(Play):
 def plays(
     admin: AdminClient, bootstrap: str, request: pytest.FixtureRequest
 ) -> Iterator[dict[Case, Future[float]]]:
-    topic = make_topic(admin, bootstrap, "killed-operators")
-    with side_by_side(Killed, bootstrap, topic, request.session.items, __file__) as futures:
+    with side_by_side(Killed, admin, bootstrap, "killed-operators", request) as futures:
         yield futures
 
 

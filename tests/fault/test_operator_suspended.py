@@ -23,7 +23,6 @@ from tests.fault.operator_plays import (
     CASES,
     Case,
     Play,
-    make_topic,
     operator,
     side_by_side,
     writable_again,
@@ -78,8 +77,7 @@ def _await_stopped(process: subprocess.Popen[str]) -> None:
 def plays(
     admin: AdminClient, bootstrap: str, request: pytest.FixtureRequest
 ) -> Iterator[dict[Case, Future[float]]]:
-    topic = make_topic(admin, bootstrap, "suspended-operators")
-    with side_by_side(Suspended, bootstrap, topic, request.session.items, __file__) as futures:
+    with side_by_side(Suspended, admin, bootstrap, "suspended-operators", request) as futures:
         yield futures
 
 

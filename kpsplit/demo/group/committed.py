@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from typing import NamedTuple
 
 from confluent_kafka import Message
@@ -15,7 +16,7 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.splitter.commits import cursor_of
-from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import Lineage
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 from kpsplit.splitter.records.offsets import CommitKey, RangeCommit, decode_range_commit, parse_offset_key
@@ -37,27 +38,25 @@ class CommitHistory:
 
     def __init__(self, commits: Iterable[Committed], lineages: Iterable[Lineage]) -> None:
         self._lineages = {lineage.parent.partition: lineage for lineage in lineages}
-        self._commits: dict[int, list[tuple[float, Cursor]]] = {}
+        self._commits: dict[int, list[tuple[float, KeyRange, Mapping[int, int]]]] = {}
         for at, commit in sorted(commits, key=lambda found: found.at):
             partition = commit.parent.partition
-            cursor = cursor_of(commit, commit.range).settled(self._lineages[partition])
-            self._commits.setdefault(partition, []).append((at, cursor))
-        self._left: dict[int, Mapping[int, int]] = {}
+            left = cursor_of(commit, commit.range).pending(self._lineages[partition])
+            self._commits.setdefault(partition, []).append((at, commit.range, left))
 
     def before(self, entry: Worked, at: float) -> bool:
         """Tell whether a commit written before a point in time says that a record was processed."""
         if entry.key_hash == NO_KEY:  # its range is drawn from its place: nobody looks at those
             return False
         found = self._commits.get(entry.partition, ())
-        return any(self._covers(cursor, entry) for when, cursor in found if when < at)
+        return any(
+            when < at and entry.key_hash in range_ and self._is_behind(left, entry)
+            for when, range_, left in found
+        )
 
-    def _covers(self, cursor: Cursor, entry: Worked) -> bool:
-        if not cursor.range.lo <= entry.key_hash < cursor.range.hi:
-            return False
-        lineage = self._lineages[entry.partition]
-        left = self._left.setdefault(id(cursor), cursor.pending(lineage))
-        segment = next(s for s in lineage if s.id == entry.segment)
-        return entry.segment not in left or entry.offset < segment.logical(left[entry.segment])
+    def _is_behind(self, left: Mapping[int, int], entry: Worked) -> bool:
+        segment = self._lineages[entry.partition].get(entry.segment)
+        return segment.id not in left or entry.offset < segment.logical(left[segment.id])
 
 
 def read_commits(
@@ -77,11 +76,9 @@ def read_commits(
         if commit is not None and commit.group == group and commit.parent in parents:
             found.append(Committed(message.timestamp()[1] / 1000 + behind, commit))
 
-    tail = LogTail(connection, OFFSETS_TOPIC, take, {offsets_partition(p, partitions) for p in parents})
-    try:
+    places = {offsets_partition(parent, partitions) for parent in parents}
+    with closing(LogTail(connection, OFFSETS_TOPIC, take, places)) as tail:
         tail.read_to_end(Deadline(READ_SECONDS))
-    finally:
-        tail.close()
     return found
 
 
