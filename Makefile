@@ -2,7 +2,7 @@
 #
 #   make setup    virtual environment, locked packages, Kafka's jars and Spark's connector
 #   make test     all tests            (PYTEST_ARGS="-k split -x" is passed on; WORKERS=0: in one process)
-#   make test-core, make test-cluster   those without, and those with brokers or Spark
+#   make test-core, make test-cluster, make test-load   those without brokers, with brokers or Spark, and under load
 #   make lint     style, types, import contracts
 #   make demo     the main job, on an embedded three-broker cluster
 #   make bench    what kpsplit costs a producer (BENCH=consumer, BENCH=spark_reconcile: the others)
@@ -22,8 +22,9 @@ UV ?= uv
 BENCH ?= producer_overhead
 MINUTES ?= 20
 WORKERS ?= 2
-CLUSTER_TESTS := tests/broker tests/cli tests/fault tests/spark
-CORE_TESTS := $(filter-out $(CLUSTER_TESTS) %__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+CLUSTER_TESTS := tests/broker tests/cli tests/spark
+LOAD_TESTS := tests/demo tests/fault
+CORE_TESTS := $(filter-out $(CLUSTER_TESTS) $(LOAD_TESTS) %__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 NOTHING_SELECTED := 5
 
 # The stamps carry a checksum of what they stand for: a changed lock is installed, an unchanged one is not looked at.
@@ -36,7 +37,7 @@ INSTALLED := $(VENV)/.installed-$(LOCK_SUM)-$(PROJECT_SUM)
 AUDIT := .venv-audit
 AUDITORS := $(AUDIT)/.locked
 
-.PHONY: help setup jars test test-core test-cluster lint demo bench chaos audit sbom lock clean
+.PHONY: help setup jars test test-core test-cluster test-load lint demo bench chaos audit sbom lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -48,7 +49,7 @@ jars: $(INSTALLED)
 	@$(BIN)/python -m kpsplit.devcluster.jars >/dev/null
 	@$(BIN)/python -c 'from kpsplit.spark_jobs.jars import ensure_connector; ensure_connector()'
 
-test: test-core test-cluster
+test: test-core test-cluster test-load
 
 test-core: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS) $(CORE_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
@@ -56,6 +57,10 @@ test-core: $(INSTALLED)
 # Two processes, each with a cluster, because one leaves the processors idle most of the time; one Spark session.
 test-cluster: jars
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) $(CLUSTER_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
+
+# One process: they write at a steady rate, whether the machine keeps up or not, and would take it from their neighbours.
+test-load: jars
+	$(BIN)/python -m pytest $(PYTEST_ARGS) $(LOAD_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ import pytest
 from kpsplit.devcluster.jvm import KafkaRuntime
 from kpsplit.splitter.rights import Operation, Resource, Right, Role, rights_for
 from tests.broker.guarded import AccessLists, Guarded, guarded_cluster, password_of
-from tests.broker.test_demo import PASS, result_of, running
+from tests.demo.test_demo import PASS, result_of, running
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
