@@ -41,6 +41,7 @@ KEYS = 400
 SLOTS = 16
 SESSION_MS = 6000
 MAX_PAUSE_MS = 10_000
+FLUSH_SECONDS = 60
 
 
 # -- a consumer process ------------------------------------------------------------------------------
@@ -161,7 +162,7 @@ class Writer(threading.Thread):
     """Writes numbered records of many keys at a steady rate."""
 
     def __init__(self, bootstrap: str, topic: str, rate: int) -> None:
-        super().__init__(name="writer")
+        super().__init__(name="writer", daemon=True)
         self.sent: dict[bytes, int] = {}
         self._config = {"bootstrap.servers": bootstrap, "linger.ms": 5}
         self._topic = topic
@@ -180,8 +181,9 @@ class Writer(threading.Thread):
                 producer.poll(0)
 
     def end(self) -> None:
+        """Write no more; what was written is delivered, or the wait for it is given up."""
         self._ended.set()
-        self.join()
+        self.join(FLUSH_SECONDS)
 
 
 def await_true(what: str, condition: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -228,7 +230,9 @@ class Play:
         return self._end()
 
     def close(self) -> None:
-        """End what is still running, whatever happened."""
+        """End what is still running, whatever happened: a writer that went on would keep the program alive."""
+        if self.writer.is_alive():
+            self.writer.end()
         for member in self.members.values():
             if member.process.poll() is None:
                 member.process.kill()
@@ -279,13 +283,18 @@ class Play:
     def _end(self) -> Verdict:
         """Let the members finish, end them, and judge."""
         wanted = sum(self.writer.sent.values())
-        await_true("everything to be worked on", lambda: self._verdict().worked_on >= wanted)
+        await_true("everything to be worked on", lambda: self._enough(wanted))
         for member in self.members.values():
             if member.process.poll() is None:
                 member.signal(signal.SIGTERM)
         for member in self.members.values():
             member.process.wait(30)
         return self._verdict()
+
+    def _enough(self, wanted: int) -> bool:
+        """Tell whether so many records were worked on; lines are counted first, which costs less than judging."""
+        lines = sum(member.worked_on() for member in self.members.values())
+        return lines >= wanted and self._verdict().worked_on >= wanted
 
     def _verdict(self) -> Verdict:
         journals = {m.name: m.journal.read_bytes() for m in self.members.values()}
