@@ -35,11 +35,6 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put Spark first, which is one share of minutes: who began it last would keep the other waiting."""
-    items.sort(key=lambda item: item.path.parent.name != "spark")
-
-
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
     """Where ``--dist loadfile`` is asked for, have one process run all that shares the Spark session."""
     return FilesAndSpark(config, log) if config.getoption("dist") == "loadfile" else None
