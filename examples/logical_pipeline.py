@@ -48,6 +48,8 @@ BEGINNING = 1_767_225_600
 """The customers' clock: 2026-01-01, in seconds since 1970; 20 purchases are one second of it."""
 
 MAX_PAUSE_MS = 10_000
+PORTION_SECONDS = 0.25
+"""Between portions: given more, librdkafka polls without a pause until these are acknowledged."""
 SPARK = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -206,8 +208,8 @@ class Writer(threading.Thread):
     def run(self) -> None:
         numbers, dice = count(), random.Random(7)
         with Producer(self._config) as producer:
-            while not self._ended.wait(0.05):
-                for number in islice(numbers, max(1, self._rate // 20)):
+            while not self._ended.wait(PORTION_SECONDS):
+                for number in islice(numbers, max(1, int(self._rate * PORTION_SECONDS))):
                     at, amount = BEGINNING + number / 20, dice.randrange(1, 100)
                     value = b'{"at":%.2f,"amount":%d}' % (at, amount)
                     producer.produce(self._topic, value, b"customer-%d" % dice.randrange(CUSTOMERS))

@@ -42,6 +42,8 @@ SLOTS = 16
 SESSION_MS = 6000
 MAX_PAUSE_MS = 10_000
 FLUSH_SECONDS = 60
+PORTION_SECONDS = 0.25
+"""Between portions: given more, librdkafka polls without a pause until these are acknowledged."""
 
 
 # -- a consumer process ------------------------------------------------------------------------------
@@ -172,8 +174,8 @@ class Writer(threading.Thread):
     def run(self) -> None:
         numbers = count()
         with Producer(self._config) as producer:
-            while not self._ended.wait(0.02):
-                for number in islice(numbers, self._rate // 50):
+            while not self._ended.wait(PORTION_SECONDS):
+                for number in islice(numbers, int(self._rate * PORTION_SECONDS)):
                     key = b"customer-%d" % (number % KEYS)
                     nth = self.sent.get(key, 0)
                     producer.produce(self._topic, b"%d" % nth, key)
@@ -230,7 +232,7 @@ class Play:
         return self._end()
 
     def close(self) -> None:
-        """End what is still running, whatever happened: a writer that went on would keep the program alive."""
+        """End what is still running, whatever happened: the writer too, or it writes on for ever."""
         if self.writer.is_alive():
             self.writer.end()
         for member in self.members.values():
@@ -292,7 +294,7 @@ class Play:
         return self._verdict()
 
     def _enough(self, wanted: int) -> bool:
-        """Tell whether so many records were worked on; lines are counted first, which costs less than judging."""
+        """Tell whether so many records were worked on; to count lines first costs less than to judge."""
         lines = sum(member.worked_on() for member in self.members.values())
         return lines >= wanted and self._verdict().worked_on >= wanted
 
