@@ -62,7 +62,7 @@ class GapPolicy(StrEnum):
     ERROR = "error"
     """The slot stops and ``poll()`` returns an error, until the application seeks."""
     SKIP_AND_REPORT = "skip-and-report"
-    """Reading goes on behind the gap; it is counted, logged and told to ``error_cb``."""
+    """It is counted, logged and told to ``error_cb``; when that has returned, reading goes on behind it."""
 
 
 _OWN_KEYS = frozenset(

@@ -17,11 +17,12 @@ from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.engine_states import Life
 from kpsplit.consumer.epochs import LeaderEpochs
 from kpsplit.consumer.errands import Errands
-from kpsplit.consumer.events import Events
+from kpsplit.consumer.events import Callback, Events
 from kpsplit.consumer.group import GroupConsumer
 from kpsplit.consumer.holdings import Holding, Holdings
 from kpsplit.consumer.keeping import Keeping
 from kpsplit.consumer.ledger import Ledger
+from kpsplit.consumer.lineage_reader import Gap
 from kpsplit.consumer.reading import OwnedSlot, SlotReader
 from kpsplit.consumer.sink import Sink
 from kpsplit.consumer.views import Views
@@ -34,6 +35,23 @@ from kpsplit.errors import (
 )
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A gap that the application is being told of; ``callback`` is None where it has no ``error_cb``.
+
+    Then the log and the counts are all there is, and those were told at once.
+    """
+
+    parent: PhysicalPartition
+    gap: Gap
+    callback: Callback | None
+
+    @property
+    def told(self) -> bool:
+        """Whether the application was told."""
+        return self.callback is None or self.callback.done
 
 
 @dataclass(slots=True)
@@ -58,6 +76,8 @@ class Context:
     """What ``store_offsets`` said, where records do not count as processed by themselves."""
     ends: dict[PhysicalPartition, int] = field(default_factory=dict)
     """Logical partitions that were read to their ends, with the offset there, until the application knows."""
+    notices: list[Notice] = field(default_factory=list)
+    """Gaps behind which reading has not gone on yet."""
     epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
     trouble: KpsplitError | None = None
     rebalances: int = 0

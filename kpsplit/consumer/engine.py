@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.consumer.batch import Batch
 from kpsplit.consumer.committer import Committer
 from kpsplit.consumer.confirming import Confirming
 from kpsplit.consumer.context import Context, kafka_error, named
@@ -139,6 +140,7 @@ class Engine(threading.Thread):
             self._duty(lambda: self.subscribing.turn(nested=nested))
             self._duty(self.starter.turn)
             self._duty(self._note_start)
+            self._duty(self._go_on_behind_gaps)
             self._duty(self.peers.turn)
         self._duty(self.committer.turn)
 
@@ -234,15 +236,27 @@ class Engine(threading.Thread):
         room = min(room, max(1, context.settings.buffer_bytes // STEPS))
         ends, context.ends = context.ends, {}
         for batch in context.reader.step(0 if self._requests else SLICE_SECONDS, room):
-            context.epochs.read(batch)
-            for slot in context.ahead.keys() & set(batch.slots):
-                context.ahead[slot].without_processed(batch, context.lineage(batch.parent))
+            self._offer(batch)
             if batch.messages:
                 ends.pop(batch.parent, None)
-            context.sink.offer(batch)
         context.ends = {**ends, **context.ends}
         self._refresh()
         self._tell_ends()
+
+    def _offer(self, batch: Batch) -> None:
+        context = self.context
+        context.epochs.read(batch)
+        for slot in context.ahead.keys() & set(batch.slots):
+            context.ahead[slot].without_processed(batch, context.lineage(batch.parent))
+        context.sink.offer(batch)
+
+    def _go_on_behind_gaps(self) -> None:
+        """Read on behind the gaps that the application was told of meanwhile."""
+        context = self.context
+        for notice in [n for n in context.notices if n.told]:
+            context.notices.remove(notice)
+            for batch in context.reader.told(notice.parent, notice.gap):
+                self._offer(batch)
 
     def _tell_ends(self) -> None:
         """Tell that partitions were read to their ends; never before their last record was handed out."""

@@ -56,11 +56,10 @@ class Events:
         self._errors.append(Message(error=error, **place))
         self._attend()
 
-    def warn(self, error: KafkaError) -> None:
-        """Tell ``error_cb`` of something that stops nothing."""
+    def warn(self, error: KafkaError) -> Callback | None:
+        """Tell ``error_cb`` of something that is no event of poll(); None where the application has none."""
         error_cb = self.error_cb
-        if error_cb is not None:
-            self.call(lambda: error_cb(error))
+        return None if error_cb is None else self.call(lambda: error_cb(error))
 
     def in_application(self, callback: Callable[..., object]) -> Callable[..., None]:
         """Return a callback of a client that has the application's one run in the application's thread."""

@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient
 from kpsplit.consumer.batch import MESSAGE_BYTES, Batch, OwnedSlot
 from kpsplit.consumer.config import CLIENT_KBYTES, GapPolicy
 from kpsplit.consumer.gaps import meant_topic_id, wrong_topic
+from kpsplit.consumer.lineage_reader import Gap
 from kpsplit.consumer.probing import LogProbe
 from kpsplit.consumer.reading_events import ReadingEvent, Unreadable
 from kpsplit.consumer.sink import Crowded
@@ -66,7 +67,8 @@ class SlotReader:
 
     Args: connection: how to reach the cluster. settings: the application's own consumer settings that
     concern fetching. report: called with everything that is no record, from within the other methods; it
-    must not call back. on_gap: what is done where records are gone. wrap_all: hand out every message as a
+    must not call back. on_gap: what is done where records are gone; where they are skipped, reading waits at
+    a gap until ``told`` says that the application knows of it. wrap_all: hand out every message as a
     ``LogicalMessage``.
 
     Raises:
@@ -118,6 +120,10 @@ class SlotReader:
     def seek(self, slot: OwnedSlot, cursor: Cursor) -> None:
         """Read on for an owned slot from another place; also ends a stop at a gap."""
         self._partitions[slot.parent].own(slot, cursor)
+
+    def told(self, parent: PhysicalPartition, gap: Gap) -> list[Batch]:
+        """The application was told of a gap of a logical partition: go on behind it. Returns as ``step``."""
+        return self._partitions[parent].told(gap)
 
     def disown(self, slots: Iterable[OwnedSlot]) -> None:
         """Stop reading for slots; those that are not owned are ignored."""

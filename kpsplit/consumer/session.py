@@ -7,13 +7,13 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
 from kpsplit.consumer.asking import Asker
 from kpsplit.consumer.buffer import FetchBuffer
 from kpsplit.consumer.calls import Calls
 from kpsplit.consumer.config import ConsumerSettings
-from kpsplit.consumer.context import Context, kafka_error, named
+from kpsplit.consumer.context import Context, kafka_error
 from kpsplit.consumer.engine import Engine, timed_out
 from kpsplit.consumer.errands import Errands
 from kpsplit.consumer.events import Events
@@ -22,7 +22,7 @@ from kpsplit.consumer.keeping import Keeping
 from kpsplit.consumer.ledger import Ledger
 from kpsplit.consumer.questions import Questions
 from kpsplit.consumer.reading import SlotReader
-from kpsplit.consumer.reading_events import EndReached, ForeignFound, GapFound, ReadingEvent
+from kpsplit.consumer.reporting import report
 from kpsplit.consumer.views import Views
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
@@ -61,7 +61,7 @@ class Session:
         reader = SlotReader(
             self.connection,
             settings.fetch,
-            lambda event: _report(context, event),
+            lambda event: report(context, event),
             on_gap=settings.gap_policy,
             wrap_all=settings.wrap_all,
         )
@@ -124,27 +124,6 @@ def answer(future: Future[T], seconds: float) -> T:
         return future.result(seconds)
     except FutureTimeoutError:
         raise timed_out("no answer in time") from None
-
-
-def _report(context: Context, event: ReadingEvent) -> None:
-    """Tell the application what the reading side has met besides records; engine's thread."""
-    if isinstance(event, GapFound):
-        context.counts["gaps"] += 1
-        context.counts["gap_records"] += event.gap.end - event.gap.start
-        if event.error is not None:
-            context.events.tell(
-                KafkaError(KafkaError._AUTO_OFFSET_RESET, str(event.error)), **named(event.parent)
-            )
-        else:
-            context.events.warn(KafkaError(KafkaError._AUTO_OFFSET_RESET, f"{event.parent}: {event.gap}"))
-    elif isinstance(event, ForeignFound):
-        context.counts["foreign_records"] += event.count
-    elif isinstance(event, EndReached):
-        context.ends[event.parent] = event.offset
-    else:
-        context.counts["unreadable"] += 1
-        context.trouble = event.error
-        context.events.tell(kafka_error(event.error), **named(event.parent))
 
 
 def with_deadline(seconds: float | None, default: float = ENGINE_SECONDS) -> Deadline:

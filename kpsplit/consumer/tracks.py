@@ -11,7 +11,8 @@ A track is not read, and waits at its place, while
 * it is in *doubt*: a record can only be judged by a view that was read to an end asked for after the record
   had arrived, or by the outcome of an operation under way; or reading begins inside an open segment, at a
   place that was not reached by reading, and it must be known first on which side of a marker that is;
-* the log has lost what comes next, and the policy is to stop; or the application paused the partition.
+* the log has lost what comes next, and the policy is to stop, or the application was not told of it yet
+  (``gap_notices``); or the application paused the partition.
 
 Whoever reads asks for ``wanted``, gives what it read to ``take`` and ``at_end``, and never steps over
 anything.
@@ -27,7 +28,9 @@ from confluent_kafka import Message
 
 from kpsplit.consumer.batch import Batch, OwnedSlot, size_of
 from kpsplit.consumer.config import GapPolicy
-from kpsplit.consumer.gaps import Found, Loss, loss
+from kpsplit.consumer.gap_notices import GapNotices
+from kpsplit.consumer.gaps import Found, loss
+from kpsplit.consumer.lineage_reader import Gap
 from kpsplit.consumer.logical_record import read_headers
 from kpsplit.consumer.reading_events import EndReached, ForeignFound, GapFound, ReadingEvent, Unreadable
 from kpsplit.consumer.sieve import Doubt, ReadTally, Sieve, Sifted
@@ -102,7 +105,8 @@ class PartitionTracks:
         self._stopped: set[PhysicalPartition] = set()
         self._reached: dict[int, int] = {}
         self._fresh_to: dict[PhysicalPartition, int] = {}
-        self._told: dict[tuple[int, int, str], int] = {}
+        self._notices = GapNotices()
+        self._untold: dict[PhysicalPartition, Gap] = {}
         self._at_end: set[PhysicalPartition] = set()
 
     # what is known and owned
@@ -225,13 +229,28 @@ class PartitionTracks:
         lost = None if track is None else loss(self.state, track.segment, track.next, found)
         if track is None or lost is None:
             return []
-        error = lost.error if lost.gap is None or self._on_gap is GapPolicy.ERROR else None
-        self._tell(lost, source, error)
-        if error is None and lost.gap is not None:
-            return self._jumped(track, lost.gap.end)
-        self._stopped.add(source)
         self.changed = True
+        if lost.gap is not None and self._on_gap is GapPolicy.SKIP_AND_REPORT:
+            return self._at_gap(track, lost.gap)
+        self._stopped.add(source)
+        if lost.gap is None:
+            self._report(Unreadable(self.parent, source, lost.error))
+        else:
+            self._report(GapFound(self.parent, lost.gap, lost.error))
         return []
+
+    def told(self, gap: Gap) -> list[Batch]:
+        """The application was told of a gap that was reported: go on behind it if reading waits there."""
+        self._notices.told(gap)
+        waiting, track = self._untold.get(gap.source), self._tracks.get(gap.source)
+        if waiting is None or not self._notices.knows(waiting):
+            return []
+        del self._untold[gap.source]
+        self.changed = True
+        if track is None or not _stands_at(track, waiting):
+            return []
+        end = track.segment.end  # it may have become known while the gap was told
+        return self._jumped(track, waiting.end if end is None else min(waiting.end, end))
 
     def stop(self, source: PhysicalPartition, error: KpsplitError) -> None:
         """A physical partition cannot be read on: report it, leave it alone until a slot arrives or seeks."""
@@ -244,7 +263,7 @@ class PartitionTracks:
 
     def _reads(self, source: PhysicalPartition, track: Track) -> bool:
         held_up = self._paused or source in self._stopped or source in self._questions
-        return track.ready and not held_up and not self._crowded(track)
+        return track.ready and not held_up and source not in self._untold and not self._crowded(track)
 
     def _crowded(self, track: Track) -> bool:
         """Tell whether somebody to whom the track gives records has too many of them already."""
@@ -299,6 +318,15 @@ class PartitionTracks:
         if track.segment.end is not None and end >= track.segment.end:
             self._arrange()
         return [batch]
+
+    def _at_gap(self, track: Track, gap: Gap) -> list[Batch]:
+        """Go on behind a gap, or wait until the application was told of it."""
+        if self._notices.knows(gap):
+            return self._jumped(track, gap.end)
+        self._untold[gap.source] = gap
+        if self._notices.give(gap):
+            self._report(GapFound(self.parent, gap, None))
+        return []
 
     def _jumped(self, track: Track, to: int) -> list[Batch]:
         """Go on behind a gap. Nobody has seen which markers were there, so it may have to be asked about."""
@@ -368,6 +396,10 @@ class PartitionTracks:
             track = self._tracks.get(source)
             if track is None or (track.segment.id, track.next) != (question.segment, question.offset):
                 del self._questions[source]
+        for source, gap in list(self._untold.items()):
+            track = self._tracks.get(source)
+            if track is None or not _stands_at(track, gap):
+                del self._untold[source]
         for source, track in self._tracks.items():
             segment = track.segment
             reached = self._reached.get(segment.id, segment.start)
@@ -397,16 +429,6 @@ class PartitionTracks:
 
     # what is reported
 
-    def _tell(self, lost: Loss, source: PhysicalPartition, error: KpsplitError | None) -> None:
-        if lost.gap is None:
-            self._report(Unreadable(self.parent, source, lost.error))
-            return
-        extent = (lost.gap.segment, lost.gap.end, lost.gap.reason.value)
-        before = self._told.get(extent)  # a slot that came later may have stood further back
-        if before is None or lost.gap.start < before or error is not None:
-            self._told[extent] = lost.gap.start if before is None else min(before, lost.gap.start)
-            self._report(GapFound(self.parent, lost.gap, error))
-
     def _tell_foreign(self, source: PhysicalPartition, found: list[tuple[int, ForeignReason]]) -> None:
         for reason in dict.fromkeys(reason for _, reason in found):
             offsets = [offset for offset, why in found if why is reason]
@@ -426,6 +448,10 @@ def _until(messages: list[Message], end: int | None) -> tuple[list[Message], lis
         return messages, []
     cut = bisect_left(messages, end, key=_offset)
     return messages[:cut], messages[cut:]
+
+
+def _stands_at(track: Track, gap: Gap) -> bool:
+    return (track.segment.id, track.next) == (gap.segment, gap.start)
 
 
 def _offset(message: Message) -> int:

@@ -11,7 +11,7 @@ from confluent_kafka import Message, Producer
 
 from kpsplit.consumer.batch import Batch, OwnedSlot
 from kpsplit.consumer.reading import SlotReader
-from kpsplit.consumer.reading_events import EndReached, ReadingEvent
+from kpsplit.consumer.reading_events import EndReached, GapFound, ReadingEvent
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.logical_message import Place, place_of
 from kpsplit.kafka.operations import Operations
@@ -66,6 +66,7 @@ class Member:
         self._view = view
         self.lineages: dict[PhysicalPartition, Any] = {}
         self.batches: list[Batch] = []
+        self._heard = 0
 
     @classmethod
     def of(cls, bootstrap: str, operations: Operations, **settings: Any) -> Member:
@@ -90,9 +91,15 @@ class Member:
             for parent in self.lineages:
                 self.refresh(parent)
             self.reader.refreshed(ticket)
-        batches = self.reader.step(seconds, room)
+        batches = [*self._told(), *self.reader.step(seconds, room)]
         self.batches += batches
         return batches
+
+    def _told(self) -> list[Batch]:
+        """Be told of the gaps that were skipped since."""
+        new, self._heard = self.events[self._heard :], len(self.events)
+        gaps = [e for e in new if isinstance(e, GapFound) and e.error is None]
+        return [batch for found in gaps for batch in self.reader.told(found.parent, found.gap)]
 
     def read_until(self, done: Callable[[], Any], why: str, seconds: float = 180.0) -> None:
         """Read until a condition holds."""

@@ -84,6 +84,17 @@ EMPTY_SEGMENT: list[Event] = [
 ]
 """The parent was reopened and split again with nothing written to it; ordinary offsets are known of some."""
 
+UNTOLD_GAP: list[Event] = [
+    *WRITTEN,
+    ("tick", 5),
+    ("tick", 5),
+    ("retention", 0),
+    ("fetch", 0, 0, 9),
+    *commits(0),
+    ("die", 0),
+]
+"""Retention takes records before a member reads them; it commits before it polls, and is killed."""
+
 REJECTED: list[Event] = [
     *WRITTEN,
     SPLIT,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kpsplit.consumer.tracks import PartitionTracks
 from kpsplit.errors import UnknownOutcomeError
 from kpsplit.producer import lease_duty
 from kpsplit.producer.context import Context
@@ -84,6 +85,16 @@ def take_an_empty_segment_for_drained(patch: pytest.MonkeyPatch) -> None:
 
 def read_with_an_older_view_than_the_cursors(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Cursor, "ahead_of", lambda self, lineage: False)
+
+
+def go_on_behind_a_gap_that_is_not_told_yet(patch: pytest.MonkeyPatch) -> None:
+    real = PartitionTracks._at_gap
+
+    def at_gap(self: Any, track: Any, gap: Any) -> Any:
+        batches = real(self, track, gap)
+        return batches or self.told(gap)
+
+    patch.setattr(PartitionTracks, "_at_gap", at_gap)
 
 
 def commit_offsets_for_ranges_without_a_commit(patch: pytest.MonkeyPatch) -> None:

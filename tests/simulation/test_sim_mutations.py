@@ -49,6 +49,7 @@ WRITTEN: list[tuple[LeaveOut, list[Event], str]] = [
     (sim_guards.write_range_commits_behind_the_check_of_the_generation, scenarios.RECORDS_FIRST, "BACK"),
     (sim_guards.read_with_an_older_view_than_the_cursors, scenarios.OLD_VIEW, "BACK"),
     (sim_guards.take_an_empty_segment_for_drained, scenarios.EMPTY_SEGMENT, "TOO"),
+    (sim_guards.go_on_behind_a_gap_that_is_not_told_yet, scenarios.UNTOLD_GAP, "UNTOLD"),
     (sim_guards.renew_the_lease_while_something_is_owed, scenarios.CANNOT_ANSWER, "LOST"),
     (guards.send_rejected_records_again_blindly, scenarios.REJECTED, "DUPLICATE"),
     (guards.read_strays_of_an_older_epoch, scenarios.STRAY_IN_THE_REOPENED_PARENT, "DUPLICATE"),

@@ -254,11 +254,12 @@ class Asker:
 class World:
     """Everything together. The test polls; ``told`` are its callbacks, in order."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, reader: Reader | None = None, **settings: Any) -> None:
         config = {"bootstrap.servers": "localhost:1", "group.id": "g", "auto.commit.interval.ms": 3_600_000}
         extra = {name.replace("_", "."): value for name, value in settings.items()}
         _, chosen = split_config({**config, **extra})
-        self.coordinator, self.views, self.reader, self.ledger = Coordinator(), Views(), Reader(), Ledger()
+        self.coordinator, self.views, self.ledger = Coordinator(), Views(), Ledger()
+        self.reader = reader or Reader()
         self.ledger.members = self.coordinator.members
         self.buffer = FetchBuffer()
         self.events = Events(self.buffer.ask_attention)

@@ -48,6 +48,11 @@ class Tracks(PartitionTracks):
     def found(self, low: int, high: int, source=PARENT, topic_id: str = "id-of-orders"):
         return self.examine(source, Found(topic_id, LogBounds(low, high, high)))
 
+    def tell(self):
+        """Tell the application of every gap."""
+        gaps = [event.gap for event in self.events if isinstance(event, GapFound)]
+        return [batch for gap in gaps for batch in self.told(gap)]
+
 
 def test_an_unsplit_partition_that_is_wholly_owned_passes_through_untouched() -> None:
     tracks = Tracks()
@@ -243,24 +248,85 @@ def test_expired_records_stop_reading_until_a_seek() -> None:
 def test_expired_records_are_skipped_on_request_and_told_once() -> None:
     tracks = Tracks(on_gap=GapPolicy.SKIP_AND_REPORT)
     tracks.begin(FIRST)
-    (batch,) = tracks.found(5, 9)
+    assert tracks.found(5, 9) == []
+    (batch,) = tracks.tell()
     assert (batch.start, batch.end, batch.messages) == (0, 5, [])
     assert tracks.wanted() == {}, "nobody has seen which markers were there"
     tracks.refreshed(tracks.ticket)
     assert tracks.wanted() == {PARENT: 5}
     tracks.own(SECOND, Cursor(SECOND.range, {}))
-    tracks.found(5, 9)
+    (batch,) = tracks.found(5, 9)
+    assert (batch.start, batch.end) == (0, 5)
     assert len(tracks.events) == 1
+
+
+def test_nothing_behind_a_gap_is_read_before_the_application_was_told_of_it() -> None:
+    tracks = Tracks(operated(UNSPLIT, SPLIT, {0: 10}), on_gap=GapPolicy.SKIP_AND_REPORT)
+    tracks.begin(WHOLE_SLOT)
+    assert tracks.found(5, 9) == []
+    assert (tracks.wanted(), tracks.ticket) == ({}, 0)
+    assert tracks.cursor(WHOLE_SLOT).positions == {0: 0}
+    tracks.tell()
+    assert tracks.cursor(WHOLE_SLOT).positions == {0: 5}
+    assert tracks.wanted() == {PARENT: 5}
+
+
+def test_a_gap_that_waits_to_be_told_holds_up_no_other_log() -> None:
+    tracks = Tracks(operated(UNSPLIT, SPLIT, {0: 10}), on_gap=GapPolicy.SKIP_AND_REPORT)
+    tracks.begin(WHOLE_SLOT, at={0: 10})
+    wanted = tracks.wanted()
+    topic = tracks.state.subtopic(phantom(0).topic)
+    assert topic is not None
+    assert tracks.found(5, 9, phantom(0), topic.topic_id or "") == []
+    assert isinstance(tracks.events[0], GapFound)
+    assert tracks.wanted() == {place: at for place, at in wanted.items() if place != phantom(0)}
+
+
+def test_what_one_slot_was_not_told_of_yet_holds_up_another_that_comes_meanwhile() -> None:
+    tracks = Tracks(on_gap=GapPolicy.SKIP_AND_REPORT)
+    tracks.begin(FIRST)
+    tracks.found(5, 9)
+    tracks.disown(FIRST)
+    tracks.own(SECOND, Cursor(SECOND.range, {}))
+    assert tracks.wanted() == {PARENT: 0}, "it meets the gap itself"
+    assert tracks.found(5, 9) == []
+    assert len(tracks.events) == 1, "the same words are on their way"
+    assert tracks.wanted() == {}
+    (batch,) = tracks.tell()
+    assert (batch.slots, batch.end) == ((SECOND,), 5)
 
 
 def test_a_gap_is_told_again_where_a_slot_that_comes_later_stood_further_back() -> None:
     tracks = Tracks(on_gap=GapPolicy.SKIP_AND_REPORT)
     tracks.begin(FIRST, at={0: 3})
     tracks.found(5, 9)
-    tracks.refreshed(tracks.ticket)
     tracks.own(SECOND, Cursor(SECOND.range, {0: 1}))
+    assert tracks.found(5, 9) == []
+    first, second = (e.gap for e in tracks.events if isinstance(e, GapFound))
+    assert [(gap.start, gap.end) for gap in (first, second)] == [(3, 5), (1, 5)]
+    assert tracks.told(first) == [], "it missed more than that"
+    (batch,) = tracks.told(second)
+    assert (batch.start, batch.end) == (1, 5)
+
+
+def test_a_slot_that_was_moved_while_a_gap_was_told_is_read_where_it_is_now() -> None:
+    tracks = Tracks(on_gap=GapPolicy.SKIP_AND_REPORT)
+    tracks.begin(WHOLE_SLOT)
     tracks.found(5, 9)
-    assert [(e.gap.start, e.gap.end) for e in tracks.events if isinstance(e, GapFound)] == [(3, 5), (1, 5)]
+    tracks.begin(WHOLE_SLOT, at={0: 7})
+    assert tracks.tell() == []
+    assert tracks.wanted() == {PARENT: 7}
+
+
+def test_a_gap_reaches_no_further_than_its_segment_when_that_is_closed_while_the_gap_is_told() -> None:
+    tracks = Tracks(on_gap=GapPolicy.SKIP_AND_REPORT)
+    tracks.begin(WHOLE_SLOT)
+    tracks.found(15, 20)
+    tracks.update(operated(UNSPLIT, SPLIT, {0: 10}))
+    assert PARENT not in tracks.wanted()
+    (batch,) = tracks.tell()
+    assert batch.end == 10
+    assert set(tracks.wanted()) == {PARENT, phantom(0), phantom(1)}
 
 
 def test_a_log_that_ends_before_its_segment_is_cut_off() -> None:
@@ -271,7 +337,9 @@ def test_a_log_that_ends_before_its_segment_is_cut_off() -> None:
     tracks.at_end(PARENT, 4)
     assert tracks.cut_short(PARENT)
     assert tracks.found(0, 20) == [], "a transaction is open"
-    (batch,) = tracks.found(0, 4)
+    assert tracks.events == []
+    tracks.found(0, 4)
+    (batch,) = tracks.tell()
     assert (batch.start, batch.end) == (4, 10)
     assert tracks.events == [GapFound(PARENT, tracks.events[0].gap, None)]  # type: ignore[union-attr]
     assert tracks.wanted()[phantom(0)] == 0

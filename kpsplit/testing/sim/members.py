@@ -13,8 +13,9 @@ from kpsplit.consumer.committing import Member as Committer
 from kpsplit.consumer.committing import Processed, least, writes
 from kpsplit.consumer.config import GapPolicy
 from kpsplit.consumer.gaps import Found
+from kpsplit.consumer.lineage_reader import Gap
 from kpsplit.consumer.physical_reader import LogBounds
-from kpsplit.consumer.reading_events import ReadingEvent
+from kpsplit.consumer.reading_events import GapFound, ReadingEvent
 from kpsplit.consumer.subscriptions import Mode
 from kpsplit.consumer.tracks import PartitionTracks
 from kpsplit.splitter.cursor import Cursor
@@ -57,7 +58,7 @@ class Holding:
 
 
 class SimMember:
-    """One member. ``out``: what was handed to its application since the oracle last looked."""
+    """One member. Since the oracle last looked: ``out``, what it was handed out; ``told``, gaps."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -68,7 +69,7 @@ class SimMember:
         self.events: list[ReadingEvent] = []
         self._tickets = 0
         self.tracks = PartitionTracks(
-            world.control.states[0], self._ticket, self.events.append, GapPolicy.SKIP_AND_REPORT
+            world.control.states[0], self._ticket, self._report, GapPolicy.SKIP_AND_REPORT
         )
         self.buffer = FetchBuffer(locked=False)
         self.tail = OffsetTail(world.offsets)
@@ -77,6 +78,8 @@ class SimMember:
         self.out: list[Message] = []
         self.in_work: list[Message] = []
         self.processed: list[bytes] = []
+        self.told: list[Gap] = []
+        self._untold: list[Gap] = []
         self._asked: tuple[int, int] | None = None
 
     @property
@@ -87,6 +90,11 @@ class SimMember:
     def _ticket(self) -> int:
         self._tickets += 1
         return self._tickets
+
+    def _report(self, event: ReadingEvent) -> None:
+        self.events.append(event)
+        if isinstance(event, GapFound):
+            self._untold.append(event.gap)
 
     # -- the control topic -------------------------------------------------------------------------
 
@@ -194,9 +202,14 @@ class SimMember:
         return True
 
     def work(self, most: int) -> bool:
-        """The application finishes what it has, and asks for more."""
+        """The application finishes what it has, is told of gaps, and asks for more."""
+        gaps, self._untold = self._untold, []
+        self.told += gaps
+        for gap in gaps:
+            for batch in self.tracks.told(gap):
+                self.buffer.offer(batch)
         self.processed += [m.value() or b"" for m in self.in_work]
-        finished = bool(self.in_work)
+        finished = bool(self.in_work or gaps)
         self.in_work = self.buffer.consume(most)
         if not self.in_work:
             self.buffer.wait(0)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from confluent_kafka import Message
 
 from kpsplit.consumer.batch import OwnedSlot, placed_hash
+from kpsplit.consumer.lineage_reader import Gap
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.commits import cursor_of
 from kpsplit.splitter.cursor import Cursor
@@ -73,6 +74,7 @@ class Oracle:
         self.readers: dict[str, tuple[OwnedSlot, list[Effective]]] = {}
         """What each stay of a slot with a member was given, in order."""
         self._gone: set[str] = set()
+        self._told: list[Gap] = []
         self.repeated = 0
         """Records that the group got more than once: after crashes it may."""
 
@@ -101,7 +103,7 @@ class Oracle:
                 for id_, logical in told:
                     self._check_report(id_, logical)
         for member in world.members:
-            if member.processed or member.out:
+            if member.processed or member.out or member.told:
                 self._check_member(member)
         if world.offsets.committed:
             transactions, world.offsets.committed = world.offsets.committed, []
@@ -211,6 +213,8 @@ class Oracle:
     def _check_member(self, member: SimMember) -> None:
         processed, member.processed = member.processed, []
         self.processed.update(processed)
+        self._told += member.told
+        member.told = []
         out, member.out = member.out, []
         for message in out:
             self._check_delivery(member, message)
@@ -251,21 +255,31 @@ class Oracle:
         return place.offset < self._world.brokers.logs[place.entry.source].start
 
     def _check_commit(self, record: RangeCommit) -> None:
-        """Neither passes a record that is not processed, nor goes back behind one that was (invariant 7)."""
+        """Neither passes a record that is not processed, nor goes back behind one that was (invariant 7).
+
+        It passes one that is gone only if the group worked on it, or some application was told of it.
+        """
         cursor, lineage = cursor_of(record, record.range), self._state.lineage
         known = self._committed.get(record.range)
         left = cursor.pending(lineage)
         left_before = known.pending(lineage) if known is not None else None
         for id_, place in self.effective.items():
-            if place.hash not in record.range or self.expired(place):
+            if place.hash not in record.range:
                 continue
             what = f"COMMIT of {record.member} for {record.range}"
-            if _passed(place, left):
+            if self.expired(place):
+                if _passed(place, left) and id_ not in self.processed and not self._was_told(place):
+                    raise ViolationError(f"UNTOLD {id_!r} is gone, and nobody was told: {what} passes it")
+            elif _passed(place, left):
                 if id_ not in self.processed:
                     raise ViolationError(f"{what} passes {id_!r}, not processed")
             elif left_before is not None and _passed(place, left_before):
                 raise ViolationError(f"BACK goes a {what.lower()}, behind {id_!r}")
         self._committed[record.range] = cursor
+
+    def _was_told(self, place: Effective) -> bool:
+        source, offset = place.entry.source, place.offset
+        return any(gap.source == source and gap.start <= offset < gap.end for gap in self._told)
 
     def deleting(self, name: str, *, known: bool) -> None:
         """Look whether the group has drained a sub-topic that is about to be deleted (invariant 10).
