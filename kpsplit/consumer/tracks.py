@@ -247,8 +247,8 @@ class PartitionTracks:
             return []
         del self._untold[gap.source]
         self.changed = True
-        if track is None or not _stands_at(track, waiting):
-            return []
+        if track is None or not _stands_at(track, waiting) or not self._reads(gap.source, track):
+            return []  # whoever reads there later meets the gap again, and goes on at once
         end = track.segment.end  # it may have become known while the gap was told
         return self._jumped(track, waiting.end if end is None else min(waiting.end, end))
 

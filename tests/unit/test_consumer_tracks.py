@@ -318,6 +318,23 @@ def test_a_slot_that_was_moved_while_a_gap_was_told_is_read_where_it_is_now() ->
     assert tracks.wanted() == {PARENT: 7}
 
 
+def test_a_slot_that_has_not_drained_what_comes_before_is_not_led_past_a_gap_that_another_met() -> None:
+    tracks = Tracks(operated(UNSPLIT, SPLIT, {0: 10}), on_gap=GapPolicy.SKIP_AND_REPORT)
+    first, second = OwnedSlot(PARENT, 0, 4), OwnedSlot(PARENT, 1, 4)
+    tracks.begin(first, at={0: 10})
+    topic = tracks.state.subtopic(phantom(0).topic)
+    assert topic is not None
+    tracks.found(5, 9, phantom(0), topic.topic_id or "")
+    tracks.begin(second, at={0: 3})
+    assert tracks.tell() == []
+    assert tracks.cursor(second).positions == {0: 3}
+    tracks.at_end(PARENT, 10)
+    assert tracks.wanted()[phantom(0)] == 0
+    (batch,) = tracks.found(5, 9, phantom(0), topic.topic_id or "")
+    assert (set(batch.slots), batch.end) == ({first, second}, 5)
+    assert len([e for e in tracks.events if isinstance(e, GapFound)]) == 1
+
+
 def test_a_gap_reaches_no_further_than_its_segment_when_that_is_closed_while_the_gap_is_told() -> None:
     tracks = Tracks(on_gap=GapPolicy.SKIP_AND_REPORT)
     tracks.begin(WHOLE_SLOT)
