@@ -43,8 +43,9 @@ NOTHING: frozenset[OwnedSlot] = frozenset()
 class FetchBuffer:
     """Implements ``Sink`` for ``poll()`` and ``consume()``.
 
-    Threads: ``take``, ``consume``, ``wait`` and ``attended`` are for the application's, ``mark`` for both;
-    everything else for the engine's. The lock is never held while anybody else's code runs.
+    Threads: ``take``, ``consume``, ``wait`` and ``attended`` are for the application's, ``mark`` and
+    ``attention`` for both; everything else for the engine's. The lock is never held while anybody else's code
+    runs.
     """
 
     def __init__(self, *, locked: bool = FREE_THREADED) -> None:
@@ -200,6 +201,11 @@ class FetchBuffer:
             if self._held_back is None:
                 self._held_back = self._taken_back()
             self._arrived.notify_all()
+
+    @property
+    def attention(self) -> bool:
+        """Whether the application's thread is asked for attention, and handed out nothing until then."""
+        return self._held_back is not None
 
     @property
     def handed_out(self) -> int:

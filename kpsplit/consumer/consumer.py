@@ -276,7 +276,7 @@ class Consumer(confluent_kafka.Consumer):
             return None
         if session.engine.fatal is not None:
             raise session.engine.fatal
-        if events:
+        if events or self._buffer.attention:
             if events.inside_callback():
                 raise KpsplitError("poll() was called inside a callback", hint="return from it first")
             return events.attend(self._buffer.attended)

@@ -89,14 +89,17 @@ class Events:
     def attend(self, attended: Callable[[], None]) -> Message | None:
         """Run the callbacks that wait, then take the next error event; application's thread.
 
-        ``attended`` is called when nothing waits any more, whatever a callback raised.
+        ``attended`` is called when nothing waits or runs any more, whatever a callback raised; also where
+        nothing was there to be done: attention may be asked for behind the callback that it was asked for.
         """
         try:
             self.serve()
             return self.error()
         finally:
-            if not self:
+            if not self and not self._running:
                 attended()
+                if self:  # it came meanwhile, and records that are handed out come behind it
+                    self._attend()
 
     def inside_callback(self) -> bool:
         """Tell whether this thread is inside a callback."""

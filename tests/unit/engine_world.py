@@ -309,7 +309,7 @@ class World:
     def poll(self) -> Message | None:
         """Poll as an application does, without waiting."""
         self.pulse[0] += 1
-        if self.events:
+        if self.events or self.buffer.attention:
             error = self.events.attend(self.buffer.attended)
             if error is not None:
                 return error
