@@ -153,6 +153,7 @@ def test_a_notice_that_raises_was_told() -> None:
     with scene() as gap:
         gap.world.events.error_cb = fail
         gap.take_slot()
+        gap.world.until(lambda: gap.world.events, "the notice")
         with pytest.raises(RuntimeError, match="offsets 0 to 4"):
             gap.world.poll()
         assert len(gap.world.take(3)) == 3
