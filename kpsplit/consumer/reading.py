@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -284,7 +285,15 @@ class SlotReader:
                 self._consumer.incremental_unassign([_place(s) for s in leaving])
             if coming:
                 self._consumer.incremental_assign([_place(s, offset) for s, offset in coming.items()])
+        new = {source.topic for source in coming} - {source.topic for source in self._assigned}
         self._assigned.update(coming)
+        for topic in new:
+            self._find_leaders(topic)
+
+    def _find_leaders(self, topic: str) -> None:
+        """Have the client ask now: by itself it does so once a second, and reads nothing until then."""
+        with suppress(KafkaException):  # it does not wait for the answer, and says so
+            self._consumer.list_topics(topic, timeout=0)
 
     def _compare(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from kpsplit.consumer.batch import OwnedSlot
 from kpsplit.consumer.reading import SlotReader
@@ -26,9 +26,13 @@ class Fed:
         self.events: list[ReadingEvent] = []
         self.reader = SlotReader(Connection({"bootstrap.servers": "localhost:1"}), {}, self.events.append)
         for parent in owned:
-            self.reader.update(PartitionState.unsplit(parent, ""))
-            slot = OwnedSlot(parent, 0, 1)
-            self.reader.own(slot, Cursor(slot.range, {0: 0}))
+            self.own(parent)
+
+    def own(self, parent: PhysicalPartition) -> None:
+        """Read a partition from its beginning."""
+        self.reader.update(PartitionState.unsplit(parent, ""))
+        slot = OwnedSlot(parent, 0, 1)
+        self.reader.own(slot, Cursor(slot.range, {0: 0}))
 
     def take(self, monkeypatch: pytest.MonkeyPatch, *messages: Message) -> list[bytes | None]:
         """Return the values of the records that are handed out."""
@@ -76,3 +80,28 @@ def test_an_error_of_no_log_is_told(fed: Fed, monkeypatch: pytest.MonkeyPatch) -
     assert fed.take(monkeypatch, record(FIRST, 0), message) == [b"0"]
     told = [event for event in fed.events if isinstance(event, Unreadable)]
     assert [event.source for event in told] == [None]
+
+
+def test_the_client_is_asked_for_the_leaders_of_a_topic_that_it_begins_to_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By itself it would ask within a second. It does not wait for the answer, and says so."""
+    one, other = (PhysicalPartition("topic", number) for number in range(2))
+    fed = Fed(one)
+    asked: list[tuple[str, float]] = []
+
+    def list_topics(topic: str, timeout: float) -> None:
+        asked.append((topic, timeout))
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "told by a test"))
+
+    monkeypatch.setattr(fed.reader._consumer, "list_topics", list_topics)
+    assert fed.take(monkeypatch, record(one, 0)) == [b"0"]
+    fed.own(other)
+    assert fed.take(monkeypatch, record(one, 1), record(other, 0)) == [b"1", b"0"]
+    assert asked == [("topic", 0)], "once for all partitions of a topic"
+    fed.reader.disown([OwnedSlot(one, 0, 1), OwnedSlot(other, 0, 1)])
+    assert fed.take(monkeypatch) == []
+    fed.own(other)
+    assert fed.take(monkeypatch, record(other, 0)) == [b"0"]
+    assert asked == [("topic", 0)] * 2, "it may have forgotten them meanwhile"
+    fed.reader.close()
