@@ -21,7 +21,7 @@ from confluent_kafka import (
 )
 
 from kpsplit.consumer.asking import Asker
-from kpsplit.consumer.buffer import FetchBuffer
+from kpsplit.consumer.buffer import FetchBuffer, Poll
 from kpsplit.consumer.committer import Parts
 from kpsplit.consumer.config import split_config
 from kpsplit.consumer.engine import statistics
@@ -242,17 +242,15 @@ class Consumer(confluent_kafka.Consumer):
                 break
         return found
 
-    def _make_poll(self) -> Callable[[float | None], Message | None]:
-        take, slowly = self._buffer.take, weakref.WeakMethod(self._poll_slowly)
+    def _make_poll(self) -> Poll:
+        """Return ``poll``, which does not keep this consumer alive."""
+        slowly = weakref.WeakMethod(self._poll_slowly)
 
-        def poll(timeout: float | None = -1) -> Message | None:
-            try:
-                return take()
-            except IndexError:
-                method = slowly()
-                return None if method is None else method(timeout)
+        def poll_slowly(timeout: float | None) -> Message | None:
+            method = slowly()
+            return None if method is None else method(timeout)
 
-        return poll
+        return self._buffer.poller(poll_slowly)
 
     def _poll_slowly(self, timeout: float | None) -> Message | None:
         """There is no record now, or something else to do first."""

@@ -228,7 +228,7 @@ class Engine(threading.Thread):
         """Read what there is room for, or wait for a moment."""
         context = self.context
         room = context.settings.buffer_bytes - context.sink.waiting_bytes()
-        if room <= 0 or self.fatal is not None or not context.holdings.on(IN_SINK):
+        if room <= 0 or self.fatal is not None or not context.holdings.any_on(IN_SINK):
             context.counts["turns_without_room"] += room <= 0
             self._wake.wait(SLICE_SECONDS)
             return
@@ -246,7 +246,7 @@ class Engine(threading.Thread):
     def _offer(self, batch: Batch) -> None:
         context = self.context
         context.epochs.read(batch)
-        for slot in context.ahead.keys() & set(batch.slots):
+        for slot in context.ahead.keys() & set(batch.slots) if context.ahead else ():
             context.ahead[slot].without_processed(batch, context.lineage(batch.parent))
         context.sink.offer(batch)
 

@@ -108,6 +108,10 @@ class Holdings:
         wanted = frozenset(stages)
         return [h for h in self._ordered if h.stage in wanted]
 
+    def any_on(self, stages: frozenset[Stage]) -> bool:
+        """Tell whether a slot is in one of some stages."""
+        return any(h.stage in stages for h in self._ordered)
+
     def parents(self) -> tuple[PhysicalPartition, ...]:
         """Return the logical partitions of which a slot is held, in order."""
         return tuple(sorted({h.parent for h in self._by_slot.values()}))

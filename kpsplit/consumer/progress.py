@@ -25,6 +25,7 @@ from confluent_kafka import Message
 from kpsplit.consumer.batch import Batch, OwnedSlot, message_hash, size_of
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.lineage import PhysicalPartition
 
 
 class _Tenure:
@@ -61,6 +62,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._tenures: dict[OwnedSlot, _Tenure] = {}
+        self._moved_by: dict[PhysicalPartition, tuple[tuple[OwnedSlot, ...], tuple[_Tenure, ...]]] = {}
         self._in_work: deque[_Stretch] = deque()
         self._waiting: deque[_Stretch] = deque()
         self.added = 0
@@ -80,16 +82,17 @@ class Progress:
     def taken(self, slot: OwnedSlot, cursor: Cursor) -> None:
         """A slot arrives, or is moved by a seek: ``cursor`` is what counts as processed."""
         self._tenures[slot] = _Tenure(slot, cursor)
+        self._moved_by.clear()
 
     def drop(self, slots: Iterable[OwnedSlot]) -> None:
         """Forget slots; batches that hold records of them go on moving the others."""
         for slot in slots:
             self._tenures.pop(slot, None)
+        self._moved_by.clear()
 
     def add(self, batch: Batch) -> None:
         """Number the records of a batch, in the order in which they will be handed out."""
-        tenures = (self._tenures.get(slot) for slot in batch.slots)
-        stretch = _Stretch(batch, self.added, tuple(t for t in tenures if t is not None))
+        stretch = _Stretch(batch, self.added, self._tenures_of(batch))
         self.added = stretch.behind
         self.waiting_bytes += batch.bytes
         self._waiting.append(stretch)
@@ -150,8 +153,20 @@ class Progress:
         self._in_work.extend(kept)
         return taken_back
 
+    def _tenures_of(self, batch: Batch) -> tuple[_Tenure, ...]:
+        """Return the tenures that a batch moves; all batches of one track have the same tuple of slots."""
+        slots, tenures = self._moved_by.get(batch.parent, _NOTHING)
+        if slots is not batch.slots:
+            found = (self._tenures.get(slot) for slot in batch.slots)
+            tenures = tuple(t for t in found if t is not None)
+            self._moved_by[batch.parent] = batch.slots, tenures
+        return tenures
+
     def _covering(self, tenure: _Tenure) -> Iterator[_Stretch]:
         return (s for s in chain(self._in_work, self._waiting) if tenure in s.tenures)
+
+
+_NOTHING: tuple[tuple[OwnedSlot, ...], tuple[_Tenure, ...]] = ((), ())
 
 
 def without(batch: Batch, slots: frozenset[OwnedSlot]) -> Batch:

@@ -34,8 +34,11 @@ from kpsplit.splitter.partition_state import PartitionState
 
 __all__ = ["Batch", "OwnedSlot", "SlotReader"]
 
-MOST = 4000
-"""How many records are taken from the client at once."""
+MOST = 1000
+"""How many records are taken from the client at once.
+
+More cost more: those that wait in the interpreter are what its garbage collector goes through.
+"""
 
 LOOK_SECONDS = 0.01
 """How long a step waits at most while a broker's answer about a log is due."""
@@ -396,23 +399,23 @@ def _runs(
     if len(sources) == 1:
         yield sources[0], messages
         return
-    table: dict[tuple[object, ...], PhysicalPartition]
-    columns: list[list[Any]]
+    table: dict[object, PhysicalPartition]
+    keys: list[Any]
     if len({source.partition for source in sources}) == len(sources):
-        columns = [list(map(Message.partition, messages))]
-        table = {(source.partition,): source for source in sources}
+        keys = list(map(Message.partition, messages))
+        table = {source.partition: source for source in sources}
     elif len({source.topic for source in sources}) == len(sources):
-        columns = [list(map(Message.topic, messages))]
-        table = {(source.topic,): source for source in sources}
+        keys = list(map(Message.topic, messages))
+        table = {source.topic: source for source in sources}
     else:
-        columns = [list(map(Message.topic, messages)), list(map(Message.partition, messages))]
+        keys = list(zip(map(Message.topic, messages), map(Message.partition, messages), strict=True))
         table = {(source.topic, source.partition): source for source in sources}
-    if all(column.count(column[0]) == len(column) for column in columns):
-        yield table.get(tuple(column[0] for column in columns)), messages
+    if keys.count(keys[0]) == len(keys):
+        yield table.get(keys[0]), messages
         return
     at = 0
-    for key, group in itertools.groupby(zip(*columns, strict=True)):
-        length = sum(1 for _ in group)
+    for key, group in itertools.groupby(keys):
+        length = len(list(group))
         yield table.get(key), messages[at : at + length]
         at += length
 

@@ -100,6 +100,8 @@ class PartitionTracks:
         self._held_back: frozenset[KeyRange] = frozenset()
         self._cursors: dict[OwnedSlot, Cursor] = {}
         self._tracks: dict[PhysicalPartition, Track] = {}
+        self._arranged = True
+        """Whether ``_tracks`` are those of the slots, which come by the dozen: arranged once for all."""
         self._questions: dict[PhysicalPartition, _Question] = {}
         self._stale: _Question | None = None
         self._stopped: set[PhysicalPartition] = set()
@@ -123,6 +125,9 @@ class PartitionTracks:
 
     def update(self, state: PartitionState) -> None:
         """Take a newer view."""
+        if state == self.state:
+            return
+        self._settle()
         self.state = state
         self._ask_again()
         self._arrange()
@@ -131,16 +136,14 @@ class PartitionTracks:
         """Give a slot everything from a cursor on; for an owned one this is a seek. Ends stops at gaps."""
         self._keep_positions()
         self._cursors[slot] = cursor
-        self._tracks = {}
         self._stopped.clear()
-        self._arrange()
+        self._unsettle()
 
     def disown(self, slot: OwnedSlot) -> None:
         """Give a slot nothing more."""
         self._keep_positions()
         self._cursors.pop(slot, None)
-        self._tracks = {}
-        self._arrange()
+        self._unsettle()
 
     def pause(self, paused: bool) -> None:
         """Stop reading at the present places, or go on."""
@@ -163,11 +166,15 @@ class PartitionTracks:
     @property
     def ticket(self) -> int:
         """The newest number of a question that waits for a fresh view, 0 if there is none."""
+        self._settle()
+        if not self._questions and self._stale is None:
+            return 0
         asked = [q.ticket for q in self._asked() if not q.fresh]
         return max(asked, default=0)
 
     def refreshed(self, ticket: int) -> None:
         """The view was read to an end that was asked for after the questions up to a ticket had come up."""
+        self._settle()
         answered = [q for q in self._asked() if q.ticket <= ticket and not q.fresh]
         for question in answered:
             question.fresh = True
@@ -181,6 +188,7 @@ class PartitionTracks:
 
     def wanted(self) -> dict[PhysicalPartition, int]:
         """Return what can be read now: physical partitions, each with the next offset."""
+        self._settle()
         return {source: track.next for source, track in self._tracks.items() if self._reads(source, track)}
 
     def take(self, source: PhysicalPartition, messages: list[Message], keyed: bool) -> list[Batch]:
@@ -193,6 +201,7 @@ class PartitionTracks:
             messages: the records, without errors, in order.
             keyed: whether each of them has a key that is not empty.
         """
+        self._settle()
         self._at_end.discard(source)
         batches: list[Batch] = []
         while messages and (track := self._tracks.get(source)) is not None and self._reads(source, track):
@@ -203,6 +212,7 @@ class PartitionTracks:
 
     def at_end(self, source: PhysicalPartition, offset: int) -> list[Batch]:
         """Everything that can be read before an offset was read: holes at the log's end are passed."""
+        self._settle()
         track = self._tracks.get(source)
         if track is None or not self._reads(source, track):
             return []
@@ -218,6 +228,7 @@ class PartitionTracks:
 
         An open transaction may hold up its readers, or its end was cut off.
         """
+        self._settle()
         track = self._tracks.get(source)
         if track is None or source not in self._at_end or track.segment.end is None:
             return False
@@ -225,6 +236,7 @@ class PartitionTracks:
 
     def examine(self, source: PhysicalPartition, found: Found) -> list[Batch]:
         """Take what was found out about a log; report what it has lost of what is to be read next."""
+        self._settle()
         track = self._tracks.get(source)
         lost = None if track is None else loss(self.state, track.segment, track.next, found)
         if track is None or lost is None:
@@ -241,6 +253,7 @@ class PartitionTracks:
 
     def told(self, gap: Gap) -> list[Batch]:
         """The application was told of a gap that was reported: go on behind it if reading waits there."""
+        self._settle()
         self._notices.told(gap)
         waiting, track = self._untold.get(gap.source), self._tracks.get(gap.source)
         if waiting is None or not self._notices.knows(waiting):
@@ -355,6 +368,15 @@ class PartitionTracks:
 
     # what is read next
 
+    def _unsettle(self) -> None:
+        self._tracks = {}
+        self._arranged = False
+        self.changed = True
+
+    def _settle(self) -> None:
+        if not self._arranged:
+            self._arrange()
+
     def _keep_positions(self) -> None:
         """Bring the cursors up to what was read."""
         for track in self._tracks.values():
@@ -366,7 +388,7 @@ class PartitionTracks:
     def _arrange(self) -> None:
         """Find out anew what is to be read where."""
         self._keep_positions()
-        self.changed = True
+        self.changed, self._arranged = True, True
         self._tracks = {}
         lineage = self.state.lineage
         if any(cursor.ahead_of(lineage) for cursor in self._cursors.values()):

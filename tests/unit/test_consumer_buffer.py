@@ -6,11 +6,13 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
+from math import inf
 
 import pytest
 from confluent_kafka import Message
 
 from kpsplit.consumer.buffer import FetchBuffer
+from kpsplit.consumer.waking import SHUT
 from kpsplit.splitter.cursor import Cursor
 from tests.unit.consumer_samples import FIRST, HIGH, SECOND, batch, message
 from tests.unit.samples import PARENT
@@ -41,6 +43,23 @@ def test_a_record_counts_as_processed_when_the_next_poll_asks_for_more(buffer) -
         buffer.take()
     assert not buffer.wait(0)
     assert position(buffer) == 2
+
+
+def test_poll_is_take_that_does_something_else_where_there_is_no_record(buffer) -> None:
+    asked: list[float | None] = []
+    poll = buffer.poller(asked.append)
+    assert poll(3.0) is None
+    buffer.offer(batch([message(0), message(1), message(2)], 0, 3))
+    assert poll(4.0).offset() == 0
+    assert position(buffer) == 0
+    assert poll().offset() == 1
+    assert position(buffer) == 1
+    buffer.keep_open(SHUT)
+    assert poll(5.0) is None, "the moment until which records may be handed out has passed"
+    buffer.keep_open(inf)
+    assert poll().offset() == 2
+    assert poll() is None
+    assert asked == [3.0, 5.0, -1]
 
 
 def test_records_of_one_consume_count_together_when_the_next_call_asks_for_more(buffer) -> None:
@@ -150,16 +169,22 @@ def hasty() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_every_record_is_handed_out_once_whatever_the_engine_does_meanwhile(buffer) -> None:
+@pytest.mark.parametrize("polled", [False, True], ids=["take", "poll"])
+def test_every_record_is_handed_out_once_whatever_the_engine_does_meanwhile(buffer, polled: bool) -> None:
     """And what counts as processed is never more than what the application has finished."""
     finished = [0]
     given: list[int] = []
     wrong: list[tuple[int, int]] = []
 
+    def nothing(_timeout: float | None) -> Message:
+        raise IndexError
+
+    take = buffer.poller(nothing) if polled else buffer.take
+
     def application() -> None:
         while len(given) < RECORDS:
             try:
-                taken = [buffer.take()] if len(given) % 3 else buffer.consume(7)
+                taken = [take()] if len(given) % 3 else buffer.consume(7)
             except IndexError:
                 taken = []
             given.extend(m.offset() or 0 for m in taken)
@@ -206,7 +231,8 @@ def test_a_record_on_its_way_to_the_application_does_not_count_as_processed(monk
     buffer.taken(FIRST, Cursor(FIRST.range, {}))
     buffer.wait(0)
     buffer.offer(batch([message(i) for i in range(4)], 0, 4))
+    poll = buffer.poller(lambda _timeout: None)
     buffer.take()
-    buffer.take()
+    poll()
     assert len(buffer.consume(2)) == 2
     assert seen == [0, 1, 1, 2]

@@ -83,6 +83,20 @@ def test_batches_of_an_earlier_stay_of_a_slot_do_not_move_it() -> None:
     assert (position(progress, FIRST), position(progress, SECOND)) == (1, 9)
 
 
+def test_the_next_batch_of_the_same_slots_moves_one_that_was_sought_and_not_one_that_left() -> None:
+    progress, slots = owning(), (FIRST, SECOND)
+    progress.add(batch([message(3)], 0, 9, slots))
+    progress.taken(FIRST, Cursor(FIRST.range, {0: 1}))
+    progress.add(batch([message(10)], 9, 12, slots))
+    progress.drop([SECOND])
+    progress.add(batch([message(12)], 12, 15, slots))
+    progress.advance(3, 1)
+    assert position(progress) == 10, "the batch behind the seek moves it"
+    progress.taken(SECOND, Cursor(SECOND.range, {0: 2}))
+    progress.advance(3, 3)
+    assert (position(progress), position(progress, SECOND)) == (15, 2)
+
+
 def test_marks_never_go_back() -> None:
     progress = owning()
     progress.add(batch([message(3), message(4)], 0, 9))
