@@ -287,10 +287,22 @@ def test_what_one_slot_was_not_told_of_yet_holds_up_another_that_comes_meanwhile
     tracks.begin(FIRST)
     tracks.found(5, 9)
     tracks.disown(FIRST)
+    assert tracks.wanted() == {}
     tracks.own(SECOND, Cursor(SECOND.range, {}))
     assert tracks.wanted() == {PARENT: 0}, "it meets the gap itself"
     assert tracks.found(5, 9) == []
     assert len(tracks.events) == 1, "the same words are on their way"
+    assert tracks.wanted() == {}
+    (batch,) = tracks.tell()
+    assert (batch.slots, batch.end) == ((SECOND,), 5)
+
+
+def test_a_slot_that_takes_the_place_of_one_that_waits_at_a_gap_goes_on_with_what_that_was_told() -> None:
+    tracks = Tracks(on_gap=GapPolicy.SKIP_AND_REPORT)
+    tracks.begin(FIRST)
+    tracks.found(5, 9)
+    tracks.disown(FIRST)
+    tracks.own(SECOND, Cursor(SECOND.range, {}))
     assert tracks.wanted() == {}
     (batch,) = tracks.tell()
     assert (batch.slots, batch.end) == ((SECOND,), 5)
