@@ -37,6 +37,8 @@ _RENAMED: dict[str, tuple[str, Callable[[str], str]]] = {
         lambda value: "" if value.lower() == "none" else value,
     ),
 }
+_RECORDS_PER_POLL = {"kafka.max.poll.records": "5000"}
+"""After each poll Spark's connector asks for the ends of the log and fetches anew: Kafka's 500 are dear."""
 _SASL = {"sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password"}
 _SECURITY = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.", "oauth_cb", "https.")
 
@@ -47,7 +49,8 @@ def kafka_options(connection: Connection, own: Mapping[str, str] | None = None) 
     Args:
         connection: how the driver reaches the cluster.
         own: options with ``kafka.`` before Java's names. If they name any security setting, they replace the
-            translation of all of them: for what only Java's client has words for.
+            translation of all of them: for what only Java's client has words for. One poll is for up to 5,000
+            records, if they do not say another ``kafka.max.poll.records``.
 
     Raises:
         ConfigurationError: a security property has no counterpart; its value is never shown.
@@ -56,7 +59,7 @@ def kafka_options(connection: Connection, own: Mapping[str, str] | None = None) 
     options = {"kafka.bootstrap.servers": _servers(connection.bootstrap)}
     if not any(name.removeprefix("kafka.").startswith(("security.", "sasl.", "ssl.")) for name in given):
         options |= {f"kafka.{name}": value for name, value in _security(connection.properties).items()}
-    options |= given
+    options |= _RECORDS_PER_POLL | given
     options["kafka.isolation.level"] = "read_committed"
     return options
 

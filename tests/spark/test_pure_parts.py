@@ -171,6 +171,7 @@ def test_security_settings_are_said_in_javas_words(tmp_path: Path) -> None:
         "kafka.ssl.truststore.certificates": "-----BEGIN CERTIFICATE-----",
         "kafka.ssl.truststore.type": "PEM",
         "kafka.ssl.endpoint.identification.algorithm": "",
+        "kafka.max.poll.records": "5000",
         "kafka.isolation.level": "read_committed",
     }
 
@@ -185,6 +186,15 @@ def test_what_cannot_be_said_is_refused_without_its_value_unless_javas_words_are
     assert "hunter2" not in str(caught.value)
     own = {"kafka.security.protocol": "SASL_PLAINTEXT"}
     assert kafka_options(connection, own)["kafka.security.protocol"] == "SASL_PLAINTEXT"
+
+
+def test_how_many_records_a_poll_is_for_can_be_said() -> None:
+    own = {"kafka.max.poll.records": "50"}
+    assert kafka_options(Connection({"bootstrap.servers": "one:1"}), own) == {
+        "kafka.bootstrap.servers": "one:1",
+        "kafka.isolation.level": "read_committed",
+        **own,
+    }
 
 
 def test_small_tables_have_a_row_per_segment_commit_and_certificate() -> None:
