@@ -1,19 +1,20 @@
 """Condenses records to what the proofs need, with narrow columns only: never a value, never a key.
 
-1. ``judged``: one narrow row per record.
-2. ``cells``: up to 64 consecutive sequence numbers of one producer in one segment are one row, which
-   numbers are there as the bits of an integer. So completeness and uniqueness are exact, and no set of
-   numbers is ever sorted. Order is looked at block by block: 2^18 offsets of one physical partition, in the
-   order of the log.
-3. Everything else is made from the cells, which are 1/64 to 1/8 of the records.
+1. ``judged``: one narrow row per record. It is never shuffled.
+2. ``cells``: up to 64 consecutive sequence numbers of one producer in one block (2^18 offsets) of one segment
+   are one row, which numbers are there as the bits of an integer. So completeness and uniqueness are exact,
+   and no set of numbers is ever sorted. Whether they rise inside a cell is told from bits too (``rising``).
+3. Everything else is made from the cells, which are 1/64 to 1/8 of the records: for the order of numbers,
+   cells are put in the order of the log, block by block, and then blocks.
 """
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F  # noqa: N812
 
 from kpsplit.spark_jobs.schemas import Fate
+from kpsplit.spark_jobs.transforms import rising
 from kpsplit.spark_jobs.transforms.headers import stamp_instance, stamp_sequence, with_our_headers
 from kpsplit.spark_jobs.transforms.key_hash import hash_of, reader_hash
 from kpsplit.spark_jobs.transforms.placement import fate, logical_offset, placed
@@ -22,6 +23,8 @@ BUCKET_BITS = 6
 SHELF_BITS = 16
 """2^16 sequence numbers are a shelf: what the driver looks at first."""
 BLOCK_BITS = 18
+"""2^18 offsets are a block. The fewer, the cheaper is a record, and the less is in a cell if many
+producers take turns."""
 
 
 def judged(raw: DataFrame, regions: DataFrame) -> DataFrame:
@@ -48,41 +51,28 @@ def judged(raw: DataFrame, regions: DataFrame) -> DataFrame:
 
 
 def cells(records: DataFrame) -> DataFrame:
-    """Condense judged records; ``descents`` counts stamped data behind a number that is not below theirs."""
-    stretch = Window.partitionBy("logical_partition", "segment", "fate", "instance", "block").orderBy(
-        "offset"
-    )
-    narrow = records.select(
+    """Condense judged records; ``descents``: 0 if the offsets of a cell rise with its numbers.
+
+    It makes no difference how Spark cuts the logs into partitions, nor in which order it has the records.
+    """
+    gathered = records.groupBy(
         "logical_partition",
         "segment",
         "fate",
-        "wrong",
         "instance",
-        "sequence",
-        "offset",
         F.shiftright("offset", BLOCK_BITS).alias("block"),
+        F.shiftright("sequence", BUCKET_BITS).alias("bucket"),
+    ).agg(
+        F.expr("coalesce(bit_or(shiftleft(1L, CAST(sequence & 63 AS INT))), 0L)").alias("bits"),
+        F.count("*").alias("records"),
+        F.count_if("wrong").alias("wrong"),
+        F.min("offset").alias("first_offset"),
+        F.max("offset").alias("last_offset"),
+        F.min("sequence").alias("first_sequence"),
+        F.max("sequence").alias("last_sequence"),
+        *rising.offset_bits(BLOCK_BITS),
     )
-    return (
-        narrow.withColumn("descends", F.col("sequence") <= F.lag("sequence").over(stretch))
-        .groupBy(
-            "logical_partition",
-            "segment",
-            "fate",
-            "instance",
-            "block",
-            F.shiftright("sequence", BUCKET_BITS).alias("bucket"),
-        )
-        .agg(
-            F.expr("bit_or(shiftleft(1L, CAST(sequence & 63 AS INT)))").alias("bits"),
-            F.count("*").alias("records"),
-            F.count_if("wrong").alias("wrong"),
-            F.count_if("descends").alias("descents"),
-            F.min("offset").alias("first_offset"),
-            F.max("offset").alias("last_offset"),
-            F.min("sequence").alias("first_sequence"),
-            F.max("sequence").alias("last_sequence"),
-        )
-    )
+    return rising.with_descents(gathered, BLOCK_BITS)
 
 
 def totals(cells_: DataFrame) -> DataFrame:
@@ -97,29 +87,37 @@ def totals(cells_: DataFrame) -> DataFrame:
 
 
 def spans(cells_: DataFrame) -> DataFrame:
-    """Return, per producer and segment, which numbers its data span and how often they do not rise."""
+    """Return, per producer and segment, which numbers its data span; ``descents``: 0 if they rise."""
     place = ["logical_partition", "segment", "instance"]
+    in_block = Window.partitionBy(*place, "block").orderBy("first_offset")
     blocks = (
         cells_.where((F.col("fate") == int(Fate.DATA)) & F.col("instance").isNotNull())
+        .withColumn("behind", _not_behind_all("sequence", in_block) | _not_behind_all("offset", in_block))
         .groupBy(*place, "block")
         .agg(
             F.sum("records").alias("records"),
-            F.sum("descents").alias("descents"),
+            (F.sum("descents") + F.count_if("behind")).alias("descents"),
             F.min("first_sequence").alias("first_sequence"),
             F.max("last_sequence").alias("last_sequence"),
         )
     )
-    before = F.lag("last_sequence").over(Window.partitionBy(*place).orderBy("block"))
+    in_log = Window.partitionBy(*place).orderBy("block")
     return (
-        blocks.withColumn("between", F.coalesce(F.col("first_sequence") <= before, F.lit(False)))
+        blocks.withColumn("behind", _not_behind_all("sequence", in_log))
         .groupBy(*place)
         .agg(
             F.sum("records").alias("records"),
-            (F.sum("descents") + F.count_if("between")).alias("descents"),
+            (F.sum("descents") + F.count_if("behind")).alias("descents"),
             F.min("first_sequence").alias("first_sequence"),
             F.max("last_sequence").alias("last_sequence"),
         )
     )
+
+
+def _not_behind_all(what: str, window: WindowSpec) -> Column:
+    """Whether the first sequence or offset of a row is not above the last ones of all rows before it."""
+    before = F.max(f"last_{what}").over(window.rowsBetween(Window.unboundedPreceding, -1))
+    return F.coalesce(F.col(f"first_{what}") <= before, F.lit(False))
 
 
 def firsts(cells_: DataFrame) -> DataFrame:
