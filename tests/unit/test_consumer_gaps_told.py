@@ -87,11 +87,12 @@ class Scene:
         self.heard: list[str] = []
 
     def take_slot(self) -> None:
-        """Get the slot, and read until the gap was met."""
+        """Get the slot, and read until the gap was met and all was done that can be."""
         self.world.coordinator.give(0)
         self.world.until(lambda: self.world.events, "on_assign")
         self.world.poll()
         self.world.until(lambda: self.world.count("gaps"), "the gap")
+        self.turn()
 
     def run(self) -> Desk:
         """Have records go to workers, as ``Consumer.run`` does; nobody works."""
@@ -129,7 +130,6 @@ def test_workers_do_not_commit_behind_a_gap_while_its_notice_waits() -> None:
     with scene() as gap:
         gap.run()
         gap.take_slot()
-        gap.turn()
         assert gap.commit() == []
         gap.world.poll()
         assert len(gap.heard) == 1
@@ -140,7 +140,6 @@ def test_workers_do_not_commit_behind_a_gap_while_its_notice_waits() -> None:
 def test_who_polls_gets_what_is_behind_a_gap_once_it_was_told_of_the_gap() -> None:
     with scene() as gap:
         gap.take_slot()
-        gap.turn()
         assert gap.commit() == []
         assert [m.offset() for m in gap.world.take(3)] == [5, 6, 7]
         assert len(gap.heard) == 1
