@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -97,3 +97,39 @@ def test_another_thread_is_handed_out_nothing_while_a_callback_runs() -> None:
     over.set()
     thread.join(SECONDS)
     assert not buffer.attention
+
+
+@pytest.fixture
+def stop(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Consumer, Callable[[], None]]]:
+    """A Consumer, and its ``stop()`` that returns when the run knows of it and has asked for attention."""
+    with running() as consumer:
+        asked, ask = threading.Event(), consumer._buffer.ask_attention
+
+        def ask_attention() -> None:
+            ask()
+            asked.set()
+
+        def stopped() -> None:
+            consumer.stop()
+            assert asked.wait(SECONDS)
+
+        monkeypatch.setattr(consumer._buffer, "ask_attention", ask_attention)
+        yield consumer, stopped
+
+
+def test_a_run_that_is_stopped_while_a_callback_runs_ends(stop) -> None:
+    consumer, stopped = stop
+    consumer._events.call(stopped)
+    assert in_time(lambda: [consumer.run(print)])
+
+
+def test_a_run_that_is_stopped_just_before_it_looks_for_events_ends(stop, monkeypatch) -> None:
+    consumer, stopped = stop
+    attend = consumer._attend
+
+    def late() -> Any:
+        stopped()
+        return attend()
+
+    monkeypatch.setattr(consumer, "_attend", late)
+    assert in_time(lambda: [consumer.run(print)])

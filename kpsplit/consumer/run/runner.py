@@ -202,7 +202,8 @@ class _Run:
                     self._note(event.error())
                 elif self._desk.wants_commit():
                     self._ask_commit(session)
-                elif not session.events:
+                # Whoever attends takes back every call for attention, also that of the run's end.
+                elif not session.events and not self._desk.over.is_set():
                     buffer.wait(None)
         except KeyboardInterrupt:
             self._desk.end()
