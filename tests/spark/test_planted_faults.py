@@ -696,6 +696,18 @@ def two_defects_are_both_found(world: World) -> Expect:
     return expect
 
 
+@pytest.mark.parametrize("number", [1 << 63, (1 << 64) - 1])
+def test_a_number_that_no_producer_reaches_is_not_provable(spark, number: int) -> None:
+    """Judged alone: so many numbers are missing that of other partitions none would be looked at."""
+    world = World(0)
+    busy(world)
+    world.put(world.parent, KEYS[0], 0, 0xF0, number)
+    verdict = judge(spark, [world])
+    assert not verdict.defects
+    assert verdict.exit_code == 1
+    assert verdict.outcome(Check.MISSING) == "unproven"
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_judged(judged, name: str) -> None:
     verdict, expect = judged[name]

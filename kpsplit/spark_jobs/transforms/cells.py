@@ -25,6 +25,8 @@ SHELF_BITS = 16
 BLOCK_BITS = 18
 """2^18 offsets are a block. The fewer, the cheaper is a record, and the less is in a cell if many
 producers take turns."""
+_BEYOND = (1 << 63) - 1
+"""Stands for numbers of 2^63 and more: all of them are forged, and judged like any beyond all sense."""
 
 
 def judged(raw: DataFrame, regions: DataFrame) -> DataFrame:
@@ -42,7 +44,7 @@ def judged(raw: DataFrame, regions: DataFrame) -> DataFrame:
         fate().alias("fate"),
         F.coalesce(F.col("key").isNotNull() & ~inside, F.lit(False)).alias("wrong"),
         F.when(F.col("stamp").isNotNull(), stamp_instance()).alias("instance"),
-        F.when(F.col("stamp").isNotNull(), stamp_sequence()).alias("sequence"),
+        F.when(F.col("stamp").isNotNull(), F.coalesce(stamp_sequence(), F.lit(_BEYOND))).alias("sequence"),
         F.when(F.col("segment").isNotNull(), reader_hash()).alias("key_hash"),
         F.xxhash64("key").alias("key_print"),
         F.col("key").isNotNull().alias("keyed"),
