@@ -238,7 +238,7 @@ class Consumer(confluent_kafka.Consumer):
                 found.append(event)
                 continue
             found += take(num_messages - len(found), len(found))
-            if len(found) < num_messages and not self._buffer.wait(deadline.left(), len(found)):
+            if len(found) < num_messages and not self._wait(deadline, len(found)):
                 break
         return found
 
@@ -263,8 +263,17 @@ class Consumer(confluent_kafka.Consumer):
             try:
                 return self._buffer.take()
             except IndexError:
-                if not self._buffer.wait(deadline.left()):
+                if not self._wait(deadline):
                     return None
+
+    def _wait(self, deadline: Deadline, held: int = 0) -> bool:
+        """Wait for something to do, False if nothing came in time; ``held``: see ``FetchBuffer.wait``."""
+        if not self._events.running:
+            return self._buffer.wait(deadline.left(), held)
+        # Another thread closes and is inside a callback: it attends, and the buffer would not wait.
+        self._buffer.wait(0, held)
+        deadline.pause(LOOK_SECONDS)
+        return not deadline.expired()
 
     def _attend(self) -> Message | None:
         """Run callbacks; return the next error event."""

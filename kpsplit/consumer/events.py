@@ -105,6 +105,11 @@ class Events:
         """Tell whether this thread is inside a callback."""
         return threading.get_ident() in self._running
 
+    @property
+    def running(self) -> bool:
+        """Tell whether some thread is inside a callback: until it has returned nothing is handed out."""
+        return bool(self._running)
+
     def error(self) -> Message | None:
         """Take the next error event."""
         return self._errors.popleft() if self._errors else None

@@ -99,6 +99,29 @@ def test_another_thread_is_handed_out_nothing_while_a_callback_runs() -> None:
     assert not buffer.attention
 
 
+@pytest.mark.parametrize(
+    "ask", [lambda c: c.poll(0.05), lambda c: c.consume(5, 0.05)], ids=["poll", "consume"]
+)
+def test_a_poll_returns_in_time_while_another_thread_runs_a_callback(ask) -> None:
+    """``close()`` in another thread does so: its on_revoke may wait for the thread that polls to stop."""
+    inside, over = threading.Event(), threading.Event()
+
+    def callback() -> None:
+        inside.set()
+        assert over.wait(SECONDS)
+
+    with running() as consumer:
+        consumer._events.call(callback)
+        other = threading.Thread(target=consumer._events.serve, daemon=True)
+        other.start()
+        try:
+            assert inside.wait(SECONDS)
+            assert in_time(lambda: [ask(consumer)]) in ([None], [[]])
+        finally:
+            over.set()
+            other.join(SECONDS)
+
+
 @pytest.fixture
 def stop(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Consumer, Callable[[], None]]]:
     """A Consumer, and its ``stop()`` that returns when the run knows of it and has asked for attention."""
