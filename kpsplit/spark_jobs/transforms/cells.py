@@ -1,6 +1,6 @@
 """Condenses records to what the proofs need, with narrow columns only: never a value, never a key.
 
-1. ``judged``: one narrow row per record. It is never shuffled.
+1. ``judged``: one narrow row per record. Only the few that are looked at closely are ever shuffled.
 2. ``cells``: up to 64 consecutive sequence numbers of one producer in one block (2^18 offsets) of one segment
    are one row, which numbers are there as the bits of an integer. So completeness and uniqueness are exact,
    and no set of numbers is ever sorted. Whether they rise inside a cell is told from bits too (``rising``).

@@ -24,7 +24,7 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A producer's data in one segment; ``descents``: how often its numbers do not rise."""
+    """A producer's data in one segment; ``descents``: 0 if its numbers rise in the log."""
 
     partition: int
     segment: int
