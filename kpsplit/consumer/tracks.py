@@ -109,7 +109,8 @@ class PartitionTracks:
         self._fresh_to: dict[PhysicalPartition, int] = {}
         self._notices = GapNotices()
         self._untold: dict[PhysicalPartition, Gap] = {}
-        self._at_end: set[PhysicalPartition] = set()
+        self._at_end: dict[PhysicalPartition, int] = {}
+        """Where reading stood when a log's end was read: behind a seek back it has not been read."""
 
     # what is known and owned
 
@@ -202,7 +203,7 @@ class PartitionTracks:
             keyed: whether each of them has a key that is not empty.
         """
         self._settle()
-        self._at_end.discard(source)
+        self._at_end.pop(source, None)
         batches: list[Batch] = []
         while messages and (track := self._tracks.get(source)) is not None and self._reads(source, track):
             messages = _from(messages, track.next)
@@ -216,10 +217,10 @@ class PartitionTracks:
         track = self._tracks.get(source)
         if track is None or not self._reads(source, track):
             return []
-        self._at_end.add(source)
         end = offset if track.segment.end is None else min(offset, track.segment.end)
         batches = self._passed(track, end)
-        if all(s in self._at_end and t.segment.is_open for s, t in self._tracks.items()):
+        self._at_end[source] = track.next
+        if all(self._ended(s, t) and t.segment.is_open for s, t in self._tracks.items()):
             self._report(EndReached(self.parent, self._next_logical()))
         return batches
 
@@ -230,9 +231,13 @@ class PartitionTracks:
         """
         self._settle()
         track = self._tracks.get(source)
-        if track is None or source not in self._at_end or track.segment.end is None:
+        if track is None or not self._ended(source, track) or track.segment.end is None:
             return False
         return track.next < track.segment.end
+
+    def _ended(self, source: PhysicalPartition, track: Track) -> bool:
+        """Tell whether the log was read to its end and the track still stands there."""
+        return self._at_end.get(source) == track.next
 
     def examine(self, source: PhysicalPartition, found: Found) -> list[Batch]:
         """Take what was found out about a log; report what it has lost of what is to be read next."""

@@ -18,6 +18,7 @@ from kpsplit.kafka.logical_message import LogicalMessage, Place, place_of
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.events import Abort
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
+from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import EndedBy, PartitionState
 from kpsplit.splitter.reading import ForeignReason
@@ -455,3 +456,22 @@ def test_the_place_of_a_message_is_known_whether_it_was_wrapped_or_not() -> None
     assert (child[0].topic(), child[0].partition()) == ("orders", 3)
     assert child[0].offset() == state.lineage.get(3).logical(4)
     assert (child[0].value(), len(child[0]), child[0].error()) == (b"v", 1, None)
+
+
+def test_behind_a_seek_back_the_end_is_told_when_all_was_read_again() -> None:
+    tracks = Tracks(operated(UNSPLIT, SPLIT, {0: 0}))
+    tracks.begin(WHOLE_SLOT)
+    tracks.at_end(PARENT, 0)
+    logs = [log for log in tracks.wanted() if log != PARENT]
+    assert logs == [phantom(0), phantom(1)]
+
+    def read_on(*which: PhysicalPartition) -> int:
+        tracks.events.clear()
+        for log in (PARENT, *which):
+            tracks.at_end(log, 1)
+        return len(tracks.events)
+
+    assert read_on(*logs) == 1
+    tracks.begin(WHOLE_SLOT)
+    assert read_on(logs[0]) == 0, "the other stands at its beginning again"
+    assert read_on(logs[1]) == 1
