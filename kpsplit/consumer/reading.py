@@ -343,7 +343,7 @@ class SlotReader:
         if source in self._probes:
             return
         if self._admin is None:
-            self._admin = self._connection.open_admin("admin")
+            self._admin = self._connection.shared_admin()
         self._probes[source] = LogProbe(
             self._admin, source, position, with_bounds=with_bounds, holds_up=holds_up
         )

@@ -43,7 +43,7 @@ class Views:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._admin = connection.open_admin("look")
+        self._admin = connection.shared_admin()
         self._tail: ControlTail | None = None
         self._look: tuple[float, Future[Any]] | None = None
         self._request: EndRequest | None = None

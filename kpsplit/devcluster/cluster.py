@@ -47,6 +47,7 @@ class DevCluster:
         client_config: how the readiness check connects, when `extra_properties` ask for TLS or SASL.
         log_level: of the brokers' logs: ERROR, WARN, INFO, DEBUG.
         heap_mb: greatest heap of each node, in MiB.
+        plugins: jars, or folders of classes, with assignors, authorizers and the like of one's own.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class DevCluster:
         client_config: Mapping[str, ConfigValue] | None = None,
         log_level: str = "INFO",
         heap_mb: int = 384,
+        plugins: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
         if brokers < 1:
             raise UsageError(f"an embedded cluster has at least 1 broker, not {brokers}")
@@ -68,6 +70,7 @@ class DevCluster:
         self._client_config = dict(client_config or {})
         self._log_level = log_level
         self._heap_mb = heap_mb
+        self._plugins = tuple(Path(plugin).resolve() for plugin in plugins)
         self._resources = ExitStack()
         self._keeper: KeeperClient | None = None
 
@@ -136,7 +139,7 @@ class DevCluster:
         self.brokers[broker].restart(timeout)
 
     def _start(self, timeout: float) -> None:
-        kafka = KafkaRuntime.find(heap_mb=self._heap_mb, log_level=self._log_level)
+        kafka = KafkaRuntime.find(heap_mb=self._heap_mb, log_level=self._log_level, plugins=self._plugins)
         deadline = Deadline(timeout)
         folder = self._data_dir or self._temporary_folder()
         folder.mkdir(parents=True, exist_ok=True)

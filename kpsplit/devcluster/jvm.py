@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -32,22 +33,24 @@ class KafkaRuntime:
         jars: the folder with Kafka's jars.
         heap_mb: greatest heap of a process, in MiB.
         log_level: of log4j: ERROR, WARN, INFO, DEBUG.
+        plugins: jars, or folders of classes, that are looked through besides Kafka's own.
     """
 
     java: Java
     jars: Path
     heap_mb: int = 384
     log_level: str = "INFO"
+    plugins: tuple[Path, ...] = ()
 
     @classmethod
-    def find(cls, *, heap_mb: int, log_level: str) -> Self:
+    def find(cls, *, heap_mb: int, log_level: str, plugins: tuple[Path, ...] = ()) -> Self:
         """With the Java of this machine, and jars that are downloaded if need be.
 
         Raises:
             KpsplitError: no Java, or no jars.
         """
         java = find_java()
-        return cls(java, ensure_jars(java), heap_mb, log_level)
+        return cls(java, ensure_jars(java), heap_mb, log_level, plugins)
 
     def command(self, main_class: str, *arguments: str) -> list[str]:
         """The command that runs `main_class`, given with its package."""
@@ -57,7 +60,7 @@ class KafkaRuntime:
             # Room for new objects from the start: growing it bit by bit cost a broker 1 s of pauses a minute.
             *(f"-Xmn{self.heap_mb // 6}m", f"-Xms{self.heap_mb // 3}m", f"-Xmx{self.heap_mb}m"),
             f"-Dkpsplit.log.level={self.log_level}",
-            *("-cp", str(self.jars / "*")),
+            *("-cp", os.pathsep.join(map(str, (self.jars / "*", *self.plugins)))),
             main_class,
             *arguments,
         ]

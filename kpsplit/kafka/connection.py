@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+from weakref import ref
 
 from kpsplit.errors import ConfigurationError
 from kpsplit.kafka.credentials import C, Credentials
@@ -36,6 +39,7 @@ _CONNECTION_KEYS = frozenset(
         "connections.max.idle.ms",
         "reconnect.backoff.ms",
         "reconnect.backoff.max.ms",
+        "enable.sparse.connections",
         "api.version.request",
         "api.version.request.timeout.ms",
         "broker.version.fallback",
@@ -56,6 +60,14 @@ _SECRET_WORDS = (
     "oauthbearer.config",
     "token",
 )
+
+CALM_ADMIN = {"enable.sparse.connections": False, "reconnect.backoff.max.ms": 1000}
+"""Of an admin client, unless the user says otherwise.
+
+With sparse connections librdkafka (2.16) tries to connect to a broker that is down, without a pause, for as
+long as a request waits for it: thousands of times a second, which costs a core. Without them it is connected
+to every broker, and waits between two tries; no longer than this, so that one that is back is found soon.
+"""
 
 FETCH_WAIT_MS = 100
 """Bounds how late a reader notices the end of a log; a record that arrives is handed over at once."""
@@ -86,6 +98,8 @@ class Connection:
             )
         self._given = dict(properties)
         self._credentials = Credentials()
+        self._sharing = threading.Lock()
+        self._shared: tuple[int, Callable[[], AdminClient | None]] = 0, lambda: None
 
     def __reduce__(self) -> tuple[type[Self], tuple[dict[str, Any]]]:
         """Pickle the properties, with the credentials of now: clients stay where they are."""
@@ -130,7 +144,17 @@ class Connection:
         """Make an admin client, configured as by ``client``."""
         from confluent_kafka.admin import AdminClient
 
-        return self.follow(AdminClient(self.client(role, **extra)))
+        return self.follow(AdminClient({**CALM_ADMIN, **self.client(role, **extra)}))
+
+    def shared_admin(self) -> AdminClient:
+        """Return the one admin client that those share who have this connection; it ends with the last."""
+        with self._sharing:
+            pid, shared = self._shared
+            client = shared()
+            if client is None or pid != os.getpid():  # a client does nothing in a child of its process
+                client = self.open_admin("admin")
+                self._shared = os.getpid(), ref(client)
+            return client
 
     def open_producer(self, role: str, **extra: Any) -> FollowingProducer:
         """Make a producer, configured as by ``client``."""

@@ -139,7 +139,7 @@ class OperationLog:
         return state
 
     def _count_offsets_partitions(self, deadline: Deadline) -> int:
-        admin = self._connection.open_admin("admin")
+        admin = self._connection.shared_admin()
         try:
             found = admin.list_topics(timeout=max(deadline.left(), MIN_TIMEOUT)).topics.get(OFFSETS_TOPIC)
         except KafkaException as exception:

@@ -37,7 +37,7 @@ class LogTail:
         self._fold = fold
         self._isolation = IsolationLevel.READ_COMMITTED if decided else IsolationLevel.READ_UNCOMMITTED
         self._positions: dict[int, int] = {}
-        self._admin = connection.open_admin("admin")
+        self._admin = connection.shared_admin()
         self._consumer = connection.open_reader(
             "tail", auto_offset_reset="earliest", fetch_error_backoff_ms=50, reconnect_backoff_max_ms=1000
         )

@@ -47,7 +47,8 @@ def await_served(
 
 
 def _limited_to(address: str) -> dict[str, object]:
-    return {"bootstrap_servers": address, "metadata_broker_list": address, "reconnect_backoff_max_ms": 500}
+    only = {"bootstrap_servers": address, "metadata_broker_list": address}
+    return {**only, "reconnect_backoff_max_ms": 500, "enable_sparse_connections": True}
 
 
 def _serves(one: AdminClient, topic: str, partitions: int, deadline: Deadline) -> bool:

@@ -32,7 +32,7 @@ class ControlFeed:
     @property
     def admin(self) -> AdminClient:
         """A client for looks at topics, made when it is first needed."""
-        self._admin = self._admin or self.connection.open_admin("look")
+        self._admin = self._admin or self.connection.shared_admin()
         return self._admin
 
     def following(self) -> ControlTail:

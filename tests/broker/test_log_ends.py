@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -57,6 +58,13 @@ def ends(admin: AdminClient, seconds: float) -> dict[int, int]:
     return EndRequest(admin, TOPIC, [0], IsolationLevel.READ_COMMITTED, seconds).result()
 
 
+def ends_or_none(admin: AdminClient) -> dict[int, int] | None:
+    try:
+        return ends(admin, SECONDS)
+    except KpsplitError:  # no leader yet
+        return None
+
+
 def test_a_question_that_nobody_answers_has_no_result(alone: DevCluster) -> None:
     """A lease that was renewed on such an answer would be one that knows nothing of a fence."""
     connection = Connection({"bootstrap.servers": alone.bootstrap})
@@ -80,6 +88,30 @@ def test_a_log_of_which_nothing_was_read_is_not_read_to_its_end(alone: DevCluste
             tail.read_to_end(Deadline(1.0))
         tail.read_to_end(Deadline(SECONDS))
     assert [message.value() for message in read] == [b"0", b"1", b"2"]
+
+
+def test_a_broker_that_is_down_and_leads_is_not_connected_to_without_a_pause(
+    kafka_runtime: KafkaRuntime,
+) -> None:
+    """librdkafka tries thousands of times a second, unless its connections are not sparse."""
+    tries: dict[str, int] = {}
+
+    def told(statistics: str) -> None:
+        tries.update({name: b["connects"] for name, b in json.loads(statistics)["brokers"].items()})
+
+    with DevCluster(brokers=2) as pair:  # without one of them there is no quorum: leaders stay
+        properties = {"bootstrap.servers": pair.bootstrap, "statistics.interval.ms": 100, "stats_cb": told}
+        admin = Connection(properties).shared_admin()
+        admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(SECONDS)
+        eventually(lambda: ends_or_none(admin) == {0: 0}, "a leader", SECONDS)
+        leader = admin.list_topics(TOPIC, timeout=SECONDS).topics[TOPIC].partitions[0].leader
+        eventually(lambda: admin.poll(0.1) or tries, "statistics", SECONDS)
+        before = sum(tries.values())
+        pair.kill(leader)
+        with pytest.raises(UnreachableError):
+            ends(admin, 3.0)
+        eventually(lambda: admin.poll(0.1) or sum(tries.values()) > before, "statistics", SECONDS)
+        assert sum(tries.values()) - before < 30
 
 
 def test_it_is_asked_again_while_there_is_time(alone: DevCluster, monkeypatch: pytest.MonkeyPatch) -> None:
