@@ -1,7 +1,7 @@
 # Each target does all the set-up it needs; a second run does no network at all.
 #
 #   make setup    virtual environment, locked packages, Kafka's jars and Spark's connector
-#   make test     all tests            (PYTEST_ARGS="-k split -x" is passed on; WORKERS=0: in one process)
+#   make test     all tests            (PYTEST_ARGS="-k split -x" is passed on; WORKERS=0 CLUSTER_WORKERS=0: in one process)
 #   make test-core, make test-cluster, make test-load   those without brokers, with brokers or Spark, and under load
 #   make lint     style, types, import contracts
 #   make demo     the main job, on an embedded three-broker cluster
@@ -22,6 +22,7 @@ UV ?= uv
 BENCH ?= producer_overhead
 MINUTES ?= 20
 WORKERS ?= 2
+CLUSTER_WORKERS ?= 3
 LOAD_TESTS := tests/demo tests/fault/test_brokers_break.py tests/fault/test_chaos.py
 # Spark first, which is one share of minutes: who began it last would keep the other process waiting.
 CLUSTER_TESTS := tests/spark $(filter-out $(LOAD_TESTS),$(wildcard tests/fault/test_*.py)) tests/broker tests/cli
@@ -55,9 +56,9 @@ test: test-core test-cluster test-load
 test-core: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS) $(CORE_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
 
-# Two processes, each with a cluster, because one leaves the processors idle most of the time; one Spark session.
+# Processes with a cluster each, one more than processors, because they wait most of the time; one Spark session.
 test-cluster: jars
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) $(CLUSTER_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
+	$(BIN)/python -m pytest -n $(CLUSTER_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) $(CLUSTER_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
 
 # One process: they write at a steady rate, whether the machine keeps up or not, and would take it from their neighbours.
 test-load: jars

@@ -18,7 +18,8 @@ import org.apache.kafka.coordinator.group.api.assignor.SubscribedTopicDescriber;
 
 /**
  * An assignment of one's own for a group of kpsplit consumers (KIP-848): members whose
- * {@code group.instance.id} begins with "small" get one key range of each, all others share the rest.
+ * {@code group.instance.id} begins with "small" get one key range of the topic each, all others share the
+ * rest (the small ones share everything while there are no others).
  *
  * <p>A group divides the partitions of the slots topic {@code __kpsplit.slots.TOPIC}: of R key ranges to
  * each partition of the topic, its partition {@code p * R + r} is the r-th key range of partition p. Kafka

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from confluent_kafka import IsolationLevel, KafkaError, Message, TopicPartition
 
@@ -47,13 +48,18 @@ class PhysicalReader:
 
     def __init__(self, connection: Connection, patience: float = 30.0) -> None:
         self._patience = patience
-        self._admin = ClusterAdmin(connection)
+        self._connection = connection
         self._consumer = connection.open_reader(
             "reader", auto_offset_reset="error", queued_max_messages_kbytes=BUFFER_KBYTES
         )
         self._source: PhysicalPartition | None = None
         self._fetched: deque[Message] = deque()
         self._position = 0
+
+    @cached_property
+    def _admin(self) -> ClusterAdmin:
+        """Made when it is first needed: whoever reads what is known to be there does without."""
+        return ClusterAdmin(self._connection)
 
     def close(self) -> None:
         """End the consumer."""

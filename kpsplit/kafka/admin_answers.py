@@ -50,7 +50,7 @@ class AdminAnswers:
             KpsplitError: refused, or no answer in time; ``writing``: something may have been changed then.
         """
         try:
-            return future.result(seconds + GRACE)
+            found = future.result(seconds + GRACE)
         except TimeoutError:
             raise UnreachableError(f"could not {what}: no answer in time") from None
         except KafkaException as exception:
@@ -60,6 +60,8 @@ class AdminAnswers:
             if error is not None and error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 raise ExistsError from exception
             raise self.explained(error, what, writing=writing) from exception
+        self._trouble.refusal = ""  # some broker may have refused us; the one that was asked does not
+        return found
 
     def explained(self, error: KafkaError | None, what: str, *, writing: bool = False) -> Exception:
         """Return kpsplit's error; where brokers do not answer because they refuse us, say so."""

@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 
 # The command line reads properties before it needs a client: `kpsplit --help` must not wait for its library.
 
+SPARSE = "enable.sparse.connections"
+"""Off for admin clients, unless the user says otherwise.
+
+With sparse connections librdkafka (2.16) tries to connect to a broker that is down, without a pause, for as
+long as a request waits for it: thousands of times a second, which costs a core. Without them it is connected
+to every broker, and waits between two tries: no longer than ``TRY_AGAIN_MS``, so that it is found when back.
+"""
+
+TRY_AGAIN_MS = 1000
+LONGEST_PAUSE = "reconnect.backoff.max.ms"
+
 _CONNECTION_PREFIXES = (
     "security.",
     "sasl.",
@@ -38,8 +49,8 @@ _CONNECTION_KEYS = frozenset(
         "client.rack",
         "connections.max.idle.ms",
         "reconnect.backoff.ms",
-        "reconnect.backoff.max.ms",
-        "enable.sparse.connections",
+        LONGEST_PAUSE,
+        SPARSE,
         "api.version.request",
         "api.version.request.timeout.ms",
         "broker.version.fallback",
@@ -60,14 +71,6 @@ _SECRET_WORDS = (
     "oauthbearer.config",
     "token",
 )
-
-CALM_ADMIN = {"enable.sparse.connections": False, "reconnect.backoff.max.ms": 1000}
-"""Of an admin client, unless the user says otherwise.
-
-With sparse connections librdkafka (2.16) tries to connect to a broker that is down, without a pause, for as
-long as a request waits for it: thousands of times a second, which costs a core. Without them it is connected
-to every broker, and waits between two tries; no longer than this, so that one that is back is found soon.
-"""
 
 FETCH_WAIT_MS = 100
 """Bounds how late a reader notices the end of a log; a record that arrives is handed over at once."""
@@ -98,7 +101,7 @@ class Connection:
             )
         self._given = dict(properties)
         self._credentials = Credentials()
-        self._sharing = threading.Lock()
+        self._sharing = threading.RLock()  # a signal handler may ask in the middle
         self._shared: tuple[int, Callable[[], AdminClient | None]] = 0, lambda: None
 
     def __reduce__(self) -> tuple[type[Self], tuple[dict[str, Any]]]:
@@ -141,13 +144,21 @@ class Connection:
         return self.client(role, **{**ours, **extra})
 
     def open_admin(self, role: str, **extra: Any) -> AdminClient:
-        """Make an admin client, configured as by ``client``."""
+        """Make an admin client, configured as by ``client``, that is connected to every broker (``SPARSE``).
+
+        Raises:
+            KafkaException, ValueError, TypeError: librdkafka refuses a setting.
+        """
         from confluent_kafka.admin import AdminClient
 
-        return self.follow(AdminClient({**CALM_ADMIN, **self.client(role, **extra)}))
+        calm = {SPARSE: False, LONGEST_PAUSE: self.longest_pause(TRY_AGAIN_MS)}
+        return self.follow(AdminClient({**calm, **self.client(role, **extra)}))
 
     def shared_admin(self) -> AdminClient:
-        """Return the one admin client that those share who have this connection; it ends with the last."""
+        """Return the one admin client that those share who have this connection; it ends with the last.
+
+        Raises: as ``open_admin``.
+        """
         with self._sharing:
             pid, shared = self._shared
             client = shared()
@@ -189,6 +200,13 @@ class Connection:
             TypeError, ValueError: they are not text that can be sent; nothing is changed.
         """
         self._credentials.change(username, password)
+
+    def longest_pause(self, milliseconds: int) -> int:
+        """Return a ``reconnect.backoff.max.ms`` that does not contradict the user's own first pause."""
+        try:
+            return max(milliseconds, int(self.get("reconnect.backoff.ms", 0)))
+        except (TypeError, ValueError):  # librdkafka refuses it, by its name
+            return milliseconds
 
     @property
     def properties(self) -> dict[str, Any]:

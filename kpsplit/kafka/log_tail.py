@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 
 from kpsplit.errors import FutureVersionError
-from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.connection import TRY_AGAIN_MS, Connection
 from kpsplit.kafka.end_request import MIN_REQUEST_SECONDS, OFFSET_REQUEST_SECONDS, EndRequest, answered
 from kpsplit.kafka.error_map import TRANSIENT_READS, is_late, translate
 from kpsplit.kafka.retries import learn_leaders, while_leaders_move
@@ -39,7 +39,10 @@ class LogTail:
         self._positions: dict[int, int] = {}
         self._admin = connection.shared_admin()
         self._consumer = connection.open_reader(
-            "tail", auto_offset_reset="earliest", fetch_error_backoff_ms=50, reconnect_backoff_max_ms=1000
+            "tail",
+            auto_offset_reset="earliest",
+            fetch_error_backoff_ms=50,
+            reconnect_backoff_max_ms=connection.longest_pause(TRY_AGAIN_MS),
         )
         self._asked: EndRequest | None = None
         self._stopped: FutureVersionError | None = None

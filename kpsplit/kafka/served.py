@@ -38,7 +38,9 @@ def await_served(
     """
     for broker, address in brokers.items():
         # Limited to one broker: as long as this client has asked nothing else it is connected to no other.
-        one = connection.open_admin("served", **_limited_to(address))
+        one = connection.open_admin(
+            "served", reconnect_backoff_max_ms=connection.longest_pause(500), **_limited_to(address)
+        )
         while not all(_serves(one, topic, count, deadline) for topic, count in topics.items()):
             if deadline.left() <= 0:
                 names = ", ".join(topics)
@@ -47,8 +49,7 @@ def await_served(
 
 
 def _limited_to(address: str) -> dict[str, object]:
-    only = {"bootstrap_servers": address, "metadata_broker_list": address}
-    return {**only, "reconnect_backoff_max_ms": 500, "enable_sparse_connections": True}
+    return {"bootstrap_servers": address, "metadata_broker_list": address, "enable_sparse_connections": True}
 
 
 def _serves(one: AdminClient, topic: str, partitions: int, deadline: Deadline) -> bool:

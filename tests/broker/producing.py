@@ -17,8 +17,10 @@ from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 
 REST_SECONDS = 0.05
-"""Between a writer's rounds: idempotent clients of librdkafka that are given more while several records are
-in flight poll without a pause until these are acknowledged, and take the brokers' time."""
+REPORTED_SECONDS = 0.25
+"""Between a writer's rounds, and how long it waits for a round's reports: idempotent clients of librdkafka
+that are given more while several records are in flight poll without a pause until these are acknowledged, and
+take the processor from the brokers that shall do so."""
 
 
 def eventually(what: Callable[[], Any], why: str, seconds: float = 180.0) -> Any:
@@ -127,6 +129,9 @@ class Writer(threading.Thread):
                     self.count += 1
                 self.producer.poll(0)
                 time.sleep(REST_SECONDS)
+                late = time.monotonic() + REPORTED_SECONDS  # what a fence holds is not waited for
+                while len(self.producer) and time.monotonic() < late:
+                    self.producer.poll(REST_SECONDS)
         except Exception as error:  # noqa: BLE001 - told by stop()
             self.error = error
 

@@ -63,5 +63,6 @@ def test_it_waits_between_two_tries_to_connect_unless_the_user_says_otherwise(
     assert of({}) == (False, 1000)
     assert of({"enable.sparse.connections": True}) == (True, 1000)
     assert of({"reconnect.backoff.max.ms": 5000}) == (False, 5000)
+    assert of({"reconnect.backoff.ms": "2000"}) == (False, 2000)  # librdkafka refuses a maximum below it
     application = Connection.of_application({**CONFIG, "enable.sparse.connections": True, "acks": 1})
     assert application.properties["enable.sparse.connections"] is True
