@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from kpsplit.consumer.epochs import Epochs
 from kpsplit.consumer.subscriptions import Mode
-from kpsplit.splitter.commits import CommitFold, ordinary_offsets
+from kpsplit.splitter.commits import CommitFold, cursor_of, ordinary_offsets
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KeyRange, uncovered
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
@@ -89,6 +89,34 @@ def writes(processed: Sequence[Processed], member: Member, fold: CommitFold) -> 
         known = [*p.cursors, *p.unchanged, *_of_others(p, member.group, fold)]
         offsets |= ordinary_offsets(p.state, known) or {p.token: 0}
     return Writes(records, tombstones, offsets)
+
+
+def outdated(processed: Processed, member: Member, fold: CommitFold, wrote: Writes) -> bool | None:
+    """Tell whether a member has to write the ordinary offsets of a partition again, behind its latest commit.
+
+    Members that commit at the same time do not see each other's commits: what they wrote as the least of all
+    positions is too low then, and would stay so when nobody commits any more. Whoever comes last in the
+    offset log puts that right; all that came before is known to him once he has read his own commit.
+
+    Args:
+        processed: where all ranges of the member stand now, as ``unchanged``.
+        member: who asks.
+        fold: the offset log.
+        wrote: what the member's latest commit wrote.
+
+    Returns:
+        None while that commit has not been read.
+    """
+    group, parent = member.group, processed.parent
+    mine = [record for record in wrote.records if record.parent == parent]
+    if any(fold.cursors(group, parent, r.range) != [(r.range, cursor_of(r, r.range))] for r in mine):
+        return None
+    last = fold.last(group, parent)
+    if not mine or last is None or last.member != member.name or _ahead(processed):
+        return False
+    known = [*processed.unchanged, *_of_others(processed, group, fold)]
+    offsets = ordinary_offsets(processed.state, known)
+    return any(wrote.offsets.get(source) != offset for source, offset in offsets.items())
 
 
 def _ahead(processed: Processed) -> bool:

@@ -25,6 +25,7 @@ from kpsplit.consumer.engine_states import Event, State
 from kpsplit.consumer.holdings import IN_SINK, STARTING
 from kpsplit.consumer.membership import Membership
 from kpsplit.consumer.peers import Peers
+from kpsplit.consumer.righting import Righting
 from kpsplit.consumer.starter import Starter
 from kpsplit.consumer.subscribing import Subscribing
 from kpsplit.consumer.withholding import Withholding
@@ -61,6 +62,7 @@ class Engine(threading.Thread):
         self.subscribing = Subscribing(context, self.membership)
         self.withholding = Withholding(context, self.committer)
         self.peers = Peers(context, self.membership)
+        self.righting = Righting(context, self.committer)
         self.confirming = Confirming(context, self.membership)
         self.fatal: KpsplitError | None = None
         self._missing_right: KpsplitError | None = None
@@ -142,6 +144,8 @@ class Engine(threading.Thread):
             self._duty(self._note_start)
             self._duty(self._go_on_behind_gaps)
             self._duty(self.peers.turn)
+            if not nested:
+                self._duty(self.righting.turn)
         self._duty(self.committer.turn)
 
     def _duty(self, duty: Callable[[], None]) -> None:

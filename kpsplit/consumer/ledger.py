@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError
 
 from kpsplit.consumer.asking import Asker
 from kpsplit.consumer.carrier import Carrier, Load
-from kpsplit.consumer.committing import Member, Processed, Writes, least, plain_offsets, writes
+from kpsplit.consumer.committing import Member, Processed, Writes, least, outdated, plain_offsets, writes
 from kpsplit.consumer.given import GivenStart
 from kpsplit.consumer.subscriptions import Mode
 from kpsplit.kafka.clock import Deadline
@@ -86,6 +86,7 @@ class Ledger:
         self._writer: CommitWriter | None = None
         self._carrying: CommitWriter | None = None
         self._partitions = 0
+        self._wrote: Writes | None = None
 
     # -- where slots start -------------------------------------------------------------------------
 
@@ -204,6 +205,21 @@ class Ledger:
             self._commit_writer().commit(
                 wanted.records, wanted.tombstones, wanted.offsets, metadata, deadline, also
             )
+            self._wrote = wanted
+
+    def outdated(
+        self, processed: Sequence[Processed], member: Member
+    ) -> dict[PhysicalPartition, bool | None]:
+        """Tell of which partitions the latest commit's ordinary offsets were not right: see ``committing``.
+
+        Raises:
+            KpsplitError: the offset log cannot be read.
+        """
+        if self._wrote is None:
+            return {}
+        tail = self._open()
+        tail.poll(0)
+        return {p.parent: outdated(p, member, tail.fold, self._wrote) for p in processed}
 
     def commit_loaded(
         self,

@@ -79,12 +79,13 @@ class _Commits:
 
     ``pieces`` are the winners, in the order of the key space and without overlap; ``live`` are the ranges of
     all keys that have a value in the log, of commits that win nowhere too; ``newest`` is the log offset of
-    the last record.
+    the last record, ``last`` the last commit.
     """
 
     pieces: list[Piece] = field(default_factory=list)
     live: set[KeyRange] = field(default_factory=set)
     newest: int = -1
+    last: RangeCommit | None = None
 
     def put(self, commit: RangeCommit) -> None:
         """Let a commit win in its whole range."""
@@ -152,6 +153,11 @@ class CommitFold:
         known = self._known.get((group, parent))
         return tuple(known.pieces) if known else ()
 
+    def last(self, group: str, parent: PhysicalPartition) -> RangeCommit | None:
+        """Return the latest commit of a group for a logical partition, None if there is none."""
+        known = self._known.get((group, parent))
+        return None if known is None else known.last
+
     def cursors(
         self, group: str, parent: PhysicalPartition, range_: KeyRange = WHOLE
     ) -> list[tuple[KeyRange, Cursor | None]]:
@@ -217,6 +223,7 @@ class CommitFold:
             known.withdraw(subject.range)
         else:
             known.put(commit)
+            known.last = commit
         return subject
 
 

@@ -9,6 +9,7 @@ from kpsplit.consumer.committing import (
     Processed,
     least,
     logical_position,
+    outdated,
     plain_offsets,
     writes,
 )
@@ -61,6 +62,67 @@ def test_ranges_of_the_member_that_did_not_move_count_as_they_are():
     assert wanted is not None
     assert wanted.offsets == {PARENT: 5}
     assert [r.range for r in wanted.records] == [LOW]
+
+
+OTHER = Member("g", "other", 1)
+
+
+def commits(fold, cursor, member, known=None):
+    """Let a member commit that knows of the log what another fold has; return what it writes."""
+    wanted = writes([processed(cursor)], member, fold if known is None else known)
+    assert wanted is not None
+    for record in wanted.records:
+        fold.fold(record.key, record.encode(), fold.log_end)
+        fold.log_end += 1
+    return wanted
+
+
+class Log(CommitFold):
+    """A fold that knows where its log ends."""
+
+    log_end = 0
+
+
+def standing(position, range_=LOW):
+    return processed(unchanged=[Cursor(range_, {0: position})])
+
+
+def together():
+    """Both halves at 10; then two members commit at the same time and see nothing of each other, I last."""
+    log, before = Log(), Log()
+    for fold in (log, before):
+        commits(fold, Cursor(LOW, {0: 10}), ME)
+        commits(fold, Cursor(HIGH, {0: 10}), OTHER)
+    theirs = commits(log, Cursor(HIGH, {0: 40}), OTHER, known=before)
+    mine = commits(log, Cursor(LOW, {0: 30}), ME, known=before)
+    assert theirs.offsets == mine.offsets == {PARENT: 10}
+    return log, before, mine, theirs
+
+
+def test_who_committed_last_writes_ordinary_offsets_again_where_it_had_not_seen_the_commit_before():
+    log, _, mine, _ = together()
+    assert outdated(standing(30), ME, log, mine) is True
+    again = commits(log, Cursor(LOW, {0: 30}), ME)
+    assert again.offsets == {PARENT: 30}
+    assert outdated(standing(30), ME, log, again) is False
+
+
+def test_who_was_not_the_last_leaves_ordinary_offsets_to_who_was():
+    log, _, _, theirs = together()
+    assert outdated(standing(40, HIGH), OTHER, log, theirs) is False
+
+
+def test_whether_ordinary_offsets_were_right_is_not_known_before_the_own_commit_was_read():
+    _, before, mine, _ = together()
+    assert outdated(standing(30), ME, before, mine) is None
+
+
+def test_nothing_is_written_again_while_a_range_was_never_committed_or_the_view_is_old():
+    log = Log()
+    mine = commits(log, Cursor(LOW, {0: 30}), ME)
+    assert outdated(standing(30), ME, log, mine) is False
+    ahead = processed(unchanged=[Cursor(LOW, {9: 30})])
+    assert outdated(ahead, ME, log, mine) is False
 
 
 def test_keys_that_win_nowhere_any_more_are_withdrawn():

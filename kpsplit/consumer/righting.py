@@ -1,0 +1,97 @@
+"""Puts right what a member wrote of the group's ordinary offsets while others committed at the same time.
+
+The range commits are right in any case; the ordinary offsets are what lag tools show. See ``committing``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+
+from kpsplit.consumer.committer import Committer
+from kpsplit.consumer.committing import Processed
+from kpsplit.consumer.context import Context
+from kpsplit.consumer.holdings import Holding, Stage
+from kpsplit.consumer.subscriptions import Mode
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import monotonic
+from kpsplit.splitter.key_range import uncovered
+from kpsplit.splitter.lineage import PhysicalPartition
+
+LOOK_SECONDS = 0.25
+"""How long behind a commit its record is looked for in the offset log; each further look waits twice that."""
+LOOKS = 6
+
+_Answer = Mapping[PhysicalPartition, bool | None]
+
+
+class Righting:
+    """See the module. Owned by the engine's thread; the log is read in the errands' thread.
+
+    Nothing is done where commits carry outputs or state: they would have to be carried a second time.
+    """
+
+    def __init__(self, context: Context, committer: Committer) -> None:
+        self._context = context
+        self._committer = committer
+        self._seen = 0
+        self._looks = 0
+        self._at = 0.0
+        self._answer: Future[_Answer] | None = None
+
+    def turn(self) -> None:
+        """Look behind each commit of this member, and commit once more what has to be."""
+        commits = self._context.counts["commits"]
+        if commits != self._seen:
+            self._seen, self._looks = commits, LOOKS
+            self._look_later()
+        if self._answer is not None:
+            if self._answer.done():
+                self._take(self._answer)
+        elif self._looks and monotonic() >= self._at and self._committer.idle():
+            self._look()
+
+    def _look_later(self) -> None:
+        self._at = monotonic() + LOOK_SECONDS * 2 ** (LOOKS - self._looks)
+
+    def _look(self) -> None:
+        self._looks -= 1
+        self._look_later()
+        context = self._context
+        if context.carrier is not None or context.keeping.store is not None:
+            return
+        shared = [p for parent in context.holdings.parents() if (p := self._shared(parent)) is not None]
+        if shared:
+            member = context.member()
+            self._answer = context.errands.run(lambda: context.ledger.outdated(shared, member))
+
+    def _shared(self, parent: PhysicalPartition) -> Processed | None:
+        """Return where this member's ranges stand; None where nobody else has one, or some come or go."""
+        holdings = self._context.holdings.of(parent)
+        stands = tuple(cursor for h in holdings for cursor in h.committed)
+        if not all(map(_stays, holdings)) or not uncovered(c.range for c in stands):
+            return None
+        first = holdings[0]
+        if first.mode is Mode.PLAIN:
+            return None
+        return Processed(self._context.views.state(parent), first.mode, (), stands, first.place)
+
+    def _take(self, answer: Future[_Answer]) -> None:
+        self._answer = None
+        try:
+            found = answer.result()
+        except KpsplitError:
+            found = {}  # whoever has to read the log says so
+        if not self._committer.idle() or self._context.counts["commits"] != self._seen:
+            return  # it is looked for again behind that commit
+        again = [self._context.holdings.of(parent)[0] for parent, wrong in found.items() if wrong]
+        cursors = {h.slot: h.committed for h in again if _stays(h)}
+        if cursors:
+            self._context.counts["ordinary_offsets_righted"] += 1
+            self._committer.ask(cursors, Future())  # one that nobody reads: on_commit is not called for it
+        elif None not in found.values():
+            self._looks = 0
+
+
+def _stays(holding: Holding) -> bool:
+    return holding.stage in (Stage.READING, Stage.HELD) and not holding.final and bool(holding.committed)
