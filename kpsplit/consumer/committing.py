@@ -91,7 +91,16 @@ def writes(processed: Sequence[Processed], member: Member, fold: CommitFold) -> 
     return Writes(records, tombstones, offsets)
 
 
-def outdated(processed: Processed, member: Member, fold: CommitFold, wrote: Writes) -> bool | None:
+def of_partition(wrote: Writes, parent: PhysicalPartition, lineage: Lineage) -> Writes:
+    """Return what a commit wrote of one logical partition."""
+    records = tuple(record for record in wrote.records if record.parent == parent)
+    offsets = {source: wrote.offsets[source] for source in lineage.sources() if source in wrote.offsets}
+    return Writes(records, (), offsets)
+
+
+def outdated(
+    processed: Processed, member: Member, fold: CommitFold, wrote: Writes
+) -> frozenset[KeyRange] | None:
     """Tell whether a member has to write the ordinary offsets of a partition again, behind its latest commit.
 
     Members that commit at the same time do not see each other's commits: what they wrote as the least of all
@@ -100,23 +109,28 @@ def outdated(processed: Processed, member: Member, fold: CommitFold, wrote: Writ
 
     Args:
         processed: where all ranges of the member stand now, as ``unchanged``.
-        member: who asks.
+        member: who asks; by a name that nobody else has.
         fold: the offset log.
-        wrote: what the member's latest commit wrote.
+        wrote: what the member's latest commit of the partition wrote.
 
     Returns:
-        None while that commit has not been read.
+        Ranges of that commit of which one has to be committed again as it is: none where all is well. None
+        while the commit has not been read.
     """
     group, parent = member.group, processed.parent
-    mine = [record for record in wrote.records if record.parent == parent]
-    if any(fold.cursors(group, parent, r.range) != [(r.range, cursor_of(r, r.range))] for r in mine):
+    mine = {r.range: cursor_of(r, r.range) for r in wrote.records}
+    if any(fold.cursors(group, parent, range_) != [(range_, c)] for range_, c in mine.items()):
         return None
     last = fold.last(group, parent)
-    if not mine or last is None or last.member != member.name or _ahead(processed):
-        return False
+    if not member.name or last is None or last.member != member.name or _ahead(processed):
+        return frozenset()
     known = [*processed.unchanged, *_of_others(processed, group, fold)]
     offsets = ordinary_offsets(processed.state, known)
-    return any(wrote.offsets.get(source) != offset for source, offset in offsets.items())
+    wrong = any(wrote.offsets.get(source) != offset for source, offset in offsets.items())
+    stands = {c.range: c for c in processed.unchanged}
+    return frozenset(
+        r for r, c in mine.items() if wrong and r in stands and stands[r].positions == c.positions
+    )
 
 
 def _ahead(processed: Processed) -> bool:

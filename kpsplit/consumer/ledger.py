@@ -17,7 +17,16 @@ from confluent_kafka import KafkaError
 
 from kpsplit.consumer.asking import Asker
 from kpsplit.consumer.carrier import Carrier, Load
-from kpsplit.consumer.committing import Member, Processed, Writes, least, outdated, plain_offsets, writes
+from kpsplit.consumer.committing import (
+    Member,
+    Processed,
+    Writes,
+    least,
+    of_partition,
+    outdated,
+    plain_offsets,
+    writes,
+)
 from kpsplit.consumer.given import GivenStart
 from kpsplit.consumer.subscriptions import Mode
 from kpsplit.kafka.clock import Deadline
@@ -73,6 +82,9 @@ class Start:
     committed: bool = False
 
 
+Outdated = Mapping[PhysicalPartition, frozenset[KeyRange] | None]
+
+
 class Ledger:
     """See the module. The tail and the writer are made when an enrolled topic is met first."""
 
@@ -86,7 +98,7 @@ class Ledger:
         self._writer: CommitWriter | None = None
         self._carrying: CommitWriter | None = None
         self._partitions = 0
-        self._wrote: Writes | None = None
+        self._wrote: dict[PhysicalPartition, Writes] = {}
 
     # -- where slots start -------------------------------------------------------------------------
 
@@ -205,21 +217,20 @@ class Ledger:
             self._commit_writer().commit(
                 wanted.records, wanted.tombstones, wanted.offsets, metadata, deadline, also
             )
-            self._wrote = wanted
+            self._wrote |= {p.parent: of_partition(wanted, p.parent, p.lineage) for p in processed}
 
-    def outdated(
-        self, processed: Sequence[Processed], member: Member
-    ) -> dict[PhysicalPartition, bool | None]:
-        """Tell of which partitions the latest commit's ordinary offsets were not right: see ``committing``.
+    def outdated(self, processed: Sequence[Processed], member: Member) -> Outdated:
+        """Tell where the latest commit's ordinary offsets were not right, by partition: see ``committing``.
 
         Raises:
             KpsplitError: the offset log cannot be read.
         """
-        if self._wrote is None:
+        ours = [p for p in processed if p.parent in self._wrote]
+        if not ours:
             return {}
         tail = self._open()
         tail.poll(0)
-        return {p.parent: outdated(p, member, tail.fold, self._wrote) for p in processed}
+        return {p.parent: outdated(p, member, tail.fold, self._wrote[p.parent]) for p in ours}
 
     def commit_loaded(
         self,
@@ -264,6 +275,8 @@ class Ledger:
         """Return what commits enrolled partitions, by what the log has of other members now."""
         tail = self._open()
         tail.poll(0)
+        for parent in (p.parent for p in processed):
+            self._wrote.pop(parent, None)  # known again when this commit is
         return writes(processed, member, tail.fold)
 
     def _commit_writer(self) -> CommitWriter:

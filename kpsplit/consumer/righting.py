@@ -5,24 +5,22 @@ The range commits are right in any case; the ordinary offsets are what lag tools
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from concurrent.futures import Future
 
 from kpsplit.consumer.committer import Committer
 from kpsplit.consumer.committing import Processed
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.holdings import Holding, Stage
+from kpsplit.consumer.ledger import Outdated
 from kpsplit.consumer.subscriptions import Mode
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
-from kpsplit.splitter.key_range import uncovered
+from kpsplit.splitter.key_range import KeyRange, uncovered
 from kpsplit.splitter.lineage import PhysicalPartition
 
 LOOK_SECONDS = 0.25
 """How long behind a commit its record is looked for in the offset log; each further look waits twice that."""
 LOOKS = 6
-
-_Answer = Mapping[PhysicalPartition, bool | None]
 
 
 class Righting:
@@ -37,7 +35,8 @@ class Righting:
         self._seen = 0
         self._looks = 0
         self._at = 0.0
-        self._answer: Future[_Answer] | None = None
+        self._asked: tuple[int, Future[Outdated]] | None = None
+        """Behind which commit, and the answer."""
 
     def turn(self) -> None:
         """Look behind each commit of this member, and commit once more what has to be."""
@@ -45,9 +44,12 @@ class Righting:
         if commits != self._seen:
             self._seen, self._looks = commits, LOOKS
             self._look_later()
-        if self._answer is not None:
-            if self._answer.done():
-                self._take(self._answer)
+        if self._asked is not None:
+            behind, answer = self._asked
+            if answer.done():
+                self._asked = None
+                if behind == commits and self._committer.idle():
+                    self._take(answer)
         elif self._looks and monotonic() >= self._at and self._committer.idle():
             self._look()
 
@@ -63,7 +65,7 @@ class Righting:
         shared = [p for parent in context.holdings.parents() if (p := self._shared(parent)) is not None]
         if shared:
             member = context.member()
-            self._answer = context.errands.run(lambda: context.ledger.outdated(shared, member))
+            self._asked = self._seen, context.errands.run(lambda: context.ledger.outdated(shared, member))
 
     def _shared(self, parent: PhysicalPartition) -> Processed | None:
         """Return where this member's ranges stand; None where nobody else has one, or some come or go."""
@@ -76,22 +78,29 @@ class Righting:
             return None
         return Processed(self._context.views.state(parent), first.mode, (), stands, first.place)
 
-    def _take(self, answer: Future[_Answer]) -> None:
-        self._answer = None
+    def _take(self, answer: Future[Outdated]) -> None:
         try:
             found = answer.result()
         except KpsplitError:
-            found = {}  # whoever has to read the log says so
-        if not self._committer.idle() or self._context.counts["commits"] != self._seen:
-            return  # it is looked for again behind that commit
-        again = [self._context.holdings.of(parent)[0] for parent, wrong in found.items() if wrong]
-        cursors = {h.slot: h.committed for h in again if _stays(h)}
+            return  # whoever has to read the log says so
+        cursors = {
+            h.slot: h.committed for parent, again in found.items() for h in self._one_of(parent, again)
+        }
         if cursors:
             self._context.counts["ordinary_offsets_righted"] += 1
             self._committer.ask(cursors, Future())  # one that nobody reads: on_commit is not called for it
         elif None not in found.values():
             self._looks = 0
 
+    def _one_of(self, parent: PhysicalPartition, ranges: frozenset[KeyRange] | None) -> list[Holding]:
+        """Return a slot that stands as the latest commit says: nothing older is written behind that."""
+        holdings = self._context.holdings.of(parent)
+        found = [
+            h for h in holdings if _stays(h) and {c.range for c in h.committed} <= (ranges or frozenset())
+        ]
+        return found[:1]
+
 
 def _stays(holding: Holding) -> bool:
-    return holding.stage in (Stage.READING, Stage.HELD) and not holding.final and bool(holding.committed)
+    here = holding.stage in (Stage.READING, Stage.HELD) and not holding.final
+    return here and not holding.by_hand and bool(holding.committed)

@@ -1,0 +1,144 @@
+"""When a member looks behind its commits, and what it commits again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kpsplit.consumer import righting
+from kpsplit.consumer.batch import OwnedSlot
+from kpsplit.consumer.committing import Member
+from kpsplit.consumer.holdings import Holding, Holdings, Stage
+from kpsplit.consumer.righting import Righting
+from kpsplit.consumer.subscriptions import Mode
+from kpsplit.errors import UnreachableError
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import KEY_SPACE, KeyRange
+from kpsplit.splitter.lineage import PhysicalPartition
+from tests.unit.samples import PARENT, UNSPLIT
+
+FIRST, SECOND = KeyRange(0, KEY_SPACE // 4), KeyRange(KEY_SPACE // 4, KEY_SPACE // 2)
+
+
+class World:
+    """A member with two of four slots, whose questions and commits the test answers."""
+
+    def __init__(self) -> None:
+        self.questions: list[Future[Any]] = []
+        self.commits: list[dict[OwnedSlot, tuple[Cursor, ...]]] = []
+        self.idle = True
+        self.held = [
+            Holding(
+                OwnedSlot(PARENT, n, 4),
+                PhysicalPartition("__kpsplit.slots.orders", n),
+                Mode.SLOTS,
+                Stage.READING,
+                committed=(Cursor(range_, {0: 10}),),
+            )
+            for n, range_ in enumerate((FIRST, SECOND))
+        ]
+        self.context: Any = SimpleNamespace(
+            counts=Counter(),
+            carrier=None,
+            keeping=SimpleNamespace(store=None),
+            holdings=Holdings(),
+            views=SimpleNamespace(state=lambda _: UNSPLIT),
+            member=lambda: Member("g", "me", 1),
+            errands=SimpleNamespace(run=self._ask),
+        )
+        self.context.holdings.add(self.held)
+        committer: Any = SimpleNamespace(idle=lambda: self.idle, ask=lambda c, _: self.commits.append(c))
+        self.righting = Righting(self.context, committer)
+
+    def _ask(self, _: object) -> Future[Any]:
+        self.questions.append(Future())
+        return self.questions[-1]
+
+    def asked(self) -> Future[Any]:
+        """A commit was answered, and the log is looked into behind it."""
+        self.context.counts["commits"] += 1
+        self.righting.turn()
+        self.righting.turn()
+        return self.questions[-1]
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(righting, "LOOK_SECONDS", 0.0)
+    return World()
+
+
+def test_only_a_slot_that_the_latest_commit_was_of_is_committed_again(world: World) -> None:
+    world.asked().set_result({PARENT: frozenset({SECOND})})
+    world.righting.turn()
+    assert world.commits == [{OwnedSlot(PARENT, 1, 4): (Cursor(SECOND, {0: 10}),)}]
+    assert world.context.counts["ordinary_offsets_righted"] == 1
+
+
+def test_where_all_is_well_it_is_not_looked_again_before_the_next_commit(world: World) -> None:
+    world.asked().set_result({PARENT: frozenset()})
+    for _ in range(3):
+        world.righting.turn()
+    assert (world.commits, len(world.questions)) == ([], 1)
+    world.asked()
+    assert len(world.questions) == 2
+
+
+@pytest.mark.parametrize("answer", [{PARENT: None}, UnreachableError("no")])
+def test_a_commit_that_was_not_read_yet_is_looked_for_a_few_times(world: World, answer: Any) -> None:
+    world.asked()
+    for _ in range(3 * righting.LOOKS):
+        question = world.questions[-1]
+        if not question.done():
+            question.set_exception(answer) if isinstance(answer, Exception) else question.set_result(answer)
+        world.righting.turn()
+    assert (world.commits, len(world.questions)) == ([], righting.LOOKS)
+
+
+def test_what_was_found_behind_an_older_commit_counts_no_more(world: World) -> None:
+    question = world.asked()
+    world.context.counts["commits"] += 1
+    question.set_result({PARENT: frozenset({FIRST})})
+    world.righting.turn()
+    assert world.commits == []
+
+
+def test_while_another_commit_is_under_way_nothing_is_committed_again(world: World) -> None:
+    question = world.asked()
+    world.idle = False
+    question.set_result({PARENT: frozenset({FIRST})})
+    world.righting.turn()
+    world.idle = True
+    world.righting.turn()
+    assert world.commits == []
+
+
+def test_slots_that_went_meanwhile_are_not_committed(world: World) -> None:
+    question = world.asked()
+    world.context.holdings.remove(world.held)
+    question.set_result({PARENT: frozenset({FIRST, SECOND})})
+    world.righting.turn()
+    assert world.commits == []
+
+
+def test_nothing_is_asked_where_slots_come_or_go_are_given_by_hand_or_nobody_else_has_any(
+    world: World,
+) -> None:
+    first = world.held[0]
+    for name, value in (("stage", Stage.LEAVING), ("final", True), ("by_hand", True), ("committed", ())):
+        before = getattr(first, name)
+        setattr(first, name, value)
+        world.context.counts["commits"] += 1
+        world.righting.turn()
+        world.righting.turn()
+        assert world.questions == []
+        setattr(first, name, before)
+    first.committed = (Cursor(KeyRange(SECOND.hi, KEY_SPACE), {0: 10}), *first.committed)
+    world.context.counts["commits"] += 1
+    world.righting.turn()
+    world.righting.turn()
+    assert world.questions == []
