@@ -32,6 +32,17 @@ def shared(members: list[Consumer]) -> bool:
     return sum(reading) == SLOTS and min(reading) > 0
 
 
+def joined(stack: ExitStack, bootstrap: str, group: str, topic: str, count: int) -> list[Consumer]:
+    """Members that commit when they are told to; all slots are shared among them."""
+    members = [
+        stack.enter_context(consumer(bootstrap, group, enable_auto_commit=False)) for _ in range(count)
+    ]
+    for member in members:
+        member.subscribe([topic])
+    wait_for(lambda: shared(members), "the slots to be shared")
+    return members
+
+
 def read(members: list[Consumer], count: int) -> None:
     """Have the members handed out so many records, all together."""
     found: list[Message] = []
@@ -52,6 +63,12 @@ def write(bootstrap: str, topic: str) -> None:
             for _ in range(count):
                 producer.produce(topic, b"v", key)
         assert producer.flush(60) == 0
+
+
+def committed(admin: AdminClient, group: str) -> dict[PhysicalPartition, int]:
+    """The group's ordinary offsets, as any tool sees them."""
+    (answer,) = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
+    return {PhysicalPartition(p.topic, p.partition): p.offset for p in answer.result(60).topic_partitions}
 
 
 def owner(range_: dict[str, Any]) -> str:
@@ -80,10 +97,7 @@ def test_the_lag_of_several_members_is_the_same_in_both_places(
     inline.ok("enroll", topic, "--slots", str(SLOTS))
 
     def ordinary(places: list[PhysicalPartition]) -> dict[PhysicalPartition, int]:
-        """Lag as any tool computes it: ends less the group's committed offsets."""
-        asked = [ConsumerGroupTopicPartitions(group)]
-        (answer,) = admin.list_consumer_group_offsets(asked).values()
-        told = {PhysicalPartition(p.topic, p.partition): p.offset for p in answer.result(60).topic_partitions}
+        told = committed(admin, group)
         return {place: log_end(admin, place) - told[place] for place in places}
 
     def look() -> dict[str, Any]:
@@ -91,12 +105,7 @@ def test_the_lag_of_several_members_is_the_same_in_both_places(
         return dict(shown)
 
     with ExitStack() as stack:
-        members = [
-            stack.enter_context(consumer(bootstrap, group, enable_auto_commit=False)) for _ in range(3)
-        ]
-        for member in members:
-            member.subscribe([topic])
-        wait_for(lambda: shared(members), "the slots to be shared")
+        members = joined(stack, bootstrap, group, topic, 3)
         write_keys(topic, KEYS)
         read(members, COUNT)
         for member in members:
@@ -142,17 +151,10 @@ def test_members_that_commit_without_seeing_each_other_leave_a_true_lag_behind(
     inline.ok("enroll", topic, "--slots", str(SLOTS))
 
     def lag() -> int:
-        (answer,) = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
-        told = {PhysicalPartition(p.topic, p.partition): p.offset for p in answer.result(60).topic_partitions}
-        return log_end(admin, place) - told.get(place, 0)
+        return log_end(admin, place) - committed(admin, group).get(place, 0)
 
     with ExitStack() as stack:
-        members = [
-            stack.enter_context(consumer(bootstrap, group, enable_auto_commit=False)) for _ in range(2)
-        ]
-        for member in members:
-            member.subscribe([topic])
-        wait_for(lambda: shared(members), "the slots to be shared")
+        members = joined(stack, bootstrap, group, topic, 2)
         for _ in range(2):
             write_keys(topic, KEYS)
             read(members, COUNT)
