@@ -37,6 +37,7 @@ from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.kafka.error_map import translated
 from kpsplit.kafka.group_members import Members, describe_members
 from kpsplit.kafka.offset_log import OffsetTail, offset_log_partitions
+from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
@@ -228,9 +229,8 @@ class Ledger:
         ours = [p for p in processed if p.parent in self._wrote]
         if not ours:
             return {}
-        tail = self._open()
-        tail.poll(0)
-        return {p.parent: outdated(p, member, tail.fold, self._wrote[p.parent]) for p in ours}
+        fold = self._read_on()
+        return {p.parent: outdated(p, member, fold, self._wrote[p.parent]) for p in ours}
 
     def commit_loaded(
         self,
@@ -273,11 +273,15 @@ class Ledger:
 
     def _writes(self, processed: Sequence[Processed], member: Member) -> Writes | None:
         """Return what commits enrolled partitions, by what the log has of other members now."""
-        tail = self._open()
-        tail.poll(0)
         for parent in (p.parent for p in processed):
             self._wrote.pop(parent, None)  # known again when this commit is
-        return writes(processed, member, tail.fold)
+        return writes(processed, member, self._read_on())
+
+    def _read_on(self) -> CommitFold:
+        """Return what the log says now, as far as it has arrived."""
+        tail = self._open()
+        tail.poll(0)
+        return tail.fold
 
     def _commit_writer(self) -> CommitWriter:
         if self._writer is None:

@@ -23,6 +23,9 @@ FAST = {
     "topic.metadata.refresh.interval.ms": 2000,
 }
 
+REMOTE = {"group_protocol": "consumer", "session_timeout_ms": None, "heartbeat_interval_ms": None}
+"""What a member needs whose slots the brokers assign (KIP-848)."""
+
 
 def consumer(bootstrap: str, group: str, **more: Any) -> Consumer:
     """A consumer with short intervals; ``_`` in names stands for ``.``."""
@@ -138,6 +141,11 @@ class Member(threading.Thread):
         self.join(180)
         assert self.error is None, repr(self.error)
         assert not self.is_alive()
+
+
+def reading(member: Member) -> set[str]:
+    """The slots that a member hands out."""
+    return {slot for slot, stage in member.consumer.stats()["slots"].items() if stage == "reading"}
 
 
 def wait_for(condition: Callable[[], Any], why: str, seconds: float = 180.0) -> None:

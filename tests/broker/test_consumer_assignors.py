@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from kpsplit import Consumer
-from tests.broker.consuming import Log, Member, consumer, shared, wait_for
+from tests.broker.consuming import REMOTE, Log, Member, consumer, shared, wait_for
 from tests.broker.operating import operating, write
 
 pytestmark = pytest.mark.broker
@@ -52,8 +52,7 @@ def test_an_assignor_that_the_brokers_do_not_have_is_named(bootstrap, make_topic
     with operating(bootstrap) as operations:
         shared(operations, topic, 2)
     write(bootstrap, topic, 20)
-    remote = {"group_protocol": "consumer", "session_timeout_ms": None, "heartbeat_interval_ms": None}
-    with consumer(bootstrap, f"g-{topic}", group_remote_assignor="by-tenant", **remote) as member:
+    with consumer(bootstrap, f"g-{topic}", group_remote_assignor="by-tenant", **REMOTE) as member:
         member.subscribe([topic])
         error = first_error(member)
         assert error.code() == KafkaError.UNSUPPORTED_ASSIGNOR

@@ -7,19 +7,13 @@ from typing import Any
 import pytest
 
 from kpsplit import Producer
-from tests.broker.consuming import Log, Member, shared, wait_for
+from tests.broker.consuming import REMOTE, Log, Member, reading, shared, wait_for
 from tests.broker.operating import operating
 from tests.broker.producing import Journal, Writer
 
 pytestmark = pytest.mark.broker
 
 SLOTS = 8
-REMOTE = {"group_protocol": "consumer", "session_timeout_ms": None, "heartbeat_interval_ms": None}
-
-
-def reading(member: Member) -> set[str]:
-    """The slots that a member hands out."""
-    return {slot for slot, stage in member.consumer.stats()["slots"].items() if stage == "reading"}
 
 
 @pytest.mark.parametrize("settings", [{}, REMOTE], ids=["classic", "consumer"])

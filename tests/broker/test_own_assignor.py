@@ -13,7 +13,7 @@ from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.jvm import KafkaRuntime
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.slots import slot_index
-from tests.broker.consuming import Log, Member, shared, wait_for
+from tests.broker.consuming import REMOTE, Log, Member, reading, shared, wait_for
 from tests.broker.operating import operating, write
 
 pytestmark = pytest.mark.broker
@@ -70,13 +70,6 @@ def member(bootstrap: str, topic: str, log: Log, name: str) -> Member:
         log,
         name,
         group_instance_id=name,
-        group_protocol="consumer",
         group_remote_assignor="by-instance",
-        session_timeout_ms=None,
-        heartbeat_interval_ms=None,
+        **REMOTE,
     )
-
-
-def reading(member: Member) -> set[str]:
-    """The slots that a member hands out."""
-    return {slot for slot, stage in member.consumer.stats()["slots"].items() if stage == "reading"}

@@ -128,9 +128,8 @@ def test_the_lag_of_several_members_is_the_same_in_both_places(
         phantoms = [PhysicalPartition(f"{topic}.split-0-1", n) for n in range(2)]
         assert any(ordinary(phantoms).values())
         told = {place: lags(shown).get(place, 0) for place in phantoms}
-        wait_for(
-            lambda: ordinary(phantoms) == told, f"the lags {told}"
-        )  # one commit may not have seen another
+        # One commit may not have seen another: that is put right behind it.
+        wait_for(lambda: ordinary(phantoms) == told, f"the lags {told}")
         assert shown["lag"] == sum(lags(shown).values())
 
         late.commit(asynchronous=False)
