@@ -99,10 +99,10 @@ class Log:
             times = Counter(value for found in self.by_key.values() for value in found)
         return sum(times.values()) - len(times)
 
-    def handed_out_again(self) -> set[str]:
-        """Who had been handed out, before others, what was handed out more than once."""
+    def handed_out_again(self) -> list[list[str]]:
+        """Who was handed out each record that was handed out more than once, one after the other."""
         with self._lock:
-            return {who for owners in self.owners.values() if len(owners) > 1 for who in owners[:-1]}
+            return [owners for owners in self.owners.values() if len(owners) > 1]
 
     def check_order(self, sent: dict[bytes, list[bytes]]) -> None:
         """Every record came, and per key the first handing out of each is in the order of sending."""
