@@ -9,39 +9,54 @@ A slot that came later may have stood further back in the same gap: what it miss
 
 from __future__ import annotations
 
-from kpsplit.consumer.lineage_reader import Gap
+from collections import defaultdict
 
-_Extent = tuple[int, int, str]
-"""Segment, end and reason: gaps that differ in their start only."""
+from kpsplit.consumer.lineage_reader import Gap, GapReason
+
+_Kind = tuple[int, GapReason]
+"""Segment and reason."""
 
 
 class GapNotices:
     """See the module. Not thread safe."""
 
     def __init__(self) -> None:
-        self._given: dict[_Extent, int] = {}
-        self._told: dict[_Extent, int] = {}
+        self._given: defaultdict[_Kind, _Spans] = defaultdict(_Spans)
+        self._told: defaultdict[_Kind, _Spans] = defaultdict(_Spans)
 
-    def give(self, gap: Gap) -> bool:
-        """Tell whether a gap has to be reported; it counts as reported from now on."""
-        return _note(self._given, gap)
+    def give(self, gap: Gap) -> int:
+        """Return how many records of a gap were not reported yet; they count as reported from now on."""
+        return self._given[_kind(gap)].add(gap.start, gap.end)
 
     def told(self, gap: Gap) -> None:
         """The application was told of a gap."""
-        _note(self._told, gap)
+        self._told[_kind(gap)].add(gap.start, gap.end)
 
     def knows(self, gap: Gap) -> bool:
         """Tell whether the application was told of all of a gap."""
-        return gap.start >= self._told.get(_extent(gap), gap.end)
+        return self._told[_kind(gap)].cover(gap.start, gap.end)
 
 
-def _note(starts: dict[_Extent, int], gap: Gap) -> bool:
-    extent = _extent(gap)
-    new = gap.start < starts.get(extent, gap.end)
-    if new:
-        starts[extent] = gap.start
-    return new
+class _Spans:
+    """Offsets, as stretches [start, end) that do not touch each other."""
+
+    __slots__ = ("_spans",)
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[int, int]] = []
+
+    def add(self, start: int, end: int) -> int:
+        """Add a stretch; return how much of it is new."""
+        near = [span for span in self._spans if span[0] <= end and start <= span[1]]
+        known = sum(min(e, end) - max(s, start) for s, e in near)
+        whole = min([start, *(s for s, _ in near)]), max([end, *(e for _, e in near)])
+        self._spans = [*(span for span in self._spans if span not in near), whole]
+        return end - start - known
+
+    def cover(self, start: int, end: int) -> bool:
+        """Tell whether all of a stretch was added."""
+        return start >= end or any(s <= start and end <= e for s, e in self._spans)
 
 
-def _extent(gap: Gap) -> _Extent:
-    return gap.segment, gap.end, gap.reason.value
+def _kind(gap: Gap) -> _Kind:
+    return gap.segment, gap.reason

@@ -12,10 +12,14 @@ from kpsplit.splitter.reading import ForeignReason
 
 @dataclass(frozen=True, slots=True)
 class GapFound:
-    """Records are gone. ``error`` says so where the policy is to stop; None: reading goes on behind them."""
+    """Records are gone: ``records`` of them were not reported before.
+
+    ``error`` says so where the policy is to stop; None: reading goes on behind them.
+    """
 
     parent: PhysicalPartition
     gap: Gap
+    records: int
     error: KpsplitError | None
 
 

@@ -16,7 +16,7 @@ def report(context: Context, event: ReadingEvent) -> None:
     """Count it, and tell the application of it."""
     if isinstance(event, GapFound):
         context.counts["gaps"] += 1
-        context.counts["gap_records"] += event.gap.end - event.gap.start
+        context.counts["gap_records"] += event.records
         _tell_gap(context, event)
     elif isinstance(event, ForeignFound):
         context.counts["foreign_records"] += event.count

@@ -253,7 +253,7 @@ class PartitionTracks:
         if lost.gap is None:
             self._report(Unreadable(self.parent, source, lost.error))
         else:
-            self._report(GapFound(self.parent, lost.gap, lost.error))
+            self._report(GapFound(self.parent, lost.gap, self._notices.give(lost.gap), lost.error))
         return []
 
     def told(self, gap: Gap) -> list[Batch]:
@@ -342,8 +342,9 @@ class PartitionTracks:
         if self._notices.knows(gap):
             return self._jumped(track, gap.end)
         self._untold[gap.source] = gap
-        if self._notices.give(gap):
-            self._report(GapFound(self.parent, gap, None))
+        records = self._notices.give(gap)
+        if records:
+            self._report(GapFound(self.parent, gap, records, None))
         return []
 
     def _jumped(self, track: Track, to: int) -> list[Batch]:

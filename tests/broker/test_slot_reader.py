@@ -368,7 +368,7 @@ def test_what_retention_removed_is_skipped_and_reported_once_on_request(
     for slot in slots_of(parent, 4):
         reader.own(slot)
     reader.read(15)
-    assert reader.troubles == [GapFound(parent, Gap(0, parent, 0, 25, GapReason.EXPIRED), None)]
+    assert reader.troubles == [GapFound(parent, Gap(0, parent, 0, 25, GapReason.EXPIRED), 25, None)]
     first = reader.batches[0]
     assert (first.start, first.end, first.messages) == (0, 25, [])
     assert [m.offset() for m in reader.messages] == list(range(25, 40))

@@ -371,7 +371,7 @@ def test_a_log_that_ends_before_its_segment_is_cut_off() -> None:
     tracks.found(0, 4)
     (batch,) = tracks.tell()
     assert (batch.start, batch.end) == (4, 10)
-    assert tracks.events == [GapFound(PARENT, tracks.events[0].gap, None)]  # type: ignore[union-attr]
+    assert tracks.events == [GapFound(PARENT, tracks.events[0].gap, 6, None)]  # type: ignore[union-attr]
     assert tracks.wanted()[phantom(0)] == 0
 
 
