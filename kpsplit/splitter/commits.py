@@ -153,6 +153,11 @@ class CommitFold:
         known = self._known.get((group, parent))
         return tuple(known.pieces) if known else ()
 
+    def keys(self, group: str, parent: PhysicalPartition) -> tuple[CommitKey, ...]:
+        """Return the keys of all commits of a group that the log holds, of those that win nowhere too."""
+        known = self._known.get((group, parent))
+        return tuple(CommitKey(group, parent, r) for r in sorted(known.live)) if known else ()
+
     def last(self, group: str, parent: PhysicalPartition) -> RangeCommit | None:
         """Return the latest commit of a group for a logical partition, None if there is none."""
         known = self._known.get((group, parent))
@@ -193,19 +198,17 @@ class CommitFold:
         return pieces
 
     def stale_keys(
-        self, group: str, parent: PhysicalPartition, covering: Iterable[KeyRange] = ()
+        self, group: str, parent: PhysicalPartition, covering: Iterable[KeyRange]
     ) -> tuple[CommitKey, ...]:
         """Return keys whose records win nowhere once commits of ``covering`` are written behind them.
 
         Only such keys may be withdrawn, in the same transaction: a reader of any part of the log then still
-        finds the newer commits.
+        finds the newer commits. A key that the caller does not cover is not his to withdraw, whatever this
+        fold says: its owner may just have committed it again.
         """
         known = self._known.get((group, parent))
-        if known is None:
-            return ()
         new = sorted(covering)
-        winning = {c.range for r, c in known.pieces if not _covered(r, new)}
-        stale = known.live - winning - set(new)
+        stale = {r for r in known.live - set(new) if _covered(r, new)} if known is not None else ()
         return tuple(CommitKey(group, parent, range_) for range_ in sorted(stale))
 
     def _take(self, key: bytes | None, value: bytes | None, log_offset: int) -> CommitKey | None:

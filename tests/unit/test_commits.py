@@ -94,16 +94,25 @@ def test_a_withdrawn_commit_is_gone_where_it_won_and_nowhere_else() -> None:
     assert held(fold) == [(QUARTERS[0], {0: 2}), (QUARTERS[3], {0: 3})]
 
 
-def test_only_keys_that_win_nowhere_are_stale() -> None:
+def test_only_keys_that_the_new_commits_cover_are_stale() -> None:
     fold = folded(
         commit(WHOLE, {0: 1}), commit(LEFT, {0: 2}), commit(QUARTERS[0], {0: 3}), commit(QUARTERS[1], {0: 3})
     )
-    assert fold.stale_keys("g", PARENT) == (CommitKey("g", PARENT, LEFT),)
-    assert set(fold.stale_keys("g", PARENT, QUARTERS[2:])) == {
+    assert fold.stale_keys("g", PARENT, QUARTERS[2:]) == ()
+    assert fold.stale_keys("g", PARENT, QUARTERS[:2]) == (CommitKey("g", PARENT, LEFT),)
+    assert set(fold.stale_keys("g", PARENT, QUARTERS)) == {
         CommitKey("g", PARENT, LEFT),
         CommitKey("g", PARENT, WHOLE),
     }
-    assert fold.stale_keys("nobody", PARENT) == ()
+    assert fold.stale_keys("nobody", PARENT, [WHOLE]) == ()
+
+
+def test_a_member_that_reads_late_withdraws_nothing_of_another_one() -> None:
+    """LEFT is overtaken in the late member's view, while its owner commits it once more."""
+    seen = [commit(LEFT, {0: 2}), commit(QUARTERS[0], {0: 3}), commit(QUARTERS[1], {0: 4})]
+    withdrawn = folded(*seen).stale_keys("g", PARENT, QUARTERS[2:])
+    log = [*seen, commit(LEFT, {0: 9}), commit(QUARTERS[2], {0: 1}), *withdrawn]
+    assert held(folded(*log)) == [(LEFT, {0: 9}), (QUARTERS[2], {0: 1})]
 
 
 def test_a_key_that_is_written_again_is_not_stale() -> None:
