@@ -6,6 +6,9 @@ them into one line on stderr. Nothing in a message may be a secret or the conten
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -43,6 +46,23 @@ class KpsplitError(Exception):
     def __str__(self) -> str:
         """Return the message with its hint, in one line."""
         return f"{self.message}; {self.hint}" if self.hint else self.message
+
+
+@contextmanager
+def behind_a_change(hint: str | None = None, *, done: bool = True) -> Iterator[None]:
+    """Have the errors of a block say that something was changed before it: that stays.
+
+    Args:
+        hint: the next step then; None: the error's own.
+        done: whether something was changed.
+    """
+    try:
+        yield
+    except KpsplitError as error:
+        if done:
+            error.changed = True if error.changed is False else error.changed
+            error.hint = hint or error.hint
+        raise
 
 
 class UsageError(KpsplitError):

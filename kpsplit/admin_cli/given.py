@@ -131,7 +131,7 @@ _OPTIONS = (
         "--timeout",
         metavar="DURATION",
         type=DURATION,
-        help="Limit for the whole call, e.g. 90s.  [default: 60s]",
+        help="Limit, e.g. 90s; split and merge have it twice, to plan and to run.  [default: 60s]",
         callback=_take,
         expose_value=False,
         cls=GlobalOption,

@@ -15,6 +15,7 @@ from kpsplit.errors import (
     InvariantError,
     UnknownOutcomeError,
     UsageError,
+    behind_a_change,
 )
 from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.connection import Connection
@@ -117,10 +118,13 @@ class OperationLog:
         deadline.check(f"the {event.kind} of {self._parent}")
         offset = self._write(after, event, deadline)
         patience = FENCE_READ_BACK_SECONDS if isinstance(event, Fence) else READ_BACK_SECONDS
-        self._tail.read_to({0: offset + 1}, RealDeadline(max(deadline.left(), patience)))
-        seen = self._state()
+        with behind_a_change():
+            self._tail.read_to({0: offset + 1}, RealDeadline(max(deadline.left(), patience)))
+            seen = self._state()
         if seen != after:
-            raise FencedError(f"{self._parent}: the control topic does not say what was just written")
+            raise FencedError(
+                f"{self._parent}: the control topic does not say what was just written", changed=None
+            )
         return after
 
     def close(self) -> None:

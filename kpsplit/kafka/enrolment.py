@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from kpsplit.errors import ConflictError, UsageError
+from kpsplit.errors import ConflictError, DeadlineExceededError, UsageError, behind_a_change
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
 from kpsplit.kafka.connection import Connection
@@ -28,7 +28,10 @@ from kpsplit.splitter.writers import LEASE_MARGIN
 
 PARTITIONS_SAMPLED = 8
 RECORDS_SAMPLED = 250
+EFFORT_SECONDS = 10.0
+"""For what an enrolment does besides waiting for a lease."""
 _OWN_PREFIX = "__"
+_UNSETTLED = "nobody reads the topic until it is settled; run: kpsplit enroll {}"
 _LIKE_SUBTOPIC = re.compile(r".+\.split-[0-9]+-[0-9]+")
 
 
@@ -102,10 +105,14 @@ def check_records(
 
 def wait_a_lease(tail: ControlTail, deadline: Deadline) -> None:
     """Let the lease pass that is in force now: what producers know from before is then not relied on."""
-    until = monotonic() + tail.view.settings.lease_ms / 1000 * LEASE_MARGIN
+    until = monotonic() + _lease_seconds(tail)
     while (left := until - monotonic()) > 0:
         deadline.check("a lease to pass")
         tail.poll(min(left, deadline.left()))
+
+
+def _lease_seconds(tail: ControlTail) -> float:
+    return tail.view.settings.lease_ms / 1000 * LEASE_MARGIN
 
 
 class Enroller:
@@ -152,13 +159,26 @@ class Enroller:
         """
         wanted = self._slots_topics.decide(topic, known, slots)
         recorded = known is not None and known.slots is not None
-        self._make_slots_topic(topic, wanted, recorded, deadline)
-        if known is not None and known.settled and recorded:
-            return known
+        complete = known is not None and known.settled and recorded
         begun = Enrolment(topic.name, topic.topic_id, partitioner, settled=False)
+        if not complete and known != begun:
+            self._refuse_too_little_time(deadline)
+        self._make_slots_topic(topic, wanted, recorded, deadline)
+        if known is not None and complete:
+            return known
         if known != begun:
             self._write(begun, deadline)
-        return self._settle(replace(begun, settled=True, slots=wanted), deadline)
+        with behind_a_change(_UNSETTLED.format(topic.name)):
+            return self._settle(replace(begun, settled=True, slots=wanted), deadline)
+
+    def _refuse_too_little_time(self, deadline: Deadline) -> None:
+        """Do nothing if a lease can pass in time: until an enrolment is settled nobody reads the topic."""
+        wait = _lease_seconds(self._tail)
+        if deadline.left() <= wait:
+            raise DeadlineExceededError(
+                f"an enrolment takes a lease, {wait:.1f} s, and {deadline.left():.1f} s are left of its time",
+                hint=f"give a --timeout of more than {wait + EFFORT_SECONDS:.0f}",
+            )
 
     def settle(self, topic: TopicFacts, enrolment: Enrolment, deadline: Deadline) -> Enrolment:
         """Finish an enrolment that was broken off; return a settled one as it is."""
@@ -192,6 +212,7 @@ class Enroller:
         offset = self._writer().write(
             CONTROL_TOPIC, enrolment_key(enrolment.topic), encode_enrolment(enrolment), deadline
         )
-        self._tail.read_to({0: offset + 1}, deadline)
+        with behind_a_change(_UNSETTLED.format(enrolment.topic)):
+            self._tail.read_to({0: offset + 1}, deadline)
         name = "Settled" if enrolment.settled else "Enrol"
         self._observe(StepDone(name, monotonic() - started, enrolment.topic))

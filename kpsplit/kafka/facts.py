@@ -29,6 +29,9 @@ from kpsplit.splitter.rights import Right, lacking
 TRANSACTION_SECONDS = 4.0
 """An open transaction that stays for longer is reported."""
 
+LATEST_MS = 253_402_300_799_000
+"""The last second of the year 9999, the latest time that can be shown."""
+
 _MARKER_SECONDS = 3.0
 _PAUSE = 0.1
 
@@ -38,7 +41,9 @@ def under_way(state: PartitionState) -> str | None:
     attempt = state.attempt
     if attempt is None:
         return None
-    since = datetime.fromtimestamp(attempt.started_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    since = datetime.fromtimestamp(min(attempt.started_ms, LATEST_MS) / 1000, UTC).strftime(
+        "%Y-%m-%d %H:%M:%S UTC"
+    )
     return (
         f"{state.parent}: a {attempt.kind} by {attempt.operator} is in progress since {since} ({state.phase})"
     )

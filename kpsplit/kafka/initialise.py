@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kpsplit.errors import CheckFailedError, ConflictError
+from kpsplit.errors import CheckFailedError, ConflictError, behind_a_change
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.producers_log import AcknowledgedWriter
@@ -17,6 +17,7 @@ from kpsplit.splitter.records.keys import CONTROL_TOPIC, OFFSETS_TOPIC, PRODUCER
 
 REPLICATION = 3
 DEFAULT_OFFSETS_PARTITIONS = 16
+AGAIN = "run kpsplit init again: it goes on from there"
 _MIN_MESSAGE_BYTES = 1_000_000
 """A control record may have 900,000 bytes."""
 
@@ -90,26 +91,31 @@ def create_own_topics(
     found = {own.name: admin.find(own.name) if own.name in names else None for own in wanted}
     for own in wanted:
         _refuse_misfit(own, found[own.name], len(brokers))
-    created = []
+    created: list[str] = []
     replication = min(REPLICATION, len(brokers))
     for own in wanted:
         partitions = own.partitions or DEFAULT_OFFSETS_PARTITIONS
-        if found[own.name] is None and admin.create(
-            own.name, topic_config(replication), partitions=partitions, replication=replication
-        ):
-            created.append(own.name)
-    for own in wanted:
-        if found[own.name] is None and own.name not in created:  # somebody else has just made it
-            found[own.name] = admin.describe(own.name)
-            _refuse_misfit(own, found[own.name], len(brokers))
-    await_served(connection, brokers, _counts(wanted, found), deadline)
+        with behind_a_change(AGAIN, done=bool(created)):
+            if found[own.name] is None and admin.create(
+                own.name, topic_config(replication), partitions=partitions, replication=replication
+            ):
+                created.append(own.name)
+    with behind_a_change(AGAIN, done=bool(created)):
+        for own in wanted:
+            if found[own.name] is None and own.name not in created:  # somebody else has just made it
+                found[own.name] = admin.describe(own.name)
+                _refuse_misfit(own, found[own.name], len(brokers))
+        await_served(connection, brokers, _counts(wanted, found), deadline)
     return created
 
 
 def _refuse_misfit(own: OwnTopic, topic: TopicFacts | None, brokers: int) -> None:
     wrong = misfits(own, topic, brokers) if topic else []
     if wrong:
-        raise CheckFailedError(f"topic {own.name} exists, but {wrong[0]}", hint="nothing was changed")
+        raise CheckFailedError(
+            f"topic {own.name} exists, but {wrong[0]}",
+            hint="a topic that exists is not changed: set it right, or delete it",
+        )
 
 
 def _counts(wanted: tuple[OwnTopic, ...], found: Mapping[str, TopicFacts | None]) -> dict[str, int]:

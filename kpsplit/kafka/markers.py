@@ -41,6 +41,14 @@ class _Append:
     def report(self, error: KafkaError | None, message: Message) -> None:
         self.done, self.error, self.offset = True, error, message.offset()
 
+    def outdated(self) -> bool:
+        """Tell whether the broker takes no record of that time: message.timestamp.before.max.ms."""
+        return self.error is not None and self.error.code() == KafkaError.INVALID_TIMESTAMP
+
+    def renew(self) -> None:
+        """Forget a refusal: it was not written."""
+        self.done, self.error, self.offset = False, None, None
+
 
 class Markers:
     """Appends markers with acks=all and idempotence, without a transaction. Not thread safe.
@@ -109,12 +117,11 @@ class Markers:
         attempts = {a.planned.marker.attempt_id for a in appends}
         self._producers = self._producers or [_WarmProducer(self._connection)]
         try:
-            for number, append in enumerate(appends):
-                producer = self._producers[number % len(self._producers)]
-                producer.send(append, self._newest.get(append.planned.source, 0))
-            while not all(a.done for a in appends) and deadline.left() > 0:
-                for producer in self._producers:
-                    producer.poll(_POLL)
+            self._send_dated(appends, self._newest, deadline)
+            outdated = [a for a in appends if a.outdated()]
+            for append in outdated:
+                append.renew()
+            self._send_dated(outdated, {}, deadline)
         except KafkaException as exception:
             self._unknown |= attempts
             self.close()
@@ -124,6 +131,17 @@ class Markers:
             self._unknown |= attempts
             self.close()
             raise _failure(failed)
+
+    def _send_dated(
+        self, appends: list[_Append], times: Mapping[PhysicalPartition, int], deadline: Deadline
+    ) -> None:
+        """Produce markers with these timestamps, the present time where there is none, and wait."""
+        for number, append in enumerate(appends):
+            producer = self._producers[number % len(self._producers)]
+            producer.send(append, times.get(append.planned.source, 0))
+        while not all(a.done for a in appends) and deadline.left() > 0:
+            for producer in self._producers:
+                producer.poll(_POLL)
 
     def _read_back(self, wanted: list[PlannedMarker], deadline: Deadline) -> dict[PhysicalPartition, int]:
         """Find markers of an earlier call whose outcome is not known."""

@@ -8,7 +8,7 @@ import socket
 from types import TracebackType
 from typing import Self
 
-from kpsplit.errors import ConflictError, UsageError
+from kpsplit.errors import ConflictError, UsageError, behind_a_change
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
@@ -24,7 +24,8 @@ from kpsplit.kafka.enrolment import (
 from kpsplit.kafka.examination import examine
 from kpsplit.kafka.group_offsets import group_progress
 from kpsplit.kafka.group_progress import PartitionProgress
-from kpsplit.kafka.initialise import create_own_topics, settings_to_write, write_settings
+from kpsplit.kafka.initialise import AGAIN, create_own_topics, settings_to_write, write_settings
+from kpsplit.kafka.old_commits import withdraw_commits
 from kpsplit.kafka.planning import Planner
 from kpsplit.kafka.plans import Check, HotKey, Plan
 from kpsplit.kafka.preconditions import LOG_WHOLE, refusal
@@ -38,7 +39,7 @@ from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import Outcome, PartitionState
+from kpsplit.splitter.partition_state import Attempt, Outcome, PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
 from kpsplit.splitter.sizing import Sizing
@@ -124,11 +125,12 @@ class Operations:
         if offsets_partitions is not None and not 1 <= offsets_partitions <= MOST_OFFSETS_PARTITIONS:
             raise UsageError(f"{offsets_partitions} is no number of partitions for the offset log")
         created = create_own_topics(self._connection, self._admin, offsets_partitions, deadline)
-        tail = self._control = self._control or ControlTail(self._connection)
-        settings = settings_to_write(tail.read_all(deadline), lease_ms)
-        if settings is not None:
-            wait_a_lease(tail, deadline)  # an enrolment waits for the new lease only
-            write_settings(self._acknowledged(), settings, deadline)
+        with behind_a_change(AGAIN, done=bool(created)):
+            tail = self._control = self._control or ControlTail(self._connection)
+            settings = settings_to_write(tail.read_all(deadline), lease_ms)
+            if settings is not None:
+                wait_a_lease(tail, deadline)  # an enrolment waits for the new lease only
+                write_settings(self._acknowledged(), settings, deadline)
         return created
 
     def enrol(
@@ -161,7 +163,13 @@ class Operations:
             check = check_records(self._connection, self._admin, facts, partitioner, deadline)
             if not check.ok and not check.forceable:
                 raise UsageError(f"topic {topic}: {check.message}", hint=check.remedy)
-        return self._enroller(observer).enrol(facts, partitioner, known, slots, deadline)
+        groups: tuple[str, ...] = ()
+        if known is None and topic in view.enrolments:  # of the topic that had this name before
+            groups = withdraw_commits(self._connection, self._admin, self._acknowledged, facts, deadline)
+            for group in groups:
+                observer(StepDone("Withdraw", 0.0, f"what {group} had committed of the topic before"))
+        with behind_a_change(done=bool(groups)):
+            return self._enroller(observer).enrol(facts, partitioner, known, slots, deadline)
 
     def plan_split(
         self,
@@ -212,10 +220,10 @@ class Operations:
                 facts = self._admin.describe(plan.parent.topic)
                 self._enroller(observer).settle(facts, enrolment, deadline)
             failed = self._planner.failed_now(plan, view, force, deadline)
-            if failed is not None and failed.name == LOG_WHOLE:
-                runner.freeze(failed.message, deadline)
             if failed is not None:
-                raise refusal(failed)
+                freezes = failed.name == LOG_WHOLE and runner.freeze(failed.message, deadline)
+                with behind_a_change(done=freezes):
+                    raise refusal(failed)
             return runner.run(plan, state, max_pause_ms, deadline)
 
     def resume(
@@ -226,7 +234,12 @@ class Operations:
         observer: Observer = ignore_steps,
         thaw: bool = False,
     ) -> Report | None:
-        """Finish what a dead operator left; None if there is nothing. ``thaw``: end a freeze first."""
+        """Finish what a dead operator left; None if there is nothing. ``thaw``: end a freeze first.
+
+        Raises:
+            KpsplitError: what was begun anew may not be done any more (a check of ``plan`` fails that
+                ``--force`` does not pass over), or as ``run``.
+        """
         deadline = self._begin()
         if max_pause_ms is not None:
             _check_pause(max_pause_ms)
@@ -236,7 +249,13 @@ class Operations:
             if thaw:
                 runner.thaw(deadline)
                 return None
-            return runner.resume(max_pause_ms, deadline)
+
+            def refuse_unfit_attempt(attempt: Attempt) -> None:
+                failed = self._planner.forbidden_now(parent, attempt, self._read(deadline), deadline)
+                if failed is not None:
+                    raise refusal(failed)
+
+            return runner.resume(max_pause_ms, refuse_unfit_attempt, deadline)
 
     def abort(
         self, parent: PhysicalPartition, reason: str, observer: Observer = ignore_steps

@@ -77,11 +77,29 @@ class Planner:
 
     def failed_now(self, plan: Plan, view: ControlView, force: bool, deadline: Deadline) -> Check | None:
         """Check a plan again, all but its sample; return the gravest check that forbids running it."""
-        state = self._state(plan.parent, view, plan.kind, deadline)
         old = {c.name: c for c in plan.checks}
         found = (old.get("partitioner"), old.get(WRITERS), old.get("useful"))
+        state = self._state(plan.parent, view, plan.kind, deadline)
         attempt = _draft(state, plan.kind, plan.sources, plan.ranges, plan.target)
-        facts = self._facts.gather(plan.parent, view, attempt, plan.kind, deadline, found)
+        return self._gravest(plan.parent, view, attempt, deadline, found, force)
+
+    def forbidden_now(
+        self, parent: PhysicalPartition, attempt: Attempt, view: ControlView, deadline: Deadline
+    ) -> Check | None:
+        """Check an attempt that is to begin anew; return the gravest check that nothing passes over."""
+        self._state(parent, view, attempt.kind, deadline)
+        return self._gravest(parent, view, attempt, deadline, (None, None, None), force=True)
+
+    def _gravest(
+        self,
+        parent: PhysicalPartition,
+        view: ControlView,
+        attempt: Attempt,
+        deadline: Deadline,
+        found: tuple[Check | None, Check | None, Check | None],
+        force: bool,
+    ) -> Check | None:
+        facts = self._facts.gather(parent, view, attempt, attempt.kind, deadline, found)
         failed = [c for c in checks(facts) if not c.ok and not (force and c.forceable)]
         return next((c for c in failed if c.name == LOG_WHOLE), failed[0] if failed else None)
 

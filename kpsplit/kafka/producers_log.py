@@ -30,7 +30,7 @@ class AcknowledgedWriter:
         self,
         topic: str,
         key: bytes | None,
-        value: bytes,
+        value: bytes | None,
         deadline: Deadline,
         *,
         partition: int = 0,

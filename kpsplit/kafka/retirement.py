@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kpsplit.errors import CheckFailedError, ConflictError
+from kpsplit.errors import CheckFailedError, ConflictError, behind_a_change
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.facts import under_way
@@ -168,11 +168,13 @@ class Retirement:
         state = self._resting(self._runner.claim(deadline))
         if state.revision != before.revision:
             raise ConflictError(f"{state.parent} has changed meanwhile", hint="retry")
-        deleted = []
+        deleted: list[str] = []
         for subtopic in going:
-            if not self._deleted(subtopic, deadline):
-                continue
-            state = self._runner.record(state, Retire(subtopic.name), deadline)
+            with behind_a_change(done=bool(deleted)):
+                if not self._deleted(subtopic, deadline):
+                    continue
+            with behind_a_change():
+                state = self._runner.record(state, Retire(subtopic.name), deadline)
             deleted.append(subtopic.name)
         return deleted
 

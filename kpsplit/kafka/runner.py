@@ -73,8 +73,10 @@ class Runner:
             outcome = self._driver().run(attempt, plan.epoch, deadline)
         return self._report(outcome, started)
 
-    def resume(self, max_pause_ms: int | None, deadline: Deadline) -> Report | None:
-        """Finish what a dead operator left."""
+    def resume(
+        self, max_pause_ms: int | None, check: Callable[[Attempt], None], deadline: Deadline
+    ) -> Report | None:
+        """Finish what a dead operator left; ``check`` raises if what would begin anew may not be done."""
         started = monotonic()
 
         def renew(state: PartitionState, last: Attempt) -> Attempt:
@@ -85,6 +87,7 @@ class Runner:
                 started_ms=wall_ms(),
                 max_pause_ms=max_pause_ms or last.max_pause_ms,
             )
+            check(attempt)
             self._topics.prepare_markers({s.source for s in closing_segments(state, attempt)})
             return attempt
 
@@ -104,11 +107,16 @@ class Runner:
         self._topics.seal(state.to_seal(), deadline)
         return self._log.record(state, Thaw(), deadline)
 
-    def freeze(self, reason: str, deadline: Deadline) -> None:
-        """Record that the partition needs a human, unless an operation is in progress or it is frozen."""
+    def freeze(self, reason: str, deadline: Deadline) -> bool:
+        """Record that the partition needs a human, unless an operation is in progress or it is frozen.
+
+        Returns whether that was recorded now.
+        """
         state = self._log.claim(deadline)
-        if state.phase is Phase.STEADY:
-            self._log.record(state, Freeze(reason), deadline)
+        if state.phase is not Phase.STEADY:
+            return False
+        self._log.record(state, Freeze(reason), deadline)
+        return True
 
     def record(self, state: PartitionState, event: Event, deadline: Deadline) -> PartitionState:
         """Record an event under the claim."""

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from confluent_kafka import IsolationLevel
 
-from kpsplit.errors import ConflictError, UsageError
+from kpsplit.errors import ConflictError, UsageError, behind_a_change
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection
@@ -137,7 +137,8 @@ class Seeker:
         stale = fold.stale_keys(seek.group, parent, [cursor.range])
         nobody = self._nobody(seek.group) if offsets else None
         writer.commit([record], stale, offsets, nobody, deadline)
-        self._refuse_active(seek.group, parent, changed=True)
+        with behind_a_change():
+            self._refuse_active(seek.group, parent, changed=True)
 
     def _nobody(self, group: str) -> object:
         """Return the metadata of a group without members."""

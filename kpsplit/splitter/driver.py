@@ -207,6 +207,7 @@ class Driver:
                 progress = replace(progress, cuts=topics.append_markers(markers, limit))
                 detail = ", ".join(f"{c.segment} ends at {c.offset}" for c in progress.cuts or ())
             case steps.SealSubTopics(subtopics):
+                limit.check("the seal of the sub-topics")  # its outcome may stay unknown for ever
                 topics.seal(subtopics, limit)
                 progress, detail = replace(progress, sealed=True), ", ".join(t.name for t in subtopics)
             case steps.Done():
@@ -323,14 +324,17 @@ class Driver:
         try:
             deadline = self._ports.clock.deadline(TIDY_SECONDS)
             self._ports.topics.delete_abandoned(name, deadline)
-        except (FencedError, UnknownOutcomeError):
+        except FencedError:
             raise
-        except KpsplitError:
+        except KpsplitError:  # a deletion of unknown outcome as well: nothing depends on it
             self._observe(StepDone("LeftOver", 0.0, f"{name} is left over; kpsplit doctor lists it"))
             return state
         try:
             return self._record(state, Retire(name), deadline)
-        except DeadlineExceededError:  # it may be written: only the log says which state is the last one
+        except (
+            DeadlineExceededError,
+            UnknownOutcomeError,
+        ):  # it may be written: only the log says which state is the last one
             return self._claim(self._ports.clock.deadline(CLEANUP_SECONDS))
 
 

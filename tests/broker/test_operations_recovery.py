@@ -26,6 +26,7 @@ from tests.broker.operating import (
     write,
     write_error,
 )
+from tests.broker.topic_config import set_config
 
 pytestmark = pytest.mark.broker
 
@@ -56,6 +57,18 @@ def test_a_split_whose_operator_died_before_its_commit_is_resumed(operations, ma
     states = [t.state for t in report.state.subtopics]
     assert states == [SubTopicState.RETIRED, SubTopicState.ACTIVE]
     assert operations.resume(parent) is None
+
+
+def test_what_is_begun_anew_by_resume_is_checked_again(operations, bootstrap, make_topic) -> None:
+    parent = enrolled(operations, make_topic(partitions=1))
+    split_that_dies(operations, parent, "AwaitReady")
+    set_config(bootstrap, parent.topic, "min.insync.replicas", "1")
+    with pytest.raises(CheckFailedError, match="min.insync.replicas"):
+        operations.resume(parent)
+    assert_at_rest(operations, parent, epoch=0)
+    set_config(bootstrap, parent.topic, "min.insync.replicas", "2")
+    report = operations.resume(parent)
+    assert report is not None and report.outcome.result is Result.COMMITTED
 
 
 @pytest.mark.parametrize("step", ["AppendMarkers"])

@@ -21,6 +21,7 @@ from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.records.marker import Marker, MarkerKind
 from kpsplit.splitter.states import Phase
 from kpsplit.splitter.steps import PlannedMarker
+from tests.broker.consuming import consumer, drain
 from tests.broker.operating import (
     PAUSE_MS,
     commit,
@@ -145,6 +146,36 @@ def test_a_topic_that_was_made_again_is_not_taken_for_the_old_one(operations, ad
         operations.run(plan, max_pause_ms=PAUSE_MS)
     with pytest.raises(ConflictError, match="has a lineage of the old one"):
         operations.enrol(parent.topic, Partitioner.CONSISTENT_RANDOM, slots=2)
+
+
+def test_what_groups_committed_of_a_topic_is_withdrawn_when_it_was_made_again(
+    operations, bootstrap, admin, make_topic
+) -> None:
+    topic = make_topic()
+    enrolled(operations, topic)
+    group = f"g-{topic}"
+
+    def read(count: int) -> list[int | None]:
+        with_group = consumer(bootstrap, group)
+        with_group.subscribe([topic])
+        try:
+            return [message.offset() for message in drain(with_group, count)]
+        finally:
+            with_group.close()
+
+    write(bootstrap, topic, 20)
+    assert read(20) == list(range(20))
+    admin.delete_topics([topic])[topic].result(30)
+    admin.create_topics([NewTopic(topic, 1, 3)])[topic].result(30)
+    connection = Connection({"bootstrap.servers": bootstrap})
+    await_served(connection, ClusterAdmin(connection).brokers(), {topic: 1}, Deadline(60))
+    write(bootstrap, topic, 30)
+    steps: list[str] = []
+    operations.enrol(
+        topic, Partitioner.CONSISTENT_RANDOM, lambda s: steps.append(f"{s.name}: {s.detail}"), slots=2
+    )
+    assert f"Withdraw: what {group} had committed of the topic before" in steps
+    assert read(30) == list(range(30))
 
 
 def test_an_open_transaction_is_named(operations, bootstrap, make_topic) -> None:

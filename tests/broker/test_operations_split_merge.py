@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
-from confluent_kafka import KafkaError, TopicCollection
+from confluent_kafka import KafkaError, Producer, TopicCollection
 
 from kpsplit.kafka.markers import marker_of
 from kpsplit.kafka.plans import Plan
@@ -24,6 +26,7 @@ from tests.broker.operating import (
     write,
     write_error,
 )
+from tests.broker.topic_config import set_config
 
 pytestmark = pytest.mark.broker
 
@@ -101,6 +104,21 @@ def test_splits_nest_and_adjacent_ranges_merge_and_all_goes_back(
     assert write_error(bootstrap, parent) is None
     again = split(operations, parent, 2)
     assert all(s.progression.base > log_end(admin, parent) - 3 for s in again.lineage.open_segments())
+
+
+def test_logs_whose_newest_record_is_older_than_brokers_take_can_be_split_and_merged(
+    operations, bootstrap, admin, make_topic
+) -> None:
+    """A marker has the time of the newest record; where brokers refuse that, it has the present one."""
+    parent = enrolled(operations, make_topic(partitions=1))
+    yesterday = int((time.time() - 86_400) * 1000)
+    producer = Producer({"bootstrap.servers": bootstrap})
+    producer.produce(parent.topic, b"v", b"k", timestamp=yesterday)
+    assert producer.flush(30) == 0
+    set_config(bootstrap, parent.topic, "message.timestamp.before.max.ms", "60000")
+    state = split(operations, parent, 2)
+    assert state.epoch == 1
+    assert merge(operations, parent).epoch == 2
 
 
 def test_a_merged_subtopic_rejects_writes_and_its_leaders_stand_beside_the_parents(

@@ -471,3 +471,72 @@ def test_there_may_be_nothing_to_resume_or_to_abort() -> None:
     assert driver.resume(renewed, Time(cluster, 60)) is None
     assert driver.abort(EndedBy.REQUEST, "asked", Time(cluster, 60)) is None
     assert cluster.history == []
+
+
+def test_a_seal_whose_outcome_is_never_known_ends_with_the_time() -> None:
+    cluster = with_producers("answers")
+    run(cluster)
+
+    class Unsealable(Simulated):
+        def seal(self, subtopics: Iterable[SubTopic], deadline: Any) -> None:
+            self.cluster.now += 1.0
+            raise UnknownOutcomeError("no answer")
+
+    with pytest.raises(DeadlineExceededError) as caught:
+        attempt = merge_attempt(cluster.state, (2, 3), WHOLE)
+        Driver(Unsealable(cluster).ports).run(attempt, 1, Time(cluster, 60))
+    assert caught.value.changed and "kpsplit resume" in (caught.value.hint or "")
+    Driver(Simulated(cluster).ports).resume(renewed, Time(cluster, 60))
+    assert cluster.state.phase is Phase.STEADY and cluster.sealed == {"orders.split-3-1"}
+
+
+class Undeletable(Simulated):
+    def delete_abandoned(self, name: str, deadline: Any) -> None:
+        raise UnknownOutcomeError("no answer")
+
+
+def test_a_deletion_of_unknown_outcome_harms_neither_an_abort_nor_a_rollback_nor_a_takeover() -> None:
+    def left_behind() -> Cluster:
+        cluster = with_producers("answers")
+        with pytest.raises(DiedError):
+            run(cluster, Fault(number_of_calls() - 4))
+        assert cluster.topics
+        return cluster
+
+    cluster = left_behind()
+    outcome = Driver(Undeletable(cluster).ports).abort(EndedBy.REQUEST, "asked", Time(cluster, 60))
+    assert outcome is not None and outcome.result is Result.ROLLED_BACK
+    assert_resting(cluster)
+
+    cluster = left_behind()
+    attempt = split_attempt(cluster.state, 0, RANGES, "next")
+    attempt = replace(attempt, subtopic="orders.split-3-2")
+    assert Driver(Undeletable(cluster).ports).run(attempt, 0, Time(cluster, 60)).result is Result.COMMITTED
+    assert_resting(cluster)
+
+    cluster = with_producers("answers", "unacknowledged")
+    with pytest.raises(DeadlineExceededError) as caught:
+        attempt = split_attempt(cluster.state, 0, RANGES, "s")
+        Driver(Undeletable(cluster).ports).run(attempt, 0, Time(cluster, 60))
+    assert caught.value.changed is False and caught.value.hint is None
+    assert_resting(cluster)
+
+
+def test_a_retirement_of_unknown_outcome_is_read_back() -> None:
+    cluster = with_producers("answers", "unacknowledged")
+    names: list[str] = []
+
+    class Forgetful(Simulated):
+        def record(self, before: PartitionState, event: Event, deadline: Any) -> PartitionState:
+            after = super().record(before, event, deadline)
+            names.append(type(event).__name__)
+            if names[-1] == "Retire":
+                raise UnknownOutcomeError("no answer")
+            return after
+
+    with pytest.raises(DeadlineExceededError) as caught:
+        attempt = split_attempt(cluster.state, 0, RANGES, "s")
+        Driver(Forgetful(cluster).ports).run(attempt, 0, Time(cluster, 60))
+    assert names[-1] == "Retire"
+    assert caught.value.changed is False
+    assert_resting(cluster)

@@ -74,7 +74,7 @@ def command(
     """Show what a split or merge would do.
 
     Boundaries follow the keys in the tail of the log, or with --engine spark those of any stretch of time.
-    Nothing is changed. Exits with 3 if a check fails.
+    Nothing is changed. Exits with 3 if a check fails (1: a missing right, 5: a conflict).
     """
     from kpsplit.admin_cli.render.plan import show_plan
     from kpsplit.kafka.plans import Stretch, wall_ms

@@ -1,0 +1,91 @@
+"""An enrolment that is broken off: what its error says, and when it does not even begin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
+from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.cluster_admin import TopicFacts
+from kpsplit.kafka.enrolment import Enroller
+from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, decode_enrolment
+
+TOPIC = cast(TopicFacts, type("Facts", (), {"name": "orders", "topic_id": "id"})())
+
+
+@dataclass
+class Tail:
+    """The control topic as the enroller sees it. ``fails``: reading it does."""
+
+    lease_ms: int
+    view: ControlView = field(default_factory=ControlView)
+    fails: str = ""
+
+    def __post_init__(self) -> None:
+        self.view.settings = Settings(self.lease_ms)
+
+    def poll(self, _seconds: float) -> None:
+        """Nothing comes."""
+
+    def read_all(self, _deadline: Any) -> ControlView:
+        if self.fails == "read_all":
+            raise UnreachableError("no brokers")
+        return self.view
+
+    def read_to(self, _ends: Any, _deadline: Any) -> None:
+        if self.fails == "read_to":
+            raise DeadlineExceededError("waited for the control topic")
+
+
+@dataclass
+class World:
+    """What an enrolment writes."""
+
+    tail: Tail
+    written: list[Enrolment] = field(default_factory=list)
+    slots_topics: int = 0
+
+    def write(self, _topic: str, _key: bytes, value: bytes, _deadline: Any) -> int:
+        self.written.append(decode_enrolment(value))
+        self.tail.view.enrolments["orders"] = self.written[-1]
+        return len(self.written)
+
+    def decide(self, *_: Any) -> int:
+        return 4
+
+    def ensure(self, *_: Any) -> bool:
+        self.slots_topics += 1
+        return False
+
+    def enrol(self, seconds: float) -> Enrolment:
+        enroller = Enroller(cast(Any, self.tail), lambda: cast(Any, self), cast(Any, self), lambda _: None)
+        return enroller.enrol(TOPIC, Partitioner.EXPLICIT, None, None, Deadline(seconds))
+
+
+def test_an_enrolment_that_cannot_be_settled_in_time_does_not_begin() -> None:
+    world = World(Tail(lease_ms=60_000))
+    with pytest.raises(DeadlineExceededError, match="takes a lease") as caught:
+        world.enrol(60.0)
+    assert caught.value.changed is False
+    assert "--timeout of more than 76" in (caught.value.hint or "")
+    assert (world.written, world.slots_topics) == ([], 0)
+
+
+@pytest.mark.parametrize("fails", ["read_all", "read_to"])
+def test_an_enrolment_that_is_broken_off_says_that_nobody_reads_the_topic(fails: str) -> None:
+    world = World(Tail(lease_ms=1, fails=fails))
+    with pytest.raises(KpsplitError) as caught:
+        world.enrol(60.0)
+    assert caught.value.changed is True
+    assert "run: kpsplit enroll orders" in (caught.value.hint or "")
+    assert [e.settled for e in world.written] == [False]
+
+
+def test_an_enrolment_is_settled_behind_a_lease() -> None:
+    world = World(Tail(lease_ms=1))
+    assert world.enrol(60.0).settled
+    assert [(e.settled, e.slots) for e in world.written] == [(False, None), (True, 4)]
