@@ -18,7 +18,7 @@ from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import slots_topic
 from kpsplit.splitter.slots import slot_number, slot_range
 
-_WITHOUT_MEMBERS = {ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD}
+WITHOUT_MEMBERS = {ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def describe_members(admin: ClusterAdmin, group: str, seconds: float = ANSWER_SE
         for m in found.members
         for place in (m.assignment.topic_partitions if m.assignment else ())
     }
-    active = found.state not in _WITHOUT_MEMBERS
+    active = found.state not in WITHOUT_MEMBERS
     return Members(active, not active or found.state is ConsumerGroupState.STABLE, assigned)
 
 

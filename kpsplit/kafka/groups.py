@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future
 from typing import Any
 from uuid import uuid4
@@ -18,7 +18,7 @@ from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.kafka.error_map import RIGHTS_HINT, error_of, translate, translated
-from kpsplit.kafka.group_members import describe_members
+from kpsplit.kafka.group_members import WITHOUT_MEMBERS, describe_members
 from kpsplit.kafka.offset_log import OffsetTail
 from kpsplit.splitter.commits import CommitFold, ordinary_offsets
 from kpsplit.splitter.key_range import WHOLE
@@ -107,7 +107,28 @@ def _check_none_is_hidden(admin: ClusterAdmin, deadline: Deadline) -> None:
         ) from error
 
 
+def readers_without_commit(
+    admin: ClusterAdmin, committed: Collection[str], topics: Collection[str], deadline: Deadline
+) -> list[str]:
+    """Return the groups besides those that ``committed`` of which a member owns something of these topics.
+
+    Raises:
+        KpsplitError: a group could not be asked; what is not known must not be taken for drained.
+    """
+    found = []
+    for group in _listed(admin):
+        if group.group_id not in committed and group.state not in WITHOUT_MEMBERS:
+            deadline.check("the members of the consumer groups")
+            assigned = describe_members(admin, group.group_id).assigned
+            found += [group.group_id] if any(p.topic in topics for p in assigned) else []
+    return sorted(found)
+
+
 def _group_ids(admin: ClusterAdmin) -> list[str]:
+    return sorted(g.group_id for g in _listed(admin))
+
+
+def _listed(admin: ClusterAdmin) -> list[Any]:
     with translated("list the consumer groups"):
         try:
             future = admin.client.list_consumer_groups(request_timeout=ANSWER_SECONDS)
@@ -116,7 +137,7 @@ def _group_ids(admin: ClusterAdmin) -> list[str]:
             raise UnreachableError("could not list the consumer groups: no answer in time") from None
     if listed.errors:
         raise translate(error_of(listed.errors[0]), "list the consumer groups of every broker")
-    return sorted(g.group_id for g in listed.valid or [])
+    return list(listed.valid or [])
 
 
 def _ask(admin: ClusterAdmin, group: str) -> Future[Any]:

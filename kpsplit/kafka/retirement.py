@@ -19,6 +19,7 @@ from kpsplit.kafka.groups import (
     groups_of,
     positions_by_range_commits,
     range_commits,
+    readers_without_commit,
 )
 from kpsplit.kafka.runner import Runner
 from kpsplit.kafka.subtopics import SubTopics
@@ -27,6 +28,7 @@ from kpsplit.splitter.events import Retire
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState, SubTopic, SubTopicState
 from kpsplit.splitter.ports import Deadline
+from kpsplit.splitter.records.keys import slots_topic
 from kpsplit.splitter.states import Phase
 
 _SHOWN = 5
@@ -162,6 +164,9 @@ class Retirement:
         fold = range_commits(self._connection, self._admin, [state.parent], deadline)
         positions = {group: ordinary[group] for group in groups_of(ordinary, topics)}
         positions |= positions_by_range_commits(fold, state)
+        read = {state.parent.topic, slots_topic(state.parent.topic), *topics}
+        for group in readers_without_commit(self._admin, positions, read, deadline):
+            positions[group] = {}
         return undrained(ends, self._admin.start_offsets(ends), positions)
 
     def _delete(self, going: list[SubTopic], before: PartitionState, deadline: Deadline) -> list[str]:

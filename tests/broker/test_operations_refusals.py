@@ -211,6 +211,12 @@ def test_retire_keeps_what_a_group_has_not_drained(operations, bootstrap, admin,
     with pytest.raises(CheckFailedError, match=f"group {group} stands at 2 in {name}/1"):
         operations.retire(parent)
     commit(bootstrap, group, {PhysicalPartition(name, 1): 3})
+    reads = consumer(bootstrap, f"reads-{parent.topic}", enable_auto_commit=False)
+    reads.subscribe([parent.topic])
+    drain(reads, 6)
+    planned = operations.plan_retire(parent)
+    assert f"group reads-{parent.topic} has no commit in {name}/0" in planned.kept[name]
+    reads.close()
     assert operations.plan_retire(parent) == Retirable((name,), {})
     assert name in admin.list_topics(timeout=10).topics
     assert operations.retire(parent) == [name]
