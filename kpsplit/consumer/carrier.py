@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from kpsplit.consumer.batch import OwnedSlot
 from kpsplit.consumer.committing import Processed
 from kpsplit.splitter.ports import Deadline
 
@@ -53,6 +54,9 @@ class Carrier(Protocol):
 
     def load(self, processed: Sequence[Processed]) -> Load:
         """Return what goes with a commit of exactly this; engine's thread."""
+
+    def keeps(self, slot: OwnedSlot) -> bool:
+        """Tell whether something of a slot waits for a commit; engine's thread."""
 
     def make_producer(self, config: Mapping[str, Any]) -> Any:
         """Make the producer that commits."""

@@ -99,6 +99,10 @@ class Coordinator:
         """Assign slots."""
         self._due.append(("on_assign", _parts(indexes)))
 
+    def give_partitions(self, *parts: TopicPartition) -> None:
+        """Assign partitions of topics that are not enrolled."""
+        self._due.append(("on_assign", list(parts)))
+
     def take(self, *indexes: int) -> None:
         """Revoke slots."""
         self._due.append(("on_revoke", _parts(indexes)))

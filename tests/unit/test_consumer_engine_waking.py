@@ -241,7 +241,9 @@ class Lanes:
 
     def _attach(self, to: Attached) -> Attached:
         context: Any = self._world.context
-        return self._world.engine.ask(lambda: attach(context, to)).result(PATIENCE)
+        return self._world.engine.ask(lambda: attach(context, self._world.engine.committer, to)).result(
+            PATIENCE
+        )
 
 
 def test_workers_get_nothing_behind_a_sleep_until_the_slots_are_confirmed(world: World) -> None:

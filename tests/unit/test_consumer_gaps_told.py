@@ -99,7 +99,7 @@ class Scene:
         context = self.world.context
         desk = Desk(1, 1 << 20, Judge(Stop()), None)
         attached = Attached(desk, replace(context.settings, auto_commit=True), lambda: None)
-        self.world.engine.ask(lambda: attach(context, attached)).result(10)
+        self.world.engine.ask(lambda: attach(context, self.world.engine.committer, attached)).result(10)
         return desk
 
     def turn(self) -> None:

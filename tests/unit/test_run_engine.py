@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException, Message
+from confluent_kafka import KafkaException, Message, TopicPartition
 
 from kpsplit.consumer.run.attaching import Attached, attach, commit_now
 from kpsplit.consumer.run.desk import Desk
@@ -18,6 +18,7 @@ from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.transactional import OutputCarrier
 from kpsplit.errors import KpsplitError, UnknownOutcomeError
 from kpsplit.kafka.clock import Deadline
+from kpsplit.splitter.key_range import WHOLE
 from tests.unit.engine_world import TOPIC, World, slot
 from tests.unit.lane_samples import keys_in
 
@@ -30,13 +31,14 @@ class Log:
 
     def __init__(self, ledger: Any) -> None:
         self.written: list[bytes] = []
-        self.unknown = False
+        self.begun = 0
         self._ledger = ledger
         ledger.commit_loaded = self.commit_loaded
 
     def commit_loaded(
         self, processed: Any, member: Any, metadata: Any, seconds: float, carrier: Any, load: Any
     ) -> None:
+        self.begun += 1
         sent: list[bytes] = []
         load.write(Producer(sent), Deadline(seconds))
         self._ledger.commit(processed, member, metadata, seconds)
@@ -61,21 +63,26 @@ def message(offset: int, key: bytes) -> Message:
 class Scene:
     """A world whose records go to lanes, with outputs."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *plain: TopicPartition) -> None:
         self.world = world
         self.log = Log(world.ledger)
-        self.desk = Desk(2, BUFFER, Judge(Stop()), Outbox(BUFFER))
-        settings = replace(world.context.settings, auto_commit=True)
-        self.attached = Attached(
-            self.desk, settings, lambda: asdict(self.desk.stats()), OutputCarrier(self.desk)
-        )
+        self.new_run()
         world.subscribe()
-        world.coordinator.give(0, 1)
-        world.polls(lambda: len(world.reader.owned) == 2, "the slots")
+        if plain:
+            world.coordinator.give_partitions(*plain)
+        else:
+            world.coordinator.give(0, 1)
+        world.polls(lambda: len(world.reader.owned) == (len(plain) or 2), "the slots")
+
+    def new_run(self) -> None:
+        """Make the desk of another run, not attached yet."""
+        self.desk = desk = Desk(2, BUFFER, Judge(Stop()), Outbox(BUFFER))
+        settings = replace(self.world.context.settings, auto_commit=True, auto_store=True)
+        self.attached = Attached(desk, settings, lambda: asdict(desk.stats()), OutputCarrier(desk))
 
     def attach(self, to: Attached) -> Attached:
         context = self.world.context
-        return self.world.engine.ask(lambda: attach(context, to)).result(10)
+        return self.world.engine.ask(lambda: attach(context, self.world.engine.committer, to)).result(10)
 
     def take(self) -> Lane:
         found: list[Lane] = []
@@ -114,7 +121,7 @@ def test_lanes_go_on_where_the_application_polled_to_and_it_polls_on_where_they_
     assert {c.positions[0] for c in world.reader.owned.values()} == {2}
     world.reader.write(message(2, KEYS[0]), message(3, KEYS[1]))
     slow = scene.take()
-    scene.work(1)
+    scene.desk.done(scene.take())
     scene.attach(before)
     assert {s.index: c.positions[0] for s, c in world.reader.owned.items()} == {0: 2, 1: 4}
     scene.desk.done(slow)
@@ -152,6 +159,97 @@ def test_after_an_unknown_outcome_slots_start_anew_from_what_the_log_says(scene:
     scene.work(2)
     scene.commit().result(10)
     assert sorted(scene.log.written) == [b"0", b"1"]
+
+
+def test_outputs_that_a_run_could_not_commit_are_made_again_by_the_next(scene: Scene) -> None:
+    world = scene.world
+    before = scene.attach(scene.attached)
+    world.reader.write(message(0, KEYS[0]), message(1, KEYS[1]))
+    scene.work(2)
+    scene.commit().result(10)
+    world.reader.write(message(2, KEYS[0]), message(3, KEYS[1]))
+    scene.work(2)
+    world.ledger.failures.append(KpsplitError("brokers are away"))
+    with pytest.raises(KafkaException):
+        scene.commit().result(10)
+    scene.desk.end()
+    scene.attach(before)
+    world.until(lambda: len(world.reader.owned) == 2, "the slots, from what is committed")
+    assert {c.positions[0] for c in world.reader.owned.values()} == {0}, "this ledger says that always"
+    scene.new_run()
+    scene.attach(scene.attached)
+    world.reader.written = 2
+    world.reader.write(message(2, KEYS[0]), message(3, KEYS[1]))
+    scene.work(2)
+    scene.commit().result(10)
+    assert sorted(scene.log.written) == [b"0", b"1", b"2", b"3"]
+
+
+def test_positions_of_a_run_that_was_broken_off_are_not_committed_without_their_outputs() -> None:
+    with World() as world:
+        scene = Scene(world)
+        before = scene.attach(scene.attached)
+        world.reader.write(message(0, KEYS[0]), message(1, KEYS[1]))
+        scene.work(2)
+        scene.desk.end()
+        scene.attach(before)
+    assert (scene.log.written, world.ledger.commits) == ([], [])
+
+
+def test_a_slot_of_which_nothing_was_ever_committed_goes_back_to_where_it_began(scene: Scene) -> None:
+    """A look-up would answer with the end of the log where ``auto.offset.reset`` says so."""
+    world = scene.world
+    world.ledger.starts_gate.clear()
+    for holding in world.context.holdings:
+        holding.committed = ()
+    before = scene.attach(scene.attached)
+    world.reader.write(message(0, KEYS[0]), message(1, KEYS[1]))
+    scene.work(2)
+    scene.attach(before)
+    world.polls(lambda: len(world.reader.owned) == 2, "the slots, without a look-up")
+    assert {c.positions[0] for c in world.reader.owned.values()} == {0}
+
+
+def test_while_a_commit_is_under_way_it_decides_where_its_slots_begin_anew(scene: Scene) -> None:
+    world = scene.world
+    for holding in world.context.holdings:
+        holding.committed = ()
+    before = scene.attach(scene.attached)
+    world.reader.write(message(0, KEYS[0]), message(1, KEYS[1]))
+    scene.work(2)
+    world.ledger.commit_gate.clear()
+    last, asked = scene.commit(), world.ledger.asked
+    world.until(lambda: scene.log.begun, "the commit")
+    scene.attach(before)
+    assert not world.reader.owned
+    world.ledger.commit_gate.set()
+    last.result(10)
+    world.polls(lambda: len(world.reader.owned) == 2, "the slots")
+    assert world.ledger.asked == asked + 1
+
+
+def test_outputs_ahead_of_a_lane_that_stopped_are_made_again_where_one_offset_stands_for_all_keys() -> None:
+    behind, ahead = (keys_in(range_, 1)[0] for range_ in WHOLE.split_evenly(2))
+    with World() as world:
+        world.views.view.enrolments.clear()
+        world.coordinator.members = lambda: None  # type: ignore[assignment, return-value]
+        scene = Scene(world, TopicPartition(TOPIC, 0))
+        before = scene.attach(scene.attached)
+        world.reader.write(message(0, behind), message(1, ahead))
+        failing = scene.take()
+        scene.work(1)
+        scene.desk.failed(failing, ValueError())
+        scene.commit().result(10)
+        assert scene.log.written == []
+        scene.attach(before)
+        scene.new_run()
+        scene.attach(scene.attached)
+        world.until(lambda: world.reader.owned, "the partition")
+        world.reader.written = 0
+        world.reader.write(message(0, behind), message(1, ahead))
+        scene.work(2)
+        scene.commit().result(10)
+        assert sorted(scene.log.written) == [b"0", b"1"]
 
 
 def test_a_slot_is_handed_over_when_its_record_is_done_and_committed_with_its_output(scene: Scene) -> None:

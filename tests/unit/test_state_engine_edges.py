@@ -55,7 +55,7 @@ class Scene:
 
     def attach(self, to: Attached) -> Attached:
         context = self.world.context
-        return self.world.engine.ask(lambda: attach(context, to)).result(10)
+        return self.world.engine.ask(lambda: attach(context, self.world.engine.committer, to)).result(10)
 
     def write(self, *keys: bytes) -> None:
         first = self.world.reader.written

@@ -32,19 +32,24 @@ class Attached:
     carrier: Carrier | None = None
 
 
-def attach(context: Context, new: Attached) -> Attached:
-    """Have records go to another sink from now on; return where they went before."""
+def attach(context: Context, committer: Committer, new: Attached) -> Attached:
+    """Have records go to another sink from now on; return where they went before.
+
+    Outputs that wait for a commit go with the carrier: their slots start anew from what is committed.
+    """
     before = Attached(context.sink, context.settings, context.run_stats, context.carrier)
     start_anew(context, _unsure(context))
+    processed = {h.slot: _processed(context, h) for h in context.holdings.on(IN_SINK)}
+    # Behind the positions: what a worker that was not waited for adds now is beyond them.
+    _take_back_outputs(context, committer)
     holdings = context.holdings.on(IN_SINK)
-    processed = [_processed(context, holding) for holding in holdings]
     slots = [holding.slot for holding in holdings]
     context.reader.disown(slots)
     before.sink.dropped(slots)
     context.sink, context.settings = new.sink, new.settings
     context.run_stats, context.carrier = new.stats, new.carrier
-    for holding, pieces in zip(holdings, processed, strict=True):
-        _restart(context, holding, pieces)
+    for holding in holdings:
+        _restart(context, holding, processed[holding.slot])
     return before
 
 
@@ -53,6 +58,21 @@ def _unsure(context: Context) -> list[Holding]:
     if context.keeping.store is None:
         return []
     return [h for h in context.holdings.on(IN_SINK) if not context.sink.release([h.slot])]
+
+
+def _take_back_outputs(context: Context, committer: Committer) -> None:
+    """Have records whose outputs were not committed count as not processed."""
+    carrier = context.carrier
+    if carrier is None:
+        return
+    found = [(h, h.start) for h in context.holdings.on(IN_SINK) if carrier.keeps(h.slot)]
+    begun = [(h, start) for h, start in found if not h.committed]
+    start_anew(context, [h for h, _ in found])
+    if committer.idle():
+        # The log has nothing of them: a reset of the group to the end would pass their records over.
+        for holding, start in begun:
+            if holding.stage is Stage.WANTED and start is not None:
+                holding.start, holding.stage = start, Stage.FOUND
 
 
 def commit_now(context: Context, committer: Committer) -> Future[Parts]:

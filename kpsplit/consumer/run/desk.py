@@ -235,6 +235,11 @@ class Desk:
         with self.lock:
             return Transfer(()) if self._outbox is None else self._outbox.covered(processed)
 
+    def keeps(self, slot: OwnedSlot) -> bool:
+        """Tell whether outputs of a slot wait for a commit."""
+        with self.lock:
+            return self._outbox is not None and self._outbox.keeps(slot)
+
     def committed(self, transfer: Transfer) -> None:
         """The outputs were committed: forget them."""
         with self.lock:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kpsplit.consumer.batch import OwnedSlot
 from kpsplit.consumer.committing import Processed
 from kpsplit.consumer.covering import Cover, Place
 from kpsplit.consumer.run.lanes import Entry, Home
@@ -71,6 +72,10 @@ class Outbox:
     def forget(self, home: Home) -> None:
         """A slot has left: whoever gets it processes its records again from the committed cursor."""
         self.bytes -= sum(kept.size for kept in self._kept.pop(home, {}).values())
+
+    def keeps(self, slot: OwnedSlot) -> bool:
+        """Tell whether anything of a slot waits."""
+        return any(home.slot == slot for home in self._kept)
 
     def covered(self, processed: Sequence[Processed]) -> Transfer:
         """Return the outputs of the records that a commit calls processed."""

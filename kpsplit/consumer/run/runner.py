@@ -175,7 +175,7 @@ class _Run:
         before: Attached | None = None
         try:
             consumer._all_processed()
-            before = session.ask(lambda: attach(session.context, attached))
+            before = session.ask(lambda: attach(session.context, session.engine.committer, attached))
             with self._listening(), _terminated(consumer._stops):
                 self._serve(session)
                 self._drain(session)
@@ -185,7 +185,7 @@ class _Run:
             desk.end()
             desk.on_attention = _nothing
             if before is not None:
-                session.ask(lambda: attach(session.context, before))
+                session.ask(lambda: attach(session.context, session.engine.committer, before))
             consumer._buffer.attended()
         if desk.error is not None:
             raise desk.error

@@ -13,6 +13,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.consumer.batch import OwnedSlot
 from kpsplit.consumer.committing import Processed
 from kpsplit.consumer.run.desk import Desk
 from kpsplit.consumer.run.outbox import Transfer
@@ -30,6 +31,10 @@ class OutputCarrier:
     def load(self, processed: Sequence[Processed]) -> OutputLoad:
         """Return what goes with a commit."""
         return OutputLoad(self._desk, self._desk.covered(processed))
+
+    def keeps(self, slot: OwnedSlot) -> bool:
+        """Tell whether outputs of a slot wait for a commit."""
+        return self._desk.keeps(slot)
 
     def make_producer(self, config: Mapping[str, Any]) -> Any:
         """Make the producer that commits."""
