@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, Message, TopicPartition
 
+from kpsplit.consumer.calls import Calls
 from kpsplit.consumer.run.attaching import Attached, attach, commit_now
 from kpsplit.consumer.run.desk import Desk
 from kpsplit.consumer.run.lanes import Lane
@@ -127,6 +128,25 @@ def test_lanes_go_on_where_the_application_polled_to_and_it_polls_on_where_they_
     scene.desk.done(slow)
     assert scene.desk.stats().late == 1
     assert world.context.sink is world.buffer
+
+
+def test_what_was_stored_before_a_run_takes_nothing_back_behind_it() -> None:
+    with World(enable_auto_offset_store=False) as world:
+        scene = Scene(world)
+        calls = Calls(world.engine, world.buffer)
+        world.reader.write(*(message(n, KEYS[0]) for n in range(3)))
+        last, mark = world.take(3)[1], world.buffer.mark()
+        world.engine.ask(lambda: calls.store(calls.behind_message(last, mark))).result(10)
+        before = scene.attach(replace(scene.attached, carrier=None))
+        assert world.reader.owned[slot(0)].positions == {0: 2}, "the run begins behind what was stored"
+        world.reader.written = 2
+        world.reader.write(message(2, KEYS[0]), message(3, KEYS[0]))
+        for _ in range(2):
+            scene.desk.done(scene.take())
+        scene.commit().result(10)
+        assert world.ledger.commits[-1][slot(0).range] == 4
+        scene.attach(before)
+    assert [commit[slot(0).range] for commit in world.ledger.commits] == [4]
 
 
 def test_a_refused_commit_is_tried_again_with_the_same_outputs(scene: Scene) -> None:

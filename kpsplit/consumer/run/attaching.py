@@ -48,6 +48,7 @@ def attach(context: Context, committer: Committer, new: Attached) -> Attached:
     before.sink.dropped(slots)
     context.sink, context.settings = new.sink, new.settings
     context.run_stats, context.carrier = new.stats, new.carrier
+    context.stored.clear()  # it is in the places where slots restart; kept, it would take later commits back
     for holding in holdings:
         _restart(context, holding, processed[holding.slot])
     return before
