@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.batch import OwnedSlot
 from kpsplit.consumer.committing import Processed
@@ -11,8 +14,10 @@ from kpsplit.consumer.run.lanes import Lane
 from kpsplit.consumer.run.outbox import Outbox
 from kpsplit.consumer.run.output import Output, OutputError, dead_letter, outputs_of
 from kpsplit.consumer.run.policies import Judge, Stop
+from kpsplit.consumer.run.transactional import OutputCarrier
 from kpsplit.consumer.subscriptions import Mode
-from kpsplit.errors import InvariantError
+from kpsplit.errors import InvariantError, UsageError
+from kpsplit.kafka.clock import Deadline
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.partition_state import PartitionState
@@ -151,6 +156,81 @@ def test_a_handler_returns_nothing_one_output_or_several() -> None:
     for wrong in (7, b"bytes", [one, "text"], "text"):
         with pytest.raises(OutputError):
             outputs_of(wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"topic": ""},
+        {"topic": None},
+        {"value": 5},
+        {"value": {"content": 1}},
+        {"key": bytearray(b"content")},
+        {"value": "content \ud800"},
+        {"headers": [("name", 1)]},
+        {"headers": [("name", "content \ud800")]},  # librdkafka's binding would end the process
+        {"headers": [["name", b"content"]]},
+        {"headers": "content"},
+        {"partition": "content"},
+        {"partition": -2},
+        {"timestamp": 1.5},
+        {"timestamp": 1 << 63},
+    ],
+)
+def test_an_output_that_no_producer_takes_is_the_handlers_mistake(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OutputError, match=f"the {next(iter(wrong))} of an Output") as raised:
+        outputs_of([Output(**{"topic": "t", **wrong})])
+    assert "content" not in str(raised.value)
+
+
+def test_everything_that_a_producer_takes_is_an_output() -> None:
+    for output in (
+        Output("t"),
+        Output("t", "kéy", "välue", {"name": "välue"}, partition=7, timestamp=1),
+        Output("t", b"", b"", [("name", None), ("name", b"\xff")]),
+    ):
+        assert outputs_of(output) == (output,)
+
+
+def test_a_dead_letter_that_cannot_be_written_is_told_before_a_commit_fails_of_it() -> None:
+    failed = record(FIRST, 12, A, b"value")
+    failed.set_value({"parsed": "by the handler"})
+    with pytest.raises(OutputError):
+        dead_letter(failed, ValueError(), "letters")
+
+
+class Refusing:
+    """A producer that takes no output."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def produce(self, *_: Any, **__: Any) -> None:
+        raise self._error
+
+
+def test_an_output_that_is_refused_whenever_it_is_written_ends_the_run() -> None:
+    """It is in every commit from now on: nothing would be committed, and at last nothing worked on."""
+    for error in (KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)), UsageError("no such partition")):
+        here = desk()
+        here.offer(batch([A]))
+        done(here, take(here))
+        load = OutputCarrier(here).load(processed(here))
+        with pytest.raises(OutputError):
+            load.write(Refusing(error), Deadline(1))
+        assert here.over.is_set()
+        assert isinstance(here.error, OutputError)
+
+
+def test_an_output_that_is_refused_for_the_moment_waits_for_the_next_commit() -> None:
+    here = desk()
+    here.offer(batch([A]))
+    done(here, take(here))
+    load = OutputCarrier(here).load(processed(here))
+    with pytest.raises(KafkaException):
+        load.write(Refusing(KafkaException(KafkaError(KafkaError._TRANSPORT))), Deadline(1))
+    assert not here.over.is_set()
+    assert written(here, processed(here)) == [b"0"]
 
 
 def test_a_dead_letter_has_the_records_own_content_and_no_text_of_the_error() -> None:

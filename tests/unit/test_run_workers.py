@@ -234,6 +234,18 @@ def test_an_exit_in_a_handler_ends_the_run_whatever_the_policy(team: Start) -> N
     assert isinstance(crew.desk.error, HandlerError)
 
 
+def test_a_worker_that_dies_of_a_defect_ends_the_run_with_it(team: Start) -> None:
+    crew = team(2, lambda _: None)
+
+    def broken(*_: Any) -> None:
+        raise AssertionError("a defect")
+
+    crew.desk.processed = broken
+    crew.desk.offer(batch([A]))
+    assert crew.desk.over.wait(PATIENCE)
+    assert isinstance(crew.desk.error, AssertionError)
+
+
 def test_of_a_full_lane_nothing_more_is_read_and_it_is_named() -> None:
     desk = Desk(1, BUFFER, Judge(Stop()))
     start(desk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,8 @@ from kpsplit.consumer.run.output import Output
 from kpsplit.consumer.run.policies import DeadLetter, Rest
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
+
+log = logging.getLogger(__name__)
 
 AsyncCall = Callable[[Any], Awaitable[tuple[Output, ...]]]
 """Calls the handler with a record; gives what is to be written."""
@@ -63,6 +66,15 @@ class CoroutineWorkers:
     # -- a worker ------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
+        try:
+            await self._serve()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            log.exception("kpsplit: internal error in a worker")
+            self._desk.end(error)
+
+    async def _serve(self) -> None:
         desk = self._desk
         while (lane := await self._next()) is not None:
             try:

@@ -25,6 +25,7 @@ from kpsplit.consumer.run.dead_letters import DeadLetters, Letters, LettersInTra
 from kpsplit.consumer.run.desk import Desk, RunStats
 from kpsplit.consumer.run.handlers import Handler, asynchronous, check_handler, is_async, synchronous
 from kpsplit.consumer.run.outbox import Outbox
+from kpsplit.consumer.run.output import OutputError
 from kpsplit.consumer.run.policies import Judge, Policy, Stop, check_policy
 from kpsplit.consumer.run.processes import ProcessWorkers
 from kpsplit.consumer.run.remote import packed
@@ -244,7 +245,10 @@ class _Run:
             error = None if exception is None else error_of(exception)
             if exception is None or (error is not None and error.code() == KafkaError._NO_OFFSET):
                 return
-            if error is not None and error.code() in _NOT_AGAIN:
+            # An output that cannot be written is in every commit.
+            if isinstance(self._desk.error, OutputError) or (
+                error is not None and error.code() in _NOT_AGAIN
+            ):
                 break
         self._desk.end(exception)
 

@@ -7,6 +7,7 @@ until the next lane has rested; when it is woken for something else, another tak
 from __future__ import annotations
 
 import heapq
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from math import inf
@@ -20,6 +21,8 @@ from kpsplit.consumer.run.policies import DeadLetter, Rest
 from kpsplit.consumer.run.remote import GivenUpError
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
+
+log = logging.getLogger(__name__)
 
 Call = Callable[[Any], tuple[Output, ...]]
 """Calls the handler with a record; returns what is to be written."""
@@ -60,6 +63,13 @@ class ThreadWorkers:
     # -- a worker ------------------------------------------------------------------------------------
 
     def _work(self, call: Call) -> None:
+        try:
+            self._serve(call)
+        except BaseException as error:
+            log.exception("kpsplit: internal error in a worker")
+            self._desk.end(error)
+
+    def _serve(self, call: Call) -> None:
         lane = self._next()
         while lane is not None:
             try:

@@ -17,9 +17,23 @@ from kpsplit.consumer.batch import OwnedSlot
 from kpsplit.consumer.committing import Processed
 from kpsplit.consumer.run.desk import Desk
 from kpsplit.consumer.run.outbox import Transfer
+from kpsplit.consumer.run.output import OutputError
 from kpsplit.consumer.run.producing import produce_with_room
+from kpsplit.errors import UsageError
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.error_map import error_of
 from kpsplit.splitter.ports import Deadline
+
+_FOR_GOOD = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.INVALID_MSG_SIZE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+    KafkaError.INVALID_RECORD,
+    KafkaError.INVALID_TIMESTAMP,
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+}
+"""Refusals of an output that come again; a topic that is not known may be there later."""
 
 
 class OutputCarrier:
@@ -56,8 +70,19 @@ class OutputLoad:
         """Write the outputs with the producer of the transaction.
 
         Raises:
-            KafkaException: one was refused, or not delivered.
+            OutputError: one can never be written: the run ends. KafkaException: one was not, this time.
         """
+        try:
+            self._write(producer, deadline)
+        except (KafkaException, UsageError, TypeError, ValueError, OverflowError) as error:
+            refusal = _refusal(error)
+            if refusal is None:
+                raise
+            # It waits on with the others, so no commit will ever come out well.
+            self._desk.end(refusal)
+            raise refusal from error
+
+    def _write(self, producer: Any, deadline: Deadline) -> None:
         failures: list[KafkaError] = []
 
         def report(error: KafkaError | None, _message: Any) -> None:
@@ -69,7 +94,10 @@ class OutputLoad:
         if producer.flush(max(deadline.left(), 0.0)):
             failures.append(KafkaError(KafkaError._TIMED_OUT, "outputs were not acknowledged in time"))
         if failures:
-            raise KafkaException(failures[0])
+            # What was purged because of another does not say why.
+            raise KafkaException(
+                next((f for f in failures if f.code() != KafkaError._PURGE_QUEUE), failures[0])
+            )
 
     def committed(self) -> None:
         """The transaction was committed."""
@@ -77,6 +105,21 @@ class OutputLoad:
 
     def aborted(self) -> None:
         """The transaction was aborted: the outputs wait for the next, which is put together anew."""
+
+
+def _refusal(error: Exception) -> OutputError | None:
+    """Return the error of an output that is refused whenever it is written; None where that may pass."""
+    kafka = error_of(error) if isinstance(error, KafkaException) else None
+    if isinstance(error, KafkaException) and (kafka is None or kafka.code() not in _FOR_GOOD):
+        return None
+    if kafka is not None:
+        why = kafka.str() or kafka.name()
+    else:
+        why = error.message if isinstance(error, UsageError) else type(error).__name__  # never its content
+    return OutputError(
+        f"an output cannot be written: {why}",
+        hint="nothing of its commit was; mend the handler, or the topic, and run again",
+    )
 
 
 def routing_producer(config: Mapping[str, Any]) -> Any:
