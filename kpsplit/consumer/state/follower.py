@@ -152,8 +152,8 @@ class Follower:
         facts = self._changelogs.facts(group, Deadline(OPEN_SECONDS))
         for slot in group:
             copy = self._begin(slot, self._opening[slot], facts[slot], now)
-            del self._opening[slot]
             self._assign(copy)
+            del self._opening[slot]  # behind what may fail: whoever waits for the slot is told by it
 
     def _begin(self, slot: SlotId, owned: OwnedState | None, facts: ChangelogFacts, now: int) -> Copy:
         marker = self._storage.marker(slot)
@@ -242,16 +242,29 @@ class Follower:
 
     def _store(self) -> None:
         now = _now_ms()
+        unwritten: KpsplitError | None = None
         for copy in list(self._copies.values()):
-            if copy.worth_storing(now, NOTE_TIME_MS):
-                marker = copy.next_marker(now)
-                self._storage.apply(copy.slot, copy.waiting, marker)
-                copy.marker, copy.waiting, copy.at_end = marker, {}, False
+            try:
+                self._write(copy, now)
+            except KpsplitError as error:
+                if copy.owned is not None:
+                    self._give_up(copy, error)  # its owner tells of it, and has it restored again
+                else:
+                    unwritten = error
+                continue
             if copy.owned is not None:
                 copy.owned.position = copy.position
                 if copy.restored:
                     self._drop(copy.slot)
                     self._hand_over(copy, copy.owned)
+        if unwritten is not None:
+            raise unwritten
+
+    def _write(self, copy: Copy, now: int) -> None:
+        if copy.worth_storing(now, NOTE_TIME_MS):
+            marker = copy.next_marker(now)
+            self._storage.apply(copy.slot, copy.waiting, marker)
+            copy.marker, copy.waiting, copy.at_end = marker, {}, False
 
     def _hand_over(self, copy: Copy, owned: OwnedState) -> None:
         owned.marker = copy.marker  # from here on it is the owner's to write

@@ -1,0 +1,145 @@
+"""The thread that restores slots, without brokers: what it does when the local store cannot be written."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from confluent_kafka import Message, TopicPartition
+
+from kpsplit.consumer.state import follower as module
+from kpsplit.consumer.state.changelog_record import headers_for
+from kpsplit.consumer.state.follower import Follower
+from kpsplit.consumer.state.marker import ChangelogFacts, Marker
+from kpsplit.consumer.state.owned import OwnedState
+from kpsplit.consumer.state.slots import SlotId
+from kpsplit.errors import KpsplitError
+from tests.unit.lane_samples import eventually
+from tests.unit.state_fakes import Disk
+
+SLOT, OTHER = SlotId("orders", 0, 0, 4), SlotId("orders", 0, 1, 4)
+LOG = "changelog"
+
+
+class LocalStore(Disk):
+    """A disk that keeps markers as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.markers: dict[SlotId, Marker] = {}
+
+    def marker(self, slot: SlotId) -> Marker | None:
+        return self.markers.get(slot)
+
+    def wipe(self, slot: SlotId, marker: Marker | None = None) -> None:
+        self.contents.pop(slot, None)
+
+    def apply(self, slot: SlotId, writes: Any, marker: Marker) -> None:
+        super().apply(slot, writes, marker)
+        self.markers[slot] = marker
+
+
+class Logs:
+    """Changelogs that have as many records as the test says, and who reads them."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._due: deque[Message] = deque()
+
+    # a connection, a consumer
+
+    def open_reader(self, *_: Any, **__: Any) -> Logs:
+        return self
+
+    def incremental_assign(self, parts: Sequence[TopicPartition]) -> None:
+        for part in parts:
+            slot = SlotId("orders", 0, part.partition, 4)
+            self._due.extend(
+                Message(
+                    topic=LOG,
+                    partition=part.partition,
+                    offset=offset,
+                    key=b"k",
+                    value=b"%d" % offset,
+                    headers=headers_for(slot),
+                )
+                for offset in range(part.offset, self.length)
+            )
+
+    def incremental_unassign(self, parts: Sequence[TopicPartition]) -> None:
+        gone = {part.partition for part in parts}
+        self._due = deque(m for m in self._due if m.partition() not in gone)
+
+    def pause(self, parts: Sequence[TopicPartition]) -> None: ...
+
+    def resume(self, parts: Sequence[TopicPartition]) -> None: ...
+
+    def poll(self, seconds: float) -> Message | None:
+        if self._due:
+            return self._due.popleft()
+        time.sleep(0.001)
+        return None
+
+    def consume(self, count: int, seconds: float) -> list[Message]:
+        return []
+
+    def close(self) -> None: ...
+
+    # Changelogs
+
+    def name(self, slot: SlotId) -> str:
+        return LOG
+
+    def facts(self, slots: Sequence[SlotId], deadline: Any) -> dict[SlotId, ChangelogFacts]:
+        return {slot: ChangelogFacts("id", 0, self.length, 86_400_000) for slot in slots}
+
+
+class Scene:
+    def __init__(self, logs: Logs) -> None:
+        self.logs = logs
+        self.disk = LocalStore()
+        self.follower = Follower(self.disk, logs, "g")  # type: ignore[arg-type]
+
+    def take(self, slot: SlotId) -> OwnedState:
+        owned = OwnedState(slot, self.disk)  # type: ignore[arg-type]
+        self.follower.follow(slot, owned)
+        return owned
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    logs = Logs()
+    monkeypatch.setattr(module, "Changelogs", lambda *_: logs)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
+    made = Scene(logs)
+    yield made
+    made.follower.close()
+
+
+@pytest.mark.parametrize("records", [0, 3])
+def test_whoever_waits_for_a_slot_hears_that_it_cannot_be_stored_and_gets_it_when_it_can(
+    scene: Scene, records: int
+) -> None:
+    scene.logs.length = records
+    scene.disk.broken = True
+    refused = scene.take(SLOT)
+    eventually(lambda: refused.error, "the disk's error")
+    with pytest.raises(KpsplitError, match="disk is full"):
+        refused.usable()
+    scene.disk.broken = False
+    scene.follower.leave(SLOT)
+    again = scene.take(SLOT)
+    eventually(lambda: again.marker, "the slot")
+    assert again.get(b"k") == (b"2" if records else None)
+
+
+def test_a_warm_copy_that_cannot_be_stored_for_a_while_is_kept_and_goes_on(scene: Scene) -> None:
+    scene.logs.length = 3
+    scene.disk.broken = True
+    scene.follower.follow(OTHER, None)
+    eventually(lambda: scene.follower.last_error, "the disk's error")
+    scene.disk.broken = False
+    eventually(lambda: scene.disk.get(OTHER, b"k") == b"2", "the copy")
