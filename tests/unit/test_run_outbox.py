@@ -141,6 +141,52 @@ def test_a_full_outbox_gives_out_nothing_and_asks_for_a_commit_before() -> None:
     assert take(here).record.offset() == 2
 
 
+def nothing_to_take(here: Desk) -> bool:
+    with here.lock:
+        return here.take() is None
+
+
+def test_a_full_outbox_still_gives_out_the_lane_that_one_offset_for_all_keys_waits_for() -> None:
+    here = desk()
+    woken: list[int] = []
+    here.wake = woken.append
+    here.offer(batch([A, B, B, A, B]))
+    resting = take(here)
+    here.scheduler.park(resting)
+    done(here, take(here), b"x" * ROOM)
+    assert nothing_to_take(here), "a commit may make room"
+    commit = processed(here, Mode.PLAIN)
+    woken.clear()
+    assert not here.covered(commit).taken
+    assert woken, "of those that sleep one can work now, if the lane has rested"
+    assert nothing_to_take(here), "what is given out must not be ahead of the slowest lane"
+    assert here.try_again(resting) == 1
+    assert take(here) is resting
+    assert nothing_to_take(here)
+    here.wants_commit()
+    here.done(resting)
+    assert here.wants_commit(), "now there is something to be covered"
+    transfer = here.covered(processed(here, Mode.PLAIN))
+    assert transfer.taken
+    assert nothing_to_take(here), "that commit will make room"
+    here.committed(transfer)
+    assert [take(here).record.offset(), take(here).record.offset()] == [2, 3]
+
+
+def test_a_commit_that_makes_too_little_room_does_not_end_all_work() -> None:
+    here = desk()
+    here.offer(batch([B, A, B]))
+    done(here, take(here))
+    slow = take(here)
+    done(here, take(here), b"x" * ROOM)
+    here.scheduler.park(slow)
+    transfer = here.covered(processed(here, Mode.PLAIN))
+    assert transfer.taken
+    here.committed(transfer)
+    here.try_again(slow)
+    assert take(here) is slow
+
+
 def test_a_commit_beyond_the_known_lineage_carries_nothing() -> None:
     here = desk()
     ahead = Processed(STATE, Mode.SLOTS, (Cursor(WHOLE, {5: 3}),), (), PARENT)

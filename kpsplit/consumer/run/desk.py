@@ -93,6 +93,8 @@ class Desk:
         self._found_shut = False
         """A worker has found that moment passed, and waits."""
         self._commit_wanted = False
+        self._stuck = False
+        """The outbox is full and commits make no room: the slowest lanes hold back what they cover."""
         self._judge = judge
         self._outbox = outbox
         self._state = state
@@ -161,15 +163,14 @@ class Desk:
 
     def take(self) -> Lane | None:
         """Return a lane to work on, None if there is none now. The lock is held by the caller."""
-        full = self._outbox is not None and self._outbox.full
-        if self.closed or full:
+        if self.closed:
             return None
         if monotonic() > self._open_until:
             self._found_shut = True
             return None
-        lane = self.scheduler.next()
+        lane = self._next()
         while lane is not None and self._state is not None and not self._attempted(lane, self._state):
-            lane = self.scheduler.next()
+            lane = self._next()
         return lane
 
     def done(self, lane: Lane, outputs: tuple[Output, ...] = ()) -> None:
@@ -233,7 +234,11 @@ class Desk:
     def covered(self, processed: Sequence[Processed]) -> Transfer:
         """Return the outputs of exactly those records that a commit covers."""
         with self.lock:
-            return Transfer(()) if self._outbox is None else self._outbox.covered(processed)
+            if self._outbox is None:
+                return Transfer(())
+            transfer = self._outbox.covered(processed)
+            self._note_stuck(not transfer.taken)
+            return transfer
 
     def keeps(self, slot: OwnedSlot) -> bool:
         """Tell whether outputs of a slot wait for a commit."""
@@ -245,6 +250,7 @@ class Desk:
         with self.lock:
             if self._outbox is not None:
                 self._outbox.committed(transfer)
+                self._note_stuck(True)
                 self._look_for_room()
                 self.wake(-1)
 
@@ -281,6 +287,17 @@ class Desk:
 
     # -- inside, with the lock held ------------------------------------------------------------------
 
+    def _next(self) -> Lane | None:
+        """Give out a lane; with a full outbox none but those that commits wait for, where they do."""
+        if self._outbox is None or not self._outbox.full:
+            return self.scheduler.next()
+        return self.scheduler.next_oldest() if self._stuck else None
+
+    def _note_stuck(self, nothing_to_take: bool) -> None:
+        before, self._stuck = self._stuck, nothing_to_take and self._outbox is not None and self._outbox.full
+        if self._stuck and not before:
+            self.wake(-1)
+
     def _attempted(self, lane: Lane, state: StateHooks) -> bool:
         """Give a lane's next try its unit of work, that of the state that the slot has now."""
         try:
@@ -316,6 +333,7 @@ class Desk:
         self._stats.late += lane.home.gone
         if outputs and self._outbox is not None and not lane.home.gone:
             self._outbox.add(lane.home, lane.queue[0], outputs)
+        if outputs or self._stuck:
             self._look_for_room()
         # The worker that comes from this record takes one of the lanes that are ready now itself.
         self._woken(self.scheduler.done(lane) - 1)

@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -287,9 +287,22 @@ class LaneScheduler:
         while self._ready:
             lane = heappop(self._ready)[2]
             if lane.state is READY and lane.home.open:
-                lane.state = BUSY
-                lane.home.busy += 1
-                return lane
+                return _given_out(lane)
+        return None
+
+    def next_oldest(self) -> Lane | None:
+        """Give out a lane that no other of its logical partition is behind; None if none can be worked on."""
+        oldest: dict[PhysicalPartition, Lane] = {}
+        for lane in self.lanes():
+            if lane.queue and lane.home.open:
+                known = oldest.setdefault(lane.home.slot.parent, lane)
+                if lane.queue[0].number < known.queue[0].number:
+                    oldest[lane.home.slot.parent] = lane
+        for lane in oldest.values():
+            if lane.state is READY:
+                self._ready = [entry for entry in self._ready if entry[2] is not lane]
+                heapify(self._ready)
+                return _given_out(lane)
         return None
 
     def done(self, lane: Lane) -> int:
@@ -402,6 +415,12 @@ class LaneScheduler:
         for part in parts:
             self._ready_again(part)
         return parts
+
+
+def _given_out(lane: Lane) -> Lane:
+    lane.state = BUSY
+    lane.home.busy += 1
+    return lane
 
 
 def _share_keys(one: OwnedSlot, other: OwnedSlot) -> bool:
