@@ -157,12 +157,13 @@ class Committer:
                 load.committed()
             for holding in self._held(piece.slots):
                 holding.committed = job.cursors[holding.slot]
-            start_anew(context, self._held(context.keeping.broken(piece.slots)))
         elif load is not None and isinstance(error, UnknownOutcomeError):
             # Whether outputs or state were committed is not known: the slots start from what the log says.
             start_anew(context, self._held(piece.slots))
         elif load is not None:
             load.aborted()
+        # Also where it failed: the changelog of a plain topic has the state before positions are committed.
+        start_anew(context, self._held(context.keeping.broken(piece.slots)))
         return error
 
     def _held(self, slots: Iterable[OwnedSlot]) -> list[Holding]:

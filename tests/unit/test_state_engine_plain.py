@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.batch import OwnedSlot
+from kpsplit.consumer.committer import Committer
 from kpsplit.consumer.epochs import LeaderEpochs
 from kpsplit.consumer.holdings import Holding, Holdings, Stage
 from kpsplit.consumer.keeping import Keeping
@@ -113,6 +116,28 @@ def test_positions_of_a_slot_that_was_lost_while_its_state_was_flushed_are_not_c
     member.work()
     assert piece.done()
     assert member.did[-2:] == ["flush", "committed"]
+
+
+def test_a_slot_whose_local_state_could_not_follow_starts_anew_also_where_its_commit_fails_then() -> None:
+    """Else the next commit would pass records whose writes are gone."""
+    member = Member()
+    context = member.context
+    context.counts = Counter()
+    context.settings = SimpleNamespace(auto_commit_interval=9e9, auto_commit=False, on_commit=None)
+    context.lineage = lambda parent: PartitionState.unsplit(parent, "id").lineage
+    context.take_back = lambda holdings: None
+    refused: Future[None] = Future()
+    refused.set_exception(KafkaException(KafkaError(KafkaError.REBALANCE_IN_PROGRESS)))
+    context.group.commit = lambda offsets: refused
+    committer = Committer(context)
+    asked: Future[Any] = Future()
+    committer.ask(CURSORS, asked)
+    committer.turn()
+    member.store.disk.broken = True
+    member.work()
+    committer.turn()
+    assert isinstance(asked.exception(0), KafkaException)
+    assert member.holding.stage is Stage.WANTED
 
 
 def test_a_commit_that_cannot_even_be_sent_has_failed() -> None:
