@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -28,12 +28,16 @@ RETRIES = 5
 
 Parts = list[TopicPartition]
 
+Tenures = Mapping[OwnedSlot, int]
+"""Of what time of owning it a slot's cursors are: see ``Context.tenures``."""
+
 
 @dataclass(slots=True)
 class _Job:
     """One commit under way."""
 
     cursors: Cursors
+    tenures: Tenures
     parts: Parts
     pieces: list[Piece]
     waiting: list[Future[Parts]]
@@ -53,7 +57,7 @@ class Committer:
         self._soonest = 0.0
         self._job: _Job | None = None
         self._begun = 0
-        self._asked: list[tuple[Cursors, Future[Parts] | None]] = []
+        self._asked: list[tuple[Cursors, Tenures, Future[Parts] | None]] = []
 
     def turn(self) -> None:
         """Take the answer of the commit under way; begin the next that is asked for, or due."""
@@ -67,7 +71,8 @@ class Committer:
             self._soonest = monotonic() + REST_SECONDS
             self._next = monotonic() + self._context.settings.auto_commit_interval
             ours = [h for h in self._context.holdings.on(IN_SINK) if not h.final]
-            self._begin(self.changed(ours), [])
+            cursors = self.changed(ours)
+            self._begin(cursors, self._tenures(cursors), [])
 
     def _due(self) -> bool:
         now = monotonic()
@@ -78,7 +83,7 @@ class Committer:
 
         The future tells what was committed; without one, ``on_commit`` does.
         """
-        self._asked.append((cursors, future))
+        self._asked.append((cursors, self._tenures(cursors), future))
 
     def changed(self, holdings: list[Holding]) -> Cursors:
         """Return how far slots are processed, where that is not committed."""
@@ -101,19 +106,23 @@ class Committer:
         """Begin what was asked for, all in one: later cursors of a slot win."""
         asked, self._asked = self._asked, []
         together: dict[OwnedSlot, tuple[Cursor, ...]] = {}
-        for cursors, _ in asked:
+        tenures: dict[OwnedSlot, int] = {}
+        for cursors, of, _ in asked:
             together.update(cursors)
-        self._begin(together, [future for _, future in asked if future is not None])
+            tenures.update(of)
+        self._begin(together, tenures, [future for *_, future in asked if future is not None])
 
-    def _begin(self, cursors: Cursors, waiting: list[Future[Parts]], tries: int = 0) -> None:
+    def _begin(
+        self, cursors: Cursors, tenures: Tenures, waiting: list[Future[Parts]], tries: int = 0
+    ) -> None:
         self._begun += not tries  # a repetition is the same commit
-        held = {h.slot: cursors[h.slot] for h in self._held(cursors)}
+        held = {h.slot: cursors[h.slot] for h in self._held(cursors, tenures)}
         if not held:
             error = KafkaException(KafkaError(KafkaError._NO_OFFSET))
             for future in waiting:
                 future.set_exception(error)
             return
-        job = _Job(held, self._parts(held), [], waiting, tries)
+        job = _Job(held, tenures, self._parts(held), [], waiting, tries)
         try:
             job.pieces = send(self._context, held)
         except (KpsplitError, KafkaException) as error:
@@ -138,7 +147,7 @@ class Committer:
             self._context.counts["commits"] += 1
             self._tell_committed(job)
         elif self._worth_repeating(job, errors):
-            self._begin(job.cursors, job.waiting, job.tries + 1)
+            self._begin(job.cursors, job.tenures, job.waiting, job.tries + 1)
         else:
             fenced = isinstance(errors[0], FencedError)
             self._context.counts["commits_rejected" if fenced else "commits_failed"] += 1
@@ -147,7 +156,7 @@ class Committer:
     def _worth_repeating(self, job: _Job, errors: list[BaseException]) -> bool:
         """Tell whether newer metadata of a member that still owns the slots may help."""
         fenced = all(isinstance(e, FencedError) and e.retriable for e in errors)
-        return fenced and job.tries < RETRIES and bool(self._held(job.cursors))
+        return fenced and job.tries < RETRIES and bool(self._held(job.cursors, job.tenures))
 
     def _settled(self, piece: Piece, job: _Job) -> BaseException | None:
         """Tell a piece's slots and its load how it came out."""
@@ -155,20 +164,25 @@ class Committer:
         if error is None:
             if load is not None:
                 load.committed()
-            for holding in self._held(piece.slots):
+            for holding in self._held(piece.slots, job.tenures):
                 holding.committed = job.cursors[holding.slot]
         elif load is not None and isinstance(error, UnknownOutcomeError):
             # Whether outputs or state were committed is not known: the slots start from what the log says.
-            start_anew(context, self._held(piece.slots))
+            start_anew(context, self._held(piece.slots, job.tenures))
         elif load is not None:
             load.aborted()
         # Also where it failed: the changelog of a plain topic has the state before positions are committed.
-        start_anew(context, self._held(context.keeping.broken(piece.slots)))
+        start_anew(context, self._held(context.keeping.broken(piece.slots), job.tenures))
         return error
 
-    def _held(self, slots: Iterable[OwnedSlot]) -> list[Holding]:
-        wanted = frozenset(slots)
-        return [h for h in self._context.holdings.on(IN_SINK) if h.slot in wanted]
+    def _tenures(self, slots: Iterable[OwnedSlot]) -> Tenures:
+        return {slot: self._context.tenures[slot] for slot in slots}
+
+    def _held(self, slots: Iterable[OwnedSlot], tenures: Tenures) -> list[Holding]:
+        """Return the slots that are held as they were then; one that started anew since is another."""
+        now, wanted = self._context.tenures, frozenset(slots)
+        found = (h for h in self._context.holdings.on(IN_SINK) if h.slot in wanted)
+        return [h for h in found if tenures[h.slot] == now[h.slot]]
 
     def _tell_committed(self, job: _Job) -> None:
         for future in job.waiting:

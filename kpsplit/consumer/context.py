@@ -74,6 +74,8 @@ class Context:
     counts: Counter[str] = field(default_factory=Counter)
     stored: dict[OwnedSlot, tuple[Cursor, ...]] = field(default_factory=dict)
     """What ``store_offsets`` said, where records do not count as processed by themselves."""
+    tenures: Counter[OwnedSlot] = field(default_factory=Counter)
+    """How often what was read and done of a slot was taken back: a commit asked for before that is void."""
     ends: dict[PhysicalPartition, int] = field(default_factory=dict)
     """Logical partitions that were read to their ends, with the offset there, until the application knows."""
     notices: list[Notice] = field(default_factory=list)
@@ -128,6 +130,7 @@ class Context:
         for slot in slots:
             self.ahead.pop(slot, None)
             self.stored.pop(slot, None)
+            self.tenures[slot] += 1
 
     def unsaved(self, holding: Holding, cursors: tuple[Cursor, ...]) -> bool:
         """Tell whether there is anything to commit of a slot that is processed up to there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from confluent_kafka import KafkaException, Message, TopicPartition
 
 from kpsplit.consumer.calls import Calls
+from kpsplit.consumer.holdings import Stage
 from kpsplit.consumer.run.attaching import Attached, attach, commit_now
 from kpsplit.consumer.run.desk import Desk
 from kpsplit.consumer.run.lanes import Lane
@@ -246,6 +248,32 @@ def test_while_a_commit_is_under_way_it_decides_where_its_slots_begin_anew(scene
     last.result(10)
     world.polls(lambda: len(world.reader.owned) == 2, "the slots")
     assert world.ledger.asked == asked + 1
+
+
+def test_a_commit_that_was_asked_for_before_its_slots_began_anew_is_void(scene: Scene) -> None:
+    """It says that records are processed whose outputs went with the carrier."""
+    world = scene.world
+    before = scene.attach(scene.attached)
+    world.reader.write(message(0, KEYS[0]), message(1, KEYS[1]))
+    scene.work(2)
+    world.ledger.failures.append(KpsplitError("brokers are away"))
+    world.ledger.commit_gate.clear()
+    under_way = scene.commit()
+    world.until(lambda: scene.log.begun, "the commit")
+    behind, asked = scene.commit(), world.ledger.asked
+    over = threading.Event()
+    scene.attach(before)
+    world.until(lambda: not world.context.holdings.on([Stage.WANTED]), "the question for the starts")
+    world.engine.ask(lambda: over.wait(10))  # both answers are there when it turns again
+    world.ledger.commit_gate.set()
+    world.until(lambda: world.ledger.asked > asked, "the starts")
+    world.context.errands.run(lambda: None).result(10)
+    over.set()
+    with pytest.raises(KafkaException, match="brokers are away"):
+        under_way.result(10)
+    with pytest.raises(KafkaException, match="_NO_OFFSET"):
+        behind.result(10)
+    assert world.ledger.commits == []
 
 
 def test_outputs_ahead_of_a_lane_that_stopped_are_made_again_where_one_offset_stands_for_all_keys() -> None:

@@ -122,7 +122,7 @@ def test_a_slot_whose_local_state_could_not_follow_starts_anew_also_where_its_co
     """Else the next commit would pass records whose writes are gone."""
     member = Member()
     context = member.context
-    context.counts = Counter()
+    context.counts, context.tenures = Counter(), Counter()
     context.settings = SimpleNamespace(auto_commit_interval=9e9, auto_commit=False, on_commit=None)
     context.lineage = lambda parent: PartitionState.unsplit(parent, "id").lineage
     context.take_back = lambda holdings: None
