@@ -112,6 +112,20 @@ def test_outputs_of_a_slot_that_left_are_forgotten() -> None:
     assert here.stats().late == 1
 
 
+def test_room_that_a_slot_leaves_wakes_those_that_wait_for_it() -> None:
+    low, high = OwnedSlot(PARENT, 0, 2), OwnedSlot(PARENT, 1, 2)
+    here = Desk(1, ROOM, Judge(Stop()), Outbox(ROOM))
+    start(here, low, high)
+    woken: list[int] = []
+    here.offer(batch([A, B], slots=(low, high)))
+    done(here, take(here), b"x" * ROOM)
+    assert nothing_to_take(here)
+    here.wake = woken.append
+    here.dropped([low])
+    assert woken
+    assert take(here).record.key() == B
+
+
 def test_a_transfer_that_was_committed_after_its_slot_had_left_changes_nothing() -> None:
     here = desk()
     here.offer(batch([A]))

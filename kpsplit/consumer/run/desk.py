@@ -327,7 +327,10 @@ class Desk:
 
     def _forget(self, home: Home) -> None:
         if self._outbox is not None:
+            full = self._outbox.full
             self._outbox.forget(home)
+            if full:
+                self.wake(-1)
 
     def _done(self, lane: Lane, outputs: tuple[Output, ...] = ()) -> None:
         self._stats.late += lane.home.gone
