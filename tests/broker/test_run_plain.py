@@ -14,7 +14,8 @@ import pytest
 import tenacity
 
 from kpsplit.consumer.consumer import Consumer
-from kpsplit.consumer.run import DeadLetter, HandlerError, Retry
+from kpsplit.consumer.run import DeadLetter, HandlerError, Output, Retry
+from kpsplit.consumer.run.output import OutputError
 from kpsplit.errors import KpsplitError
 from tests.broker.producing import eventually
 from tests.broker.running import Seen, committed, config, read, write
@@ -225,3 +226,37 @@ def test_a_handler_in_processes_works_on_all_records(
         stats = consumer.run(touch, workers=2, executor="process")
     assert stats.processed == len(values)
     assert committed(bootstrap, f"g-{topic}", topic) == len(values)
+
+
+def test_an_output_that_is_too_large_ends_the_run_and_the_next_writes_each_output_once(
+    bootstrap: str, make_topic: MakeTopic
+) -> None:
+    topic, target = make_topic(), make_topic()
+    values = write(bootstrap, topic, 200)
+    mended = False
+    with Consumer(config(bootstrap, f"g-{topic}")) as consumer:
+        consumer.subscribe([topic])
+        seen = Seen()
+
+        def handle(record: Any) -> Output:
+            seen.add(record)
+            if record.value() == values[50] and not mended:
+                return Output(target, value=b"x" * 2_000_000)
+            return Output(target, value=record.value())
+
+        with pytest.raises(OutputError, match="too large"):
+            consumer.run(handle, workers=4, transactional=True)
+        mended = True
+        first = len(seen.values)
+
+        def all_committed() -> bool:
+            return committed(bootstrap, f"g-{topic}", topic) == len(values)
+
+        stopper = threading.Thread(
+            target=lambda: (eventually(all_committed, "the last commit"), consumer.stop())
+        )
+        stopper.start()
+        consumer.run(handle, workers=4, transactional=True)
+        stopper.join()
+    assert len(seen.values) > first
+    assert Counter(m.value() for m in read(bootstrap, target, len(values))) == Counter(values)
