@@ -57,7 +57,8 @@ class HeldRecords:
         """Keep a record until its segment opens (``lock`` held).
 
         Raises:
-            TypeError: as librdkafka's produce() does. KpsplitError: nothing will ever be sent again.
+            TypeError, UnicodeEncodeError, OverflowError: as librdkafka's produce() does.
+            KpsplitError: nothing will ever be sent again.
         """
         content.check()
         if self._context.fatal is not None:
@@ -70,11 +71,14 @@ class HeldRecords:
         """Keep a record until its topic is looked up (``lock`` held).
 
         Raises:
-            TypeError: as librdkafka's produce() does.
+            TypeError, UnicodeEncodeError, OverflowError: as librdkafka's produce() does.
         """
         content.check()
         if not isinstance(topic, str) or not isinstance(partition, int):
             raise TypeError("topic must be a str, partition an int")
+        topic.encode()
+        if not -(2**31) <= partition < 2**31:
+            raise OverflowError("the partition does not fit into 32 bits")
         item = Unrouted(content, partition)
         self.bytes += content.size()
         keep = self._context.unrouted.setdefault(topic, deque()).append
@@ -152,21 +156,25 @@ class HeldRecords:
 
     def _release_fence(self, fence: Fence) -> int:
         gone: list[Outgoing[Content]] = []
-        for writer, record in fence.sendable(RELEASED_AT_ONCE):
-            content = record.payload
-            try:
-                self._stamped.send(fence, writer, record.sequence, content)
-                if content.message is None:
-                    self.bytes -= content.size()
-            except BufferError:
-                break
-            except Exception as error:  # noqa: BLE001 - this record is refused; those behind it go on
-                fence.refuse(record)
-                self._fail(fence.state.parent, content, kafka_error(error))
-            gone.append(record)
-        if gone:
-            fence.sent(gone)
-            self._context.refresh(fence)
+        try:
+            for writer, record in fence.sendable(RELEASED_AT_ONCE):
+                content = record.payload
+                try:
+                    self._stamped.send(fence, writer, record.sequence, content)
+                except BufferError:
+                    break
+                except Exception as error:  # noqa: BLE001 - this record is refused; those behind it go on
+                    gone.append(record)
+                    fence.refuse(record)
+                    self._fail(fence.state.parent, content, kafka_error(error))
+                else:
+                    gone.append(record)
+                    if content.message is None:
+                        self.bytes -= content.size()
+        finally:
+            if gone:  # whatever is raised: what went is never sent again
+                fence.sent(gone)
+                self._context.refresh(fence)
         return len(gone)
 
     def _fail(self, parent: PhysicalPartition, content: Content, error: Any) -> None:
@@ -181,7 +189,8 @@ def kafka_error(error: Exception) -> Any:
     """Return librdkafka's error of an exception, as delivery reports carry it."""
     if isinstance(error, KafkaException) and error.args:
         return error.args[0]
-    return KafkaError(KafkaError._INVALID_ARG, str(error))
+    text = str(error).encode(errors="backslashreplace").decode()  # an error's text cannot hold everything
+    return KafkaError(KafkaError._INVALID_ARG, text)
 
 
 def _place(topic: str, item: Unrouted) -> PhysicalPartition:

@@ -29,6 +29,8 @@ MAX_CACHED_REPORTS = 64
 """For how many of the application's callbacks the report functions are kept."""
 CREATE_TIME = 1
 """confluent_kafka.TIMESTAMP_CREATE_TIME: the producer gave the time."""
+EARLIEST, LATEST = -(2**63), 2**63 - 1
+"""What librdkafka's timestamps can be."""
 
 
 class SettledMessage(LogicalMessage):
@@ -88,7 +90,7 @@ class Content:
         A record that is held must not fail later, and is sent as it was when it was produced.
 
         Raises:
-            TypeError: it would not.
+            TypeError, UnicodeEncodeError, OverflowError: it would not.
         """
         for part in (self.value, self.key):
             if part is not None and not isinstance(part, bytes | str):
@@ -97,9 +99,14 @@ class Content:
             raise TypeError("expected headers to be dict or list of (key, value) tuples")
         if not isinstance(self.timestamp, int):
             raise TypeError("expected timestamp to be an int")
+        if not EARLIEST <= self.timestamp <= LATEST:
+            raise OverflowError("int too big to convert")
+        if isinstance(self.value, str):
+            self.value = self.value.encode()
         self.timestamp = self.timestamp or time_ns() // 1_000_000
         if self.headers is not None:
-            self.headers = [*(self.headers.items() if isinstance(self.headers, dict) else self.headers)]
+            every = self.headers.items() if isinstance(self.headers, dict) else self.headers
+            self.headers = [_checked_header(header) for header in every]
 
     def size(self) -> int:
         """Return how many bytes the record takes in the queue, roughly."""
@@ -133,11 +140,32 @@ def logical_message(
 
 
 def failed_message(parent: PhysicalPartition, content: Content, error: Any) -> Any:
-    """Return the delivery report of a record that was never given to librdkafka."""
-    value = content.value.encode() if isinstance(content.value, str) else content.value
-    timestamp = (CREATE_TIME, content.timestamp)
+    """Return the delivery report of a record that was never given to librdkafka.
+
+    It is made whatever the record holds: a report that is lost is never made up for.
+    """
+    value = content.value.encode(errors="replace") if isinstance(content.value, str) else content.value
+    timestamp = (CREATE_TIME, min(max(content.timestamp, EARLIEST), LATEST))
     raw = Message(key=content.key, value=value, error=error, timestamp=timestamp, latency=0.0)
     return lost_message(raw, parent, parent, error)
+
+
+def _checked_header(header: Any) -> tuple[str, Any]:
+    """Return a header as librdkafka would send it; unlike its produce() no name ends the process.
+
+    Raises:
+        TypeError, UnicodeEncodeError: it would not be sent.
+    """
+    if not isinstance(header, tuple) or len(header) != 2:
+        raise TypeError("Headers are expected to be a list of (key, value) tuples")
+    name, value = str(header[0]), header[1]
+    name.encode()
+    if isinstance(value, str):
+        value = value.encode()
+    elif value is not None and not isinstance(value, bytes):
+        given = type(value).__name__
+        raise TypeError(f"expected header value to be None, binary, or unicode string, not {given}")
+    return name, value
 
 
 def timestamp_of(message: Any) -> int:

@@ -29,6 +29,8 @@ from tests.unit.samples import fenced, operated, split_attempt
 PARENT = PhysicalPartition("orders", 0)
 UNSPLIT = PartitionState.unsplit(PARENT, "id")
 SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2))
+LONE = "\ud83d"
+"""Half of a character: it cannot be encoded."""
 
 
 class Librdkafka:
@@ -40,6 +42,10 @@ class Librdkafka:
         self.refuse: Exception | None = None
 
     def produce(self, *arguments: Any) -> None:
+        if isinstance(arguments[1], str):
+            arguments[1].encode()
+        if arguments[6] > 2**63 - 1:
+            raise OverflowError("int too big to convert")
         if self.refuse is not None and arguments[1] == b"bad":
             raise self.refuse
         if len(self.given) >= self.room:
@@ -208,6 +214,65 @@ def test_a_record_of_the_wrong_type_is_refused_before_it_is_held(wrong: dict[str
     with pytest.raises(TypeError):
         ground.dispatcher.held.hold_unrouted("other", ground.content(**wrong), -1)
     assert ground.dispatcher.held.waiting() == 0 and ground.dispatcher.held.bytes == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"value": LONE},
+        {"timestamp": 2**63},
+        {"timestamp": -(2**63) - 1},
+        {"headers": {LONE: b"1"}},
+        {"headers": {"h": LONE}},
+        {"headers": [("h", 3)]},
+        {"headers": ["h1"]},
+    ],
+)
+def test_a_record_that_librdkafka_would_refuse_is_refused_before_it_is_held(wrong: dict[str, Any]) -> None:
+    """As librdkafka's produce() does; but a header's name that cannot be encoded ends the process there."""
+    ground = Ground()
+    with pytest.raises((TypeError, UnicodeEncodeError, OverflowError)):
+        ground.dispatcher.held.hold(ground.fence, ground.content(**wrong))
+    with pytest.raises((TypeError, UnicodeEncodeError, OverflowError)):
+        ground.dispatcher.held.hold_unrouted("other", ground.content(**wrong), -1)
+    assert ground.dispatcher.held.waiting() == 0 and ground.dispatcher.held.bytes == 0
+
+
+@pytest.mark.parametrize(("topic", "partition"), [(LONE, -1), ("other", 2**31)])
+def test_a_place_that_librdkafka_would_refuse_is_refused_before_a_record_is_held(
+    topic: str, partition: int
+) -> None:
+    ground = Ground()
+    with pytest.raises((UnicodeEncodeError, OverflowError)):
+        ground.dispatcher.held.hold_unrouted(topic, ground.content(), partition)
+    assert ground.dispatcher.held.waiting() == 0 and ground.dispatcher.held.bytes == 0
+
+
+@pytest.mark.parametrize("bad", [{"value": LONE}, {"timestamp": 2**63}])
+@pytest.mark.parametrize("end", ["release", "expire", "purge"])
+def test_beside_a_record_that_cannot_be_sent_each_is_sent_at_most_once_and_reported_once(
+    bad: dict[str, Any], end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ground = Ground()
+    ground.dispatcher.lapse()
+    ground.hold(b"a")
+    with monkeypatch.context() as past_the_check:
+        past_the_check.setattr(Content, "check", lambda _: None)
+        ground.dispatcher.held.hold(ground.fence, ground.content(**{"value": b"?", **bad}))
+    ground.hold(b"b")
+    if end == "release":
+        ground.dispatcher.renew(monotonic() + 1000)
+        assert [ground.dispatcher.held.release() for _ in range(2)] == [3, 0]
+        assert ground.rdkafka.values == [b"a", b"b"]
+        for number in range(2):
+            ground.rdkafka.report(number)
+    elif end == "expire":
+        ground.dispatcher.expire(monotonic() + 1000)
+    else:
+        ground.dispatcher.purge()
+    ground.dispatcher.callbacks.run()
+    assert sorted(value for _, value in ground.told) == [b"?", b"a", b"b"]
+    assert ground.dispatcher.unresolved() == 0 and ground.dispatcher.held.bytes == 0
 
 
 def test_a_strays_own_headers_and_time_are_sent_again() -> None:
