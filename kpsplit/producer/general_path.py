@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import index
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -73,7 +74,7 @@ class GeneralPath:
 
     def _enrolled(self, route: TopicRoute, partition: int, content: Content) -> None:
         dispatcher = self._dispatcher
-        fence = route.choose(content.key, partition)
+        fence = route.choose(content.key, index(partition))
         hashed = None if content.key is None else key_hash(content.key)
         writer = fence.writer_for(hashed, fence.next_sequence)
         if writer.open:

@@ -7,6 +7,7 @@ stale, wait by topic (``Context.unrouted``).
 from __future__ import annotations
 
 from collections import deque
+from operator import index
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
@@ -74,9 +75,10 @@ class HeldRecords:
             TypeError, UnicodeEncodeError, OverflowError: as librdkafka's produce() does.
         """
         content.check()
-        if not isinstance(topic, str) or not isinstance(partition, int):
-            raise TypeError("topic must be a str, partition an int")
+        if not isinstance(topic, str):
+            raise TypeError("topic must be a str")
         topic.encode()
+        partition = index(partition)
         if not -(2**31) <= partition < 2**31:
             raise OverflowError("the partition does not fit into 32 bits")
         item = Unrouted(content, partition)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import index
 from time import time_ns
 from typing import Any
 
@@ -97,8 +98,7 @@ class Content:
                 raise TypeError(f"a bytes-like object is required, not {type(part).__name__!r}")
         if self.headers is not None and not isinstance(self.headers, dict | list):
             raise TypeError("expected headers to be dict or list of (key, value) tuples")
-        if not isinstance(self.timestamp, int):
-            raise TypeError("expected timestamp to be an int")
+        self.timestamp = index(self.timestamp)  # a number of numpy's as well
         if not EARLIEST <= self.timestamp <= LATEST:
             raise OverflowError("int too big to convert")
         if isinstance(self.value, str):

@@ -248,6 +248,32 @@ def test_a_place_that_librdkafka_would_refuse_is_refused_before_a_record_is_held
     assert ground.dispatcher.held.waiting() == 0 and ground.dispatcher.held.bytes == 0
 
 
+class Number:
+    """An integer that is no int, as numpy has them."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __index__(self) -> int:
+        return self._number
+
+    def __lt__(self, other: int) -> bool:
+        return self._number < other
+
+
+@pytest.mark.parametrize("topic", ["orders", "other"])
+def test_an_integer_that_is_no_int_is_taken_as_librdkafka_does_when_a_record_is_held(topic: str) -> None:
+    ground = Ground()
+    ground.dispatcher.lapse()
+    general = GeneralPath(ground.dispatcher, lambda: 0, lambda: None)
+    produce = make_produce(ground.dispatcher, ground.rdkafka.produce, None, general.produce)
+    given: Any = {"partition": Number(0), "timestamp": Number(9)}
+    produce(topic, b"v", b"k", **given)
+    (queue,) = [*ground.fence.backlog.held.values(), *ground.dispatcher.unrouted.values()]
+    content = queue[0].payload if topic == "orders" else queue[0].content  # type: ignore[union-attr]
+    assert content.timestamp == 9 and ground.dispatcher.held.waiting() == 1
+
+
 @pytest.mark.parametrize("bad", [{"value": LONE}, {"timestamp": 2**63}])
 @pytest.mark.parametrize("end", ["release", "expire", "purge"])
 def test_beside_a_record_that_cannot_be_sent_each_is_sent_at_most_once_and_reported_once(
