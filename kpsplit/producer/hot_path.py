@@ -20,7 +20,7 @@ from zlib import crc32
 from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.messages import REFUSALS, Callback, Headers, Send
 from kpsplit.producer.quick_lock import Busy
-from kpsplit.producer.reentry import holds_lock
+from kpsplit.producer.reentry import holds_lock, refuse_reentry
 from kpsplit.producer.routes import complete_stamp, stamp_header
 from kpsplit.producer.stamped import with_stamp
 from kpsplit.splitter.key_range import MULTIPLIER
@@ -37,7 +37,8 @@ def make_produce(
     else goes to ``general``, which takes the same arguments by position.
     """
     fences_of, plain_topics = dispatcher.fast_routes.get, dispatcher.fast_plain
-    lock, wanted, let_pass = dispatcher.lock.at_once, dispatcher.lock.wanted, dispatcher.lock.let_pass
+    whole_lock = dispatcher.lock
+    lock, wanted, let_pass = whole_lock.at_once, whole_lock.wanted, whole_lock.let_pass
     make_report = dispatcher.reporter.make
     plain_reports, make_plain_report = dispatcher.plain.reports, dispatcher.plain.make
     stamped: dict[str, Any] = {}
@@ -60,6 +61,7 @@ def make_produce(
         elif callback is None:
             callback = default_callback
         if wanted:
+            refuse_reentry(whole_lock)  # first: who is wanted may wait for what this thread holds
             let_pass()
         try:
             fences = fences_of(topic)

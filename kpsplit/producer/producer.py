@@ -16,7 +16,7 @@ from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.producers_log import end_of_registrations
-from kpsplit.producer import accounts, fork_guard
+from kpsplit.producer import accounts, closing, fork_guard
 from kpsplit.producer.batch import send_batch
 from kpsplit.producer.config import split_config
 from kpsplit.producer.coordinator import Coordinator
@@ -260,16 +260,20 @@ class Producer(confluent_kafka.Producer):
         """Flush, publish the certificate of what was delivered, and end. True if nothing was left.
 
         ``timeout`` (seconds) bounds the flush.
+
+        Raises:
+            KpsplitError: called inside a callback, or by a handler in the middle of another call; nothing
+                was done. Exception: what a callback raised first, after all is done.
         """
         if self._general.closed:
             return True
         if self._dispatcher.forked:
             return False
+        self._polling.check_entry()
         try:
             left = self.flush(timeout)
         finally:
-            if not self._polling.in_callback():
-                closed = self._end(timeout)
+            closed = self._end(timeout)
         return closed and not left
 
     def abandon(self) -> None:
@@ -277,19 +281,21 @@ class Producer(confluent_kafka.Producer):
 
         For a producer whose call into the client library does not return: it answers no fence any more, so
         that operators go on without it once its lease is over.
+
+        Raises:
+            KpsplitError: called by a signal handler in the middle of another call; nothing was done.
         """
+        refuse_reentry(self._dispatcher.lock)
         self._general.closed = True
         self._retire(ABANDON_SECONDS)
-        with self._dispatcher.lock:
-            self._dispatcher.clear_routes()
+        closing.forget_routes(self._dispatcher)
 
     def _retire(self, timeout: float) -> Coordinator | None:
         """End the library's thread, and give up the lease."""
         coordinator = self._coordinator
         if coordinator is not None:
             coordinator.stop(timeout)
-        with self._dispatcher.lock:
-            self._dispatcher.end()
+        closing.end_lease(self._dispatcher)
         return coordinator
 
     def _end(self, timeout: float) -> bool:
@@ -299,8 +305,7 @@ class Producer(confluent_kafka.Producer):
             # The certificate is a help to verification, not a part of delivery.
             with suppress(KpsplitError, KafkaException):
                 coordinator.certify(accounts.certificates(self._dispatcher), Deadline(CERTIFY_SECONDS))
-        with self._dispatcher.lock:
-            self._dispatcher.clear_routes()
+        closing.forget_routes(self._dispatcher)
         return bool(super().close())
 
     def __enter__(self) -> Self:

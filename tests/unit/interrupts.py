@@ -33,6 +33,22 @@ def raising_signals() -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Interrupt the main thread if the block takes longer: a deadlock fails the test instead of staying."""
+
+    def handler(number: int, frame: object) -> None:
+        raise TimeoutError(f"not done within {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
 def interrupted_while_waiting(lock: QuickLock, interrupt: Callable[[], None]) -> Iterator[None]:
     """Take the lock away until the main thread waits for it; the signal and the lock reach it together."""
     taken, waits = threading.Event(), threading.Event()

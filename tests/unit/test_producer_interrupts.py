@@ -23,7 +23,7 @@ from kpsplit.producer.routes import PASS_THROUGH
 from kpsplit.producer.transactions import Transactions
 from kpsplit.splitter.records.producers import Certificate
 from kpsplit.splitter.records.stamp import HEADER
-from tests.unit.interrupts import Interrupted, interrupted_while_waiting, raising_signals
+from tests.unit.interrupts import Interrupted, interrupted_while_waiting, raising_signals, time_limit
 from tests.unit.samples import fenced, operated
 from tests.unit.test_producer_dispatcher import SPLIT, UNSPLIT, Ground
 
@@ -31,6 +31,15 @@ from tests.unit.test_producer_dispatcher import SPLIT, UNSPLIT, Ground
 def producing(ground: Ground, start: Callable[[], None] = lambda: None) -> Callable[..., None]:
     general = GeneralPath(ground.dispatcher, lambda: 0, start)
     return make_produce(ground.dispatcher, ground.rdkafka.produce, ground.callback, general.produce)
+
+
+def whole_producer(ground: Ground) -> Producer:
+    """Return a Producer whose books are those of the ground."""
+    producer = Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+    producer._dispatcher = ground.dispatcher
+    producer._polling = Polling(ground.dispatcher)
+    producer._general = GeneralPath(ground.dispatcher, lambda: 0, lambda: None)
+    return producer
 
 
 def interrupted_behind_librdkafka(ground: Ground, interrupt: Callable[[], None]) -> None:
@@ -128,11 +137,14 @@ def test_a_handler_that_calls_the_producer_in_the_middle_of_a_call_is_refused(
     produce = producing(ground)
     polling = Polling(ground.dispatcher)
     told: list[str] = []
+    producer = whole_producer(ground)
     calls: list[Callable[[], Any]] = [
         lambda: produce("orders", b"inner", key),
         lambda: layout_stats(ground.dispatcher, None),
         polling.check_entry,
         polling.check_free,
+        producer.close,
+        producer.abandon,
     ]
 
     class Given(list[Any]):
@@ -144,9 +156,42 @@ def test_a_handler_that_calls_the_producer_in_the_middle_of_a_call_is_refused(
             super().append(arguments)
 
     ground.rdkafka.given = Given()
-    produce("orders", b"outer", key)
+    with time_limit(20):
+        produce("orders", b"outer", key)
     assert len(told) == len(calls) and ground.rdkafka.values == [b"outer"]
     polling.check_entry()
+    assert not producer._general.closed
+    producer.abandon()
+
+
+@pytest.mark.parametrize("key", [b"k", None])
+def test_a_handler_is_refused_as_well_while_the_librarys_thread_waits_for_the_lock(key: Any) -> None:
+    """It lets that thread pass, which waits for what is below the handler: neither would go on."""
+    ground = Ground()
+    produce, lock = producing(ground), ground.dispatcher.lock
+    refused: list[str] = []
+
+    def library() -> None:
+        with lock.first:
+            pass
+
+    thread = threading.Thread(target=library, daemon=True)
+
+    class Given(list[Any]):
+        def append(self, arguments: Any) -> None:
+            thread.start()
+            while not lock.wanted:
+                thread.join(0.001)
+            with pytest.raises(KpsplitError, match="in the middle") as caught:
+                produce("orders", b"inner", key)
+            refused.append(str(caught.value))
+            super().append(arguments)
+
+    ground.rdkafka.given = Given()
+    with time_limit(10):
+        produce("orders", b"outer", key)
+    thread.join(10)
+    assert refused and ground.rdkafka.values == [b"outer"] and not thread.is_alive()
 
 
 def test_a_thread_that_finds_the_lock_taken_by_another_waits_for_it() -> None:
