@@ -31,14 +31,23 @@ def layout_stats(dispatcher: Dispatcher, coordinator: Coordinator | None) -> Lay
 
 @holds_lock
 def certificates(dispatcher: Dispatcher) -> dict[str, Certificate]:
-    """Return what was delivered and what failed, per partition to which anything was sent."""
+    """Return what was delivered and what failed, per partition to which anything was sent.
+
+    Not of a partition where a number is neither (its report was lost, or has not come): whoever compares
+    would take it for a lost record.
+    """
     with dispatcher.lock:
-        return {str(f.state.parent): _certificate(f) for f in dispatcher.fences() if f.next_sequence}
+        found = {str(f.state.parent): _certificate(f) for f in dispatcher.fences() if f.next_sequence}
+    return {parent: certificate for parent, certificate in found.items() if _complete(certificate)}
 
 
 def _certificate(fence: Fence) -> Certificate:
     delivered = {str(segment): count for segment, count in fence.delivered().items()}
-    return Certificate(fence.next_sequence, delivered, tuple(sorted(fence.statistics.failed)))
+    return Certificate(fence.next_sequence, delivered, tuple(sorted(set(fence.statistics.failed))))
+
+
+def _complete(certificate: Certificate) -> bool:
+    return sum(certificate.delivered.values()) + len(certificate.failed) == certificate.next_sequence
 
 
 def _partition_stats(fence: Fence) -> PartitionStats:

@@ -28,6 +28,7 @@ class Context:
     records wait there and in the fences; ``failures``: how many failed here, not in librdkafka.
     ``collecting``: the library's thread takes reports in hand now. ``fatal``: why nothing will ever be sent
     again; ``forked``: that is because this is a child process. ``ended``: there will be no lease any more.
+    ``accepting``: the hot path may take records; not once the producer is being closed.
     ``fenced_below``: where registrations ended before our transactional id was taken, None if not known.
     """
 
@@ -46,6 +47,7 @@ class Context:
         self.refused: dict[str, KpsplitError] = {}
         self.lease_until = 0.0
         self.ended = False
+        self.accepting = True
         self.fenced_below: int | None = None
         self.in_transaction = False
         self.collecting = False
@@ -59,8 +61,14 @@ class Context:
     def add_route(self, topic: str, route: TopicRoute) -> None:
         """Route an enrolled topic from now on (``lock`` held)."""
         self.routes[topic] = route
-        if route.by_crc:
+        if route.by_crc and self.accepting:
             self.fast_routes[topic] = route.fences
+
+    def accept_no_more(self) -> None:
+        """Take everything from the hot path: the other one refuses (``lock`` held)."""
+        self.accepting = False
+        self.fast_routes.clear()
+        self.fast_plain.clear()
 
     def remove_route(self, topic: str) -> None:
         """Forget a topic's route (``lock`` held)."""

@@ -71,7 +71,8 @@ class Coordinator(threading.Thread):
                 except (FutureVersionError, ProducerGone):
                     raise
                 except Exception:
-                    log.exception("kpsplit: internal error")
+                    if not self._stopping.is_set():  # else the client was closed under it
+                        log.exception("kpsplit: internal error")
                     self._stopping.wait(ERROR_PAUSE_SECONDS)
         except FutureVersionError as error:
             self._fail_closed(error)
@@ -80,8 +81,8 @@ class Coordinator(threading.Thread):
         if self._feed.tail is not None:
             self._feed.tail.close()
 
-    def stop(self, timeout: float) -> None:
-        """End the thread."""
+    def stop(self, timeout: float | None) -> None:
+        """End the thread; wait so long for that."""
         self._stopping.set()
         self._dispatcher.wake.set()
         if self.is_alive():
@@ -129,7 +130,8 @@ class Coordinator(threading.Thread):
         except KafkaException as exception:
             return self._note(name, translate(error_of(exception), "follow the control topic"))
         except Exception as error:
-            log.exception("kpsplit: internal error in %s", name)
+            if not self._stopping.is_set():  # else the client was closed under it
+                log.exception("kpsplit: internal error in %s", name)
             return self._note(name, KpsplitError(f"internal error: {type(error).__name__}: {error}"))
         self._failures.pop(name, None)
         return True

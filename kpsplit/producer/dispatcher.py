@@ -27,6 +27,11 @@ _NOT_FINAL_IN_TIME = KafkaError(
     "acknowledged by the broker, but not known to be final within the message timeout: it may have been "
     "written, and is not sent again",
 )
+_NOT_FINAL_AT_THE_END = KafkaError(
+    KafkaError._PURGE_INFLIGHT,
+    "acknowledged by the broker, but not known to be final when the producer was closed: it may have been "
+    "written",
+)
 
 
 class Dispatcher(Context):
@@ -133,6 +138,12 @@ class Dispatcher(Context):
     def purge(self) -> None:
         """Fail everything that waits (``lock`` held)."""
         self.held.fail_all(KafkaError(KafkaError._PURGE_QUEUE))
+
+    def fail_rest(self) -> None:
+        """Fail everything that waits or is not final (``lock`` held): the producer is closed."""
+        self.purge()
+        for fence in self.fences():
+            self.reporter.tell(fence, fence.give_up_pending(), _NOT_FINAL_AT_THE_END)
 
     def fail_closed(self, error: KpsplitError) -> None:
         """Fail everything that is not final, and refuse everything from now on (``lock`` held)."""

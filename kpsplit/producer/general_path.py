@@ -48,6 +48,8 @@ class GeneralPath:
         if dispatcher.lock.wanted:
             dispatcher.lock.let_pass()
         with dispatcher.lock:
+            if self.closed and dispatcher.fatal is None:
+                raise KpsplitError("the Producer is closed", hint="make a new one")
             route = dispatcher.routes.get(topic)
             if topic in dispatcher.unrouted:
                 route = None  # behind what waits there already
@@ -88,8 +90,6 @@ class GeneralPath:
         dispatcher = self._dispatcher
         if dispatcher.fatal is not None:
             raise dispatcher.fatal
-        if self.closed:
-            raise KpsplitError("the Producer is closed", hint="make a new one")
         refusal = dispatcher.refused.get(topic)
         if refusal is not None:
             raise refusal

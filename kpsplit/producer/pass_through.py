@@ -59,7 +59,9 @@ class PassThroughSender:
         count = self._count
         if count is None:
             self._send(topic, value, key, partition, report, None, timestamp, headers)
-            if topic not in self._context.unrouted:  # else the hot path would pass what waits there
+            if (
+                self._context.accepting and topic not in self._context.unrouted
+            ):  # else the hot path would pass what waits there
                 self._context.fast_plain.add(topic)
         else:
             count.sent += 1

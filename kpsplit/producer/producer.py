@@ -259,11 +259,12 @@ class Producer(confluent_kafka.Producer):
     def close(self, timeout: float = CLOSE_SECONDS) -> bool:
         """Flush, publish the certificate of what was delivered, and end. True if nothing was left.
 
-        ``timeout`` (seconds) bounds the flush.
+        ``timeout`` (seconds) bounds the flush. Every record is reported before this returns: what waits for a
+        fence then fails; what is inside librdkafka is waited for, up to its ``message.timeout.ms``.
 
         Raises:
             KpsplitError: called inside a callback, or by a handler in the middle of another call; nothing
-                was done. Exception: what a callback raised first, after all is done.
+                was done. Exception: what a callback raised, after all is done.
         """
         if self._general.closed:
             return True
@@ -290,7 +291,7 @@ class Producer(confluent_kafka.Producer):
         self._retire(ABANDON_SECONDS)
         closing.forget_routes(self._dispatcher)
 
-    def _retire(self, timeout: float) -> Coordinator | None:
+    def _retire(self, timeout: float | None) -> Coordinator | None:
         """End the library's thread, and give up the lease."""
         coordinator = self._coordinator
         if coordinator is not None:
@@ -299,14 +300,26 @@ class Producer(confluent_kafka.Producer):
         return coordinator
 
     def _end(self, timeout: float) -> bool:
+        dispatcher, raised = self._dispatcher, list[Exception]()
         self._general.closed = True
-        coordinator = self._retire(timeout)
+        closing.accept_no_more(dispatcher)
+        try:
+            while super().__len__():  # with the lease still on, so that what is acknowledged now is delivered
+                closing.noting(raised, self._polling.serve, super().flush, SLICE_SECONDS)
+        finally:
+            coordinator = self._retire(None if timeout is None else max(timeout, ABANDON_SECONDS))
+        closing.fail_rest(dispatcher)
+        closed = closing.noting(raised, self._polling.guarded, super().close)
+        closing.fail_rest(dispatcher)  # what was reported meanwhile
+        closing.noting(raised, self._polling.guarded, dispatcher.callbacks.run)
         if coordinator is not None:
             # The certificate is a help to verification, not a part of delivery.
             with suppress(KpsplitError, KafkaException):
-                coordinator.certify(accounts.certificates(self._dispatcher), Deadline(CERTIFY_SECONDS))
-        closing.forget_routes(self._dispatcher)
-        return bool(super().close())
+                coordinator.certify(accounts.certificates(dispatcher), Deadline(CERTIFY_SECONDS))
+        closing.forget_routes(dispatcher)
+        if raised:
+            raise raised[0]
+        return bool(closed)
 
     def __enter__(self) -> Self:
         """Return self; ``close`` is called at the end of the block."""

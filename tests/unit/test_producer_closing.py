@@ -1,0 +1,141 @@
+"""The end of a Producer: every record is reported once, and the certificate says what is true."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import Deadline, monotonic
+from kpsplit.producer.hot_path import make_produce
+from kpsplit.producer.producer import Producer
+from kpsplit.splitter.records.producers import Certificate
+from tests.unit.samples import fenced
+from tests.unit.test_producer_dispatcher import SPLIT, UNSPLIT, Ground
+from tests.unit.test_producer_interrupts import whole_producer
+
+
+class Library:
+    """The library's thread at the end: what it was given to publish."""
+
+    def __init__(self) -> None:
+        self.certificates: dict[str, Certificate] | None = None
+
+    def stop(self, timeout: float | None) -> None: ...
+
+    def certify(self, certificates: dict[str, Certificate], deadline: Deadline) -> None:
+        self.certificates = certificates
+
+
+def closing_producer(ground: Ground) -> tuple[Producer, Library]:
+    producer, library = whole_producer(ground), Library()
+    producer._coordinator = library  # type: ignore[assignment]
+    return producer, library
+
+
+def test_every_record_that_close_found_waiting_is_reported_once_by_the_closing_thread() -> None:
+    ground = Ground()
+    told: list[tuple[Any, Any]] = []
+
+    def callback(error: Any, message: Any) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        told.append((error and error.code(), message.value()))
+
+    ground.send(b"pending", callback=callback)
+    ground.observe(fenced(UNSPLIT, SPLIT))
+    ground.rdkafka.report(0, offset=5)
+    ground.hold(b"held", callback=callback)
+    ground.dispatcher.held.hold_unrouted("other", ground.content(b"unrouted", callback=callback), -1)
+    producer, library = closing_producer(ground)
+    assert not producer.close(0)
+    assert sorted(told, key=lambda t: t[1]) == [
+        (KafkaError._PURGE_QUEUE, b"held"),
+        (KafkaError._PURGE_INFLIGHT, b"pending"),
+        (KafkaError._PURGE_QUEUE, b"unrouted"),
+    ]
+    assert library.certificates == {"orders/0": Certificate(2, {"0": 0}, (0, 1))}
+
+
+def test_a_record_that_librdkafka_reports_while_it_is_closed_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ground = Ground()
+    ground.send(b"acknowledged late")
+    producer, library = closing_producer(ground)
+
+    def end_lease_then_report(timeout: float | None) -> None:
+        with ground.dispatcher.lock:
+            ground.dispatcher.end()
+        ground.rdkafka.report(0, offset=5)
+
+    monkeypatch.setattr(library, "stop", end_lease_then_report)
+    producer.close(0)
+    assert ground.told == [(KafkaError._PURGE_INFLIGHT, b"acknowledged late")]
+    assert library.certificates == {"orders/0": Certificate(1, {"0": 0}, (0,))}
+
+
+def test_there_is_no_certificate_where_the_fate_of_a_number_is_not_known() -> None:
+    """A certificate that names neither it nor a delivery would tell of a loss that is none."""
+    ground = Ground()
+    ground.send(b"no report comes")
+    producer, library = closing_producer(ground)
+    producer.close(0)
+    assert library.certificates == {}
+
+
+def test_what_a_last_callback_raises_comes_out_of_close_behind_everything_else() -> None:
+    ground = Ground()
+    ground.dispatcher.lapse()
+
+    def raising(error: Any, message: Any) -> None:
+        raise ZeroDivisionError
+
+    ground.hold(b"a", callback=raising)
+    ground.hold(b"b")
+    producer, library = closing_producer(ground)
+    with pytest.raises(ZeroDivisionError):
+        producer.close(0)
+    assert ground.told == [(KafkaError._PURGE_QUEUE, b"b")]
+    assert library.certificates == {"orders/0": Certificate(2, {"0": 0}, (0, 1))}
+    assert producer.close()
+
+
+@pytest.mark.parametrize("topic", ["orders", "plain", "other"])
+def test_a_record_that_comes_while_the_producer_is_closed_is_refused(topic: str) -> None:
+    ground = Ground()
+    producer, _ = closing_producer(ground)
+    produce = make_produce(
+        ground.dispatcher, ground.rdkafka.produce, ground.callback, producer._general.produce
+    )
+    ground.dispatcher.fast_plain.add("plain")
+    refused: list[Exception] = []
+
+    def late(error: Any, message: Any) -> None:
+        with pytest.raises(KpsplitError, match="closed") as caught:
+            produce(topic, b"late", b"k")
+        refused.append(caught.value)
+
+    ground.dispatcher.lapse()
+    ground.hold(b"held", callback=late)
+    producer.close(0)
+    assert len(refused) == 1 and not ground.rdkafka.given
+    assert ground.dispatcher.unresolved() == 0
+
+
+def test_reports_of_what_librdkafka_has_are_waited_for_with_the_lease_on() -> None:
+    producer = Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "message.timeout.ms": 1500})
+    dispatcher, told = producer._dispatcher, list[Any]()
+    ground = Ground()
+    dispatcher.routes.update(ground.dispatcher.routes)
+    dispatcher.fast_routes.update(ground.dispatcher.fast_routes)
+    dispatcher.renew(monotonic() + 1000)
+    for _ in range(3):
+        producer.produce(
+            "orders", b"v", b"k", on_delivery=lambda e, _: told.append((e.code(), dispatcher.ended))
+        )
+    assert not producer.close(0)
+    assert told == [(KafkaError._MSG_TIMED_OUT, False)] * 3
+    assert ground.fence.statistics.failed == [0, 1, 2]
