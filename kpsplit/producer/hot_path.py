@@ -6,7 +6,7 @@ given to librdkafka by position; one report function per callback, bound to the 
 a report always knows its own record, in whatever order reports come).
 
 A signal handler may raise behind any call. So a record counts as sent *before* librdkafka gets it, and no
-more if librdkafka itself refuses it (``REFUSALS``).
+more if librdkafka itself refuses it (``refusals``).
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Any
 from zlib import crc32
 
 from kpsplit.producer.dispatcher import Dispatcher
-from kpsplit.producer.messages import REFUSALS, Callback, Headers, Send
+from kpsplit.producer.messages import Callback, Headers, Send
 from kpsplit.producer.quick_lock import Busy
 from kpsplit.producer.reentry import holds_lock, refuse_reentry
+from kpsplit.producer.refusals import REFUSALS, is_refusal
 from kpsplit.producer.routes import complete_stamp, stamp_header
 from kpsplit.producer.stamped import with_stamp
 from kpsplit.splitter.key_range import MULTIPLIER
@@ -103,9 +104,10 @@ def make_produce(
                         writer.sent += 1
                         try:
                             send(writer.topic, value, key, writer.partition, bound, None, timestamp, every)
-                        except refusals:
-                            fence.next_sequence = sequence
-                            writer.sent -= 1
+                        except refusals as error:
+                            if is_refusal(error):
+                                fence.next_sequence = sequence
+                                writer.sent -= 1
                             raise
                         return
         except Busy:

@@ -8,7 +8,7 @@ from operator import index
 from time import time_ns
 from typing import Any
 
-from confluent_kafka import KafkaException, Message
+from confluent_kafka import Message
 
 from kpsplit.kafka.logical_message import LogicalMessage, is_identity, wrapped_one
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
@@ -20,11 +20,6 @@ Bound = int | tuple[int, list[tuple[str, Any]]]
 """What a report knows of its record: the number, and if the application gave headers all that were sent."""
 Report = Callable[[Any, Any, Any], None]
 """Takes a ``Bound`` (by being its method: nothing binds cheaper), an error and a message."""
-
-REFUSALS = (
-    BufferError, KafkaException, TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError,
-)  # fmt: skip
-"""What librdkafka's produce() raises. Anything else is a signal handler's, behind it: it has the record."""
 
 MAX_CACHED_REPORTS = 64
 """For how many of the application's callbacks the report functions are kept."""

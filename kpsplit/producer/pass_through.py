@@ -14,7 +14,8 @@ from typing import Any
 
 from kpsplit.producer.callbacks import CallbackQueue
 from kpsplit.producer.context import Context
-from kpsplit.producer.messages import MAX_CACHED_REPORTS, REFUSALS, Callback, Headers, Send
+from kpsplit.producer.messages import MAX_CACHED_REPORTS, Callback, Headers, Send
+from kpsplit.producer.refusals import REFUSALS, is_refusal
 
 
 @dataclass(slots=True)
@@ -59,17 +60,17 @@ class PassThroughSender:
         count = self._count
         if count is None:
             self._send(topic, value, key, partition, report, None, timestamp, headers)
-            if (
-                self._context.accepting and topic not in self._context.unrouted
-            ):  # else the hot path would pass what waits there
+            # The hot path must not pass what waits there.
+            if self._context.accepting and topic not in self._context.unrouted:
                 self._context.fast_plain.add(topic)
         else:
             count.sent += 1
             try:
                 bound = partial(count.report, report)
                 self._send(topic, value, key, partition, bound, None, timestamp, headers)
-            except REFUSALS:
-                count.sent -= 1
+            except REFUSALS as error:
+                if is_refusal(error):
+                    count.sent -= 1
                 raise
 
     def count(self) -> None:

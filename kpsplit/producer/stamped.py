@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import MethodType
 from typing import Any
 
-from kpsplit.producer.messages import REFUSALS, Content, Headers, Send
+from kpsplit.producer.messages import Content, Headers, Send
+from kpsplit.producer.refusals import REFUSALS, is_refusal
 from kpsplit.producer.reports import Reporter
 from kpsplit.producer.routes import Fence, RouteWriter, complete_stamp, stamp_header
 
@@ -32,8 +33,9 @@ class StampedSender:
                 writer.topic, content.value, content.key, writer.partition, bound, None, content.timestamp,
                 every,
             )  # fmt: skip
-        except REFUSALS:
-            writer.sent -= 1
+        except REFUSALS as error:
+            if is_refusal(error):
+                writer.sent -= 1
             raise
 
     def send_new(self, fence: Fence, writer: RouteWriter, content: Content) -> None:
@@ -46,8 +48,9 @@ class StampedSender:
         fence.next_sequence = sequence + 1
         try:
             self.send(fence, writer, sequence, content)
-        except REFUSALS:
-            fence.next_sequence = sequence
+        except REFUSALS as error:
+            if is_refusal(error):
+                fence.next_sequence = sequence
             raise
 
 

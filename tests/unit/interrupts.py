@@ -16,14 +16,14 @@ class Interrupted(Exception):  # noqa: N818 - stands for whatever an application
 
 
 @contextmanager
-def raising_signals() -> Iterator[Callable[[], None]]:
-    """Give a function that makes the main thread run a handler that raises ``Interrupted``, as a signal does.
+def raising_signals(error: type[Exception] = Interrupted) -> Iterator[Callable[[], None]]:
+    """Give a function that makes the main thread run a handler that raises an error, as a signal does.
 
     The handler runs where the interpreter looks for signals next: behind the call, in the main thread.
     """
 
     def handler(number: int, frame: object) -> None:
-        raise Interrupted
+        raise error
 
     before = signal.signal(signal.SIGUSR1, handler)
     try:

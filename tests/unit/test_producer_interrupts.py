@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -54,15 +56,22 @@ def interrupted_behind_librdkafka(ground: Ground, interrupt: Callable[[], None])
     ground.rdkafka.given = Given()
 
 
+RAISED = [Interrupted, RuntimeError, ValueError, TypeError, BufferError]
+"""What a handler raises; librdkafka's produce() raises some of them as well."""
+
+
 @pytest.mark.parametrize("key", [b"k", None])
 @pytest.mark.parametrize("headers", [None, {"h": b"1"}])
-def test_a_record_that_librdkafka_has_counts_although_produce_was_interrupted(key: Any, headers: Any) -> None:
+@pytest.mark.parametrize("raised", RAISED)
+def test_a_record_that_librdkafka_has_counts_although_produce_was_interrupted(
+    key: Any, headers: Any, raised: type[Exception]
+) -> None:
     """Otherwise the next record had the same number, and a fence was acknowledged with one in flight."""
     ground = Ground()
     produce = producing(ground)
-    with raising_signals() as interrupt:
+    with raising_signals(raised) as interrupt:
         interrupted_behind_librdkafka(ground, interrupt)
-        with pytest.raises(Interrupted):
+        with pytest.raises(raised):
             produce("orders", b"interrupted", key, headers=headers)
     produce("orders", b"next", key)
     assert ground.rdkafka.values == [b"interrupted", b"next"]
@@ -81,6 +90,30 @@ def test_a_record_that_librdkafka_refuses_counts_for_nothing(key: Any) -> None:
     assert (ground.fence.writers[0].in_flight, ground.fence.next_sequence) == (1, 1)
 
 
+def test_a_handler_of_any_kind_is_told_from_librdkafka() -> None:
+    class Handlers:
+        def method(self, number: int, frame: object) -> None:
+            raise ValueError
+
+        def __call__(self, number: int, frame: object) -> None:
+            raise ValueError
+
+    def function(what: str, number: int, frame: object) -> None:
+        raise ValueError
+
+    for handler in (Handlers().method, Handlers(), partial(function, "w"), partial(Handlers().method)):
+        ground = Ground()
+        produce = producing(ground)
+        before = signal.signal(signal.SIGUSR1, handler)
+        try:
+            interrupted_behind_librdkafka(ground, lambda: _thread.interrupt_main(signal.SIGUSR1))
+            with pytest.raises(ValueError):
+                produce("orders", b"interrupted", b"k")
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert (ground.fence.writers[0].in_flight, ground.fence.next_sequence) == (1, 1)
+
+
 def test_a_signal_that_arrives_together_with_the_lock_does_not_stop_the_producer() -> None:
     ground = Ground()
     produce = producing(ground)
@@ -91,14 +124,17 @@ def test_a_signal_that_arrives_together_with_the_lock_does_not_stop_the_producer
     assert ground.rdkafka.values == [b"b"]
 
 
-def test_a_counted_record_that_librdkafka_has_counts_although_produce_was_interrupted() -> None:
+@pytest.mark.parametrize("raised", RAISED)
+def test_a_counted_record_that_librdkafka_has_counts_although_produce_was_interrupted(
+    raised: type[Exception],
+) -> None:
     ground = Ground()
     produce = producing(ground)
     ground.dispatcher.routes["plain"] = PASS_THROUGH
     ground.dispatcher.plain.count()
-    with raising_signals() as interrupt:
+    with raising_signals(raised) as interrupt:
         interrupted_behind_librdkafka(ground, interrupt)
-        with pytest.raises(Interrupted):
+        with pytest.raises(raised):
             produce("plain", b"interrupted")
     inside = 1
     assert ground.dispatcher.plain.settled(lambda: inside), "what is inside came behind the count"

@@ -1,0 +1,37 @@
+"""Whether librdkafka refused a record, or has it and a signal handler raised behind its produce()."""
+
+from __future__ import annotations
+
+import signal
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from confluent_kafka import KafkaException
+
+REFUSALS = (
+    BufferError, KafkaException, TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError,
+)  # fmt: skip
+"""What librdkafka's produce() raises. Anything else is a signal handler's; of these, ask ``is_refusal``."""
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Tell whether librdkafka raised it; for the frame that called its produce(), by whatever wrappers."""
+    below = error.__traceback__ and error.__traceback__.tb_next
+    if below is None:  # no Python between that frame and what was raised
+        return True
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
+    while below is not None:
+        if below.tb_frame.f_code in handlers:
+            return False
+        below = below.tb_next
+    return True
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """Return the code that a signal handler runs first."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    if callable(handler) and not isinstance(handler, FunctionType | MethodType):
+        handler = type(handler).__call__
+    return getattr(getattr(handler, "__func__", handler), "__code__", None)
