@@ -7,6 +7,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.errors import KpsplitError
+from kpsplit.producer.held import kafka_error
 from kpsplit.producer.messages import Callback
 
 
@@ -44,4 +46,6 @@ def send_batch(
             message["_error"] = KafkaError(KafkaError._QUEUE_FULL)
         except KafkaException as exception:
             message["_error"] = exception.args[0]
+        except KpsplitError as error:
+            message["_error"] = kafka_error(error)
     return accepted

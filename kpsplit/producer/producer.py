@@ -108,9 +108,9 @@ class Producer(confluent_kafka.Producer):
     ) -> int:
         """Send a list of records, as ``confluent_kafka.Producer.produce_batch`` does; headers are honoured.
 
-        Returns how many were accepted; the others have an ``_error``.
+        Returns how many were accepted; the others have an ``_error``. As there, no serialiser is called.
         """
-        return send_batch(self.produce, topic, messages, partition, on_delivery or callback)
+        return send_batch(self._produce, topic, messages, partition, on_delivery or callback)
 
     def _start(self) -> None:
         """Start the library's thread with the first record (the dispatcher's lock is held)."""

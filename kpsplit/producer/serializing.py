@@ -6,7 +6,7 @@ from typing import Any
 
 import confluent_kafka
 
-from kpsplit.producer.producer import Producer
+from kpsplit.producer.producer import CLOSE_SECONDS, Producer
 
 
 class SerializingProducer(confluent_kafka.SerializingProducer, Producer):  # type: ignore[misc]
@@ -32,3 +32,9 @@ class SerializingProducer(confluent_kafka.SerializingProducer, Producer):  # typ
             timestamp=timestamp,
             headers=headers,
         )
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> bool:
+        """Close as ``Producer.close`` does, then the serialisers that were built here."""
+        closed = Producer.close(self, timeout)
+        super().close()  # finds the Producer closed already
+        return closed
