@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
 from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
 from kpsplit.kafka.clock import monotonic
@@ -22,7 +22,7 @@ from kpsplit.producer.control_feed import ControlFeed
 from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.fence_duty import FenceDuty, only_holds
 from kpsplit.producer.lease_duty import LeaseDuty
-from kpsplit.producer.topic_duty import TopicDuty
+from kpsplit.producer.topic_duty import TopicDuty, not_allowed
 from kpsplit.producer.topic_lookup import control_topic_exists
 from kpsplit.producer.weak_call import ProducerGone
 from kpsplit.splitter.ports import Deadline
@@ -101,8 +101,8 @@ class Coordinator(threading.Thread):
         if self._feed.tail is not None:
             self._attempt(topics.answer)
             self._attempt(lease.renew)
-            self._attempt(topics.route_new_topics)
-            self._attempt(topics.refresh_partition_counts)
+            self._attempt(topics.route_new_topics, by_topic=True)
+            self._attempt(topics.refresh_partition_counts, by_topic=True)
         self._attempt(fences.take_reports)
         self._attempt(fences.acknowledge)
         self._attempt(fences.release)
@@ -113,10 +113,11 @@ class Coordinator(threading.Thread):
 
     # -- errors ------------------------------------------------------------------------------------
 
-    def _attempt(self, duty: Callable[[], None]) -> bool:
+    def _attempt(self, duty: Callable[[], None], *, by_topic: bool = False) -> bool:
         """Do one duty; tell whether it was done.
 
         One that failed is told, and rests for a moment; it never keeps the others from being done.
+        ``by_topic``: a right that is missing is one topic's affair, and the duty itself sees to its records.
         """
         name = duty.__name__
         if monotonic() < self._failures.get(name, 0.0):
@@ -126,9 +127,14 @@ class Coordinator(threading.Thread):
         except (FutureVersionError, ProducerGone):
             raise
         except KpsplitError as error:
+            if isinstance(error, AuthorizationError) and not by_topic:
+                self._refuse_new_topics(error)
             return self._note(name, error)
         except KafkaException as exception:
-            return self._note(name, translate(error_of(exception), "follow the control topic"))
+            translated = translate(error_of(exception), "follow the control topic")
+            if isinstance(translated, AuthorizationError) and not by_topic:
+                self._refuse_new_topics(translated)
+            return self._note(name, translated)
         except Exception as error:
             if not self._stopping.is_set():  # else the client was closed under it
                 log.exception("kpsplit: internal error in %s", name)
@@ -141,12 +147,13 @@ class Coordinator(threading.Thread):
         if self.last_error is None or self.last_error.message != error.message:
             log.warning("kpsplit: %s", error)
         self.last_error = error
-        if isinstance(error, AuthorizationError):
-            with self._dispatcher.lock.first:
-                for topic in list(self._dispatcher.unrouted):
-                    refusal = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, error.message)
-                    self._dispatcher.held.fail_unrouted(topic, refusal)
         return False
+
+    def _refuse_new_topics(self, error: AuthorizationError) -> None:
+        """Fail the records of all topics that wait to be looked up: without that right none will be."""
+        with self._dispatcher.lock.first:
+            for topic in list(self._dispatcher.unrouted):
+                self._dispatcher.held.fail_unrouted(topic, not_allowed(error))
 
     def _fail_closed(self, error: FutureVersionError) -> None:
         """A newer kpsplit writes the control topic: nothing may be sent by what is known here."""

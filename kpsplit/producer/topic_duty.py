@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from confluent_kafka import KafkaError
 
-from kpsplit.errors import ConfigurationError, KpsplitError
+from kpsplit.errors import AuthorizationError, ConfigurationError, KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.producer.control_feed import ControlFeed
@@ -102,6 +102,9 @@ class TopicDuty:
                     self._route_enrolled(topic, tail)
             except KpsplitError as error:  # one topic that cannot be seen does not stop the others
                 failed = error
+                if isinstance(error, AuthorizationError):
+                    with dispatcher.lock.first:
+                        dispatcher.held.fail_unrouted(topic, not_allowed(error))
                 continue
             with dispatcher.lock.first:
                 if topic not in tail.view.enrolments:
@@ -171,3 +174,8 @@ class TopicDuty:
                         fence.suspend(not dispatcher.lease_valid())
                         dispatcher.refresh(fence)
                         self._fences.watch(fence)
+
+
+def not_allowed(error: AuthorizationError) -> KafkaError:
+    """Return the error of records whose topic cannot be looked up for want of a right."""
+    return KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, error.message)
