@@ -162,18 +162,28 @@ class TopicDuty:
         if monotonic() < self._metadata_at:
             return
         self._metadata_at = monotonic() + METADATA_SECONDS
-        dispatcher, view = self._dispatcher, self._feed.following().view
-        for topic, route in list(dispatcher.routes.items()):
+        view = self._feed.following().view
+        failed: KpsplitError | None = None
+        for topic, route in list(self._dispatcher.routes.items()):
             if isinstance(route, TopicRoute):
-                count = partition_count(self._feed.admin, topic)
-                added = [self._new_fence(route.enrolment, p, view) for p in range(route.count, count)]
-                with dispatcher.lock.first:
-                    route.extend(added)
-                    for fence in added:
-                        fence.transaction(dispatcher.in_transaction)
-                        fence.suspend(not dispatcher.lease_valid())
-                        dispatcher.refresh(fence)
-                        self._fences.watch(fence)
+                try:
+                    self._refresh_partition_count(topic, route, view)
+                except KpsplitError as error:  # one topic that is gone does not stop the others
+                    failed = error
+        if failed is not None:
+            raise failed
+
+    def _refresh_partition_count(self, topic: str, route: TopicRoute, view: ControlView) -> None:
+        dispatcher = self._dispatcher
+        count = partition_count(self._feed.admin, topic)
+        added = [self._new_fence(route.enrolment, p, view) for p in range(route.count, count)]
+        with dispatcher.lock.first:
+            route.extend(added)
+            for fence in added:
+                fence.transaction(dispatcher.in_transaction)
+                fence.suspend(not dispatcher.lease_valid())
+                dispatcher.refresh(fence)
+                self._fences.watch(fence)
 
 
 def not_allowed(error: AuthorizationError) -> KafkaError:

@@ -8,9 +8,11 @@ import pytest
 from confluent_kafka import KafkaError
 
 from kpsplit.errors import AuthorizationError, KpsplitError
+from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.producer import topic_duty
 from kpsplit.producer.coordinator import Coordinator
+from kpsplit.producer.routes import TopicRoute
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
@@ -64,3 +66,17 @@ def test_a_right_that_is_missing_for_one_topic_fails_no_record_of_another(
     assert ground.told == [(KafkaError.TOPIC_AUTHORIZATION_FAILED, b"fails")]
     assert list(ground.dispatcher.unrouted) == ["slow"]
     assert coordinator.last_error is not None
+
+
+def test_a_topic_that_is_gone_keeps_no_other_from_having_its_new_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ground = Ground()
+    counts = {"orders": KpsplitError("there is no topic orders"), "grown": 2}
+    coordinator = library(ground, monkeypatch, counts, "orders", "grown")
+    enrolment = Enrolment("grown", "id", Partitioner.CONSISTENT_RANDOM, True)
+    grown = TopicRoute(enrolment, [coordinator._topics._new_fence(enrolment, 0, ControlView())])
+    ground.dispatcher.add_route("grown", grown)
+    ground.dispatcher.renew(monotonic() + 1000)
+    coordinator._turn()
+    assert grown.count == 2
