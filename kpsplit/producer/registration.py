@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kpsplit.errors import RecordError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.ports import Deadline
@@ -75,9 +76,16 @@ class Registration:
         self._publish(replace(self.record, pauses=pauses), deadline)
 
     def certify(self, certificates: dict[str, Certificate], deadline: Deadline) -> None:
-        """Say at the end what was done."""
+        """Say at the end what was done.
+
+        Of partitions where too many records failed to name them all, only that we closed: who waits for us
+        must know that in any case.
+        """
         if self._published:
-            self._publish(replace(self.record, closed=True, certificates=certificates), deadline)
+            closed, said = replace(self.record, closed=True), dict(certificates)
+            while said and not _fits(replace(closed, certificates=said)):
+                del said[max(said, key=lambda parent: len(said[parent].failed))]
+            self._publish(replace(closed, certificates=said), deadline)
 
     def _publish(self, record: ProducerRecord, deadline: Deadline) -> None:
         self._writer = self._writer or AcknowledgedWriter(self._connection, "registration")
@@ -85,3 +93,11 @@ class Registration:
         self.record = record if record.since is not None else replace(record, since=offset)
         self._published = True
         self._registered = frozenset(record.topics)
+
+
+def _fits(record: ProducerRecord) -> bool:
+    try:
+        record.encode()
+    except RecordError:
+        return False
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from confluent_kafka import KafkaError
 
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
+from kpsplit.kafka.connection import Connection
 from kpsplit.producer.hot_path import make_produce
 from kpsplit.producer.producer import Producer
+from kpsplit.producer.registration import Registration
 from kpsplit.splitter.records.producers import Certificate
 from tests.unit.samples import fenced
 from tests.unit.test_producer_dispatcher import SPLIT, UNSPLIT, Ground
@@ -84,6 +87,24 @@ def test_there_is_no_certificate_where_the_fate_of_a_number_is_not_known() -> No
     producer, library = closing_producer(ground)
     producer.close(0)
     assert library.certificates == {}
+
+
+def test_a_producer_with_more_failures_than_a_record_can_name_says_that_it_closed() -> None:
+    """Each later operation would wait a lease for it otherwise; partitions with few keep theirs."""
+    registration = Registration(Connection({"bootstrap.servers": "127.0.0.1:1"}), 7, "client", None)
+    written: list[bytes] = []
+
+    class Writer:
+        def write(self, topic: str, key: bytes, value: bytes, deadline: Any) -> int:
+            written.append(value)
+            return len(written)
+
+    registration._writer = Writer()  # type: ignore[assignment]
+    registration.add_topic("orders", {}, Deadline(1))
+    few, many = Certificate(2, {"0": 1}, (1,)), Certificate(300_000, {"0": 0}, tuple(range(300_000)))
+    registration.certify({"orders/0": many, "orders/1": few, "orders/2": many}, Deadline(1))
+    assert registration.record.closed and registration.record.certificates == {"orders/1": few}
+    assert written[-1] == replace(registration.record, since=1).encode()
 
 
 def test_what_a_last_callback_raises_comes_out_of_close_behind_everything_else() -> None:
