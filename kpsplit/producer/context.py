@@ -25,7 +25,7 @@ class Context:
     ``routes``: how each topic is treated; ``fast_routes``: the fences of those that the hot path knows, and
     ``fast_plain``: the topics that it gives to librdkafka as they are; ``refused``: topics that are not
     written to, and why. ``unrouted``: records of topics that are not looked up yet; ``tally``: how many
-    records wait there and in the fences; ``failures``: how many failed here, not in librdkafka.
+    records wait there and in the fences; ``failures``: how many failed, save those of aborted transactions.
     ``collecting``: the library's thread takes reports in hand now. ``fatal``: why nothing will ever be sent
     again; ``forked``: that is because this is a child process. ``ended``: there will be no lease any more.
     ``accepting``: the hot path may take records; not once the producer is being closed.

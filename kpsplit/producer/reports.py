@@ -103,7 +103,7 @@ class Reporter:
         for final in finals:
             content, error = final.record.payload, None
             if final.offset is None:
-                self._context.failures += gave_up is not None
+                self._context.failures += not fence.transactions.abandoned(final.record.sequence)
                 error = gave_up or content.error or _GIVEN_UP
             if content.callback is None or (self._context.settings.only_errors and error is None):
                 continue

@@ -614,7 +614,9 @@ def test_a_transaction_that_begins_while_reports_are_collected_lets_no_callback_
     assert ground.dispatcher.callbacks.run() == 1 and ground.told == [(None, b"a")]
 
 
-@pytest.mark.parametrize("how", ["timed out while held", "timed out while pending", "astray", "nothing"])
+@pytest.mark.parametrize(
+    "how", ["timed out while held", "timed out while pending", "astray", "given up", "nothing"]
+)
 def test_a_transaction_that_lost_a_record_must_be_aborted(how: str) -> None:
     ground = Ground(**{"message.timeout.ms": 1000, "transactional.id": "t"})
     dispatcher = ground.dispatcher
@@ -634,6 +636,8 @@ def test_a_transaction_that_lost_a_record_must_be_aborted(how: str) -> None:
         ground.observe(operated(UNSPLIT, SPLIT, {0: 1}))
         dispatcher.renew(monotonic() + 1000)
         dispatcher.held.release()
+    elif how == "given up":
+        dispatcher.fail_closed(KpsplitError("too new"))
     else:
         dispatcher.expire(monotonic() + 2)
     with pytest.raises(KafkaException, match="abort it and do it again") as caught:
@@ -642,6 +646,23 @@ def test_a_transaction_that_lost_a_record_must_be_aborted(how: str) -> None:
     transactions.before_abort()
     transactions.ended(aborted=True)
     transactions.begun()
+    transactions.before_commit(Deadline(1.0))
+
+
+def test_a_record_of_an_aborted_transaction_that_fails_later_spoils_no_other_one() -> None:
+    ground = Ground(**{"transactional.id": "t"})
+    dispatcher = ground.dispatcher
+    transactions = Transactions(dispatcher, Polling(dispatcher), lambda _: 0, lambda: 0)
+    transactions.begun()
+    ground.send(b"a")
+    dispatcher.lapse()
+    ground.rdkafka.report(0, offset=5)
+    transactions.before_abort()
+    transactions.ended(aborted=True)
+    transactions.begun()
+    ground.observe(operated(UNSPLIT, SPLIT, {0: 1}))
+    dispatcher.callbacks.run()
+    assert ground.told == [(KafkaError._PURGE_INFLIGHT, b"a")]
     transactions.before_commit(Deadline(1.0))
 
 
