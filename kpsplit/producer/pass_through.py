@@ -14,7 +14,7 @@ from typing import Any
 
 from kpsplit.producer.callbacks import CallbackQueue
 from kpsplit.producer.context import Context
-from kpsplit.producer.messages import MAX_CACHED_REPORTS, Callback, Headers, Send
+from kpsplit.producer.messages import MAX_CACHED_REPORTS, Callback, Headers, Send, is_itself
 from kpsplit.producer.refusals import REFUSALS, is_refusal
 
 
@@ -105,12 +105,13 @@ class PassThroughSender:
         """Return the report function of one callback, and remember it."""
         if callback is None:
             return None
-        if len(self.reports) >= MAX_CACHED_REPORTS:
-            self.reports.clear()
-            self.reports[None] = None
         report = self._report(callback)
-        with suppress(TypeError):  # a callback that is not hashable is wrapped per record
-            self.reports[callback] = report
+        if is_itself(callback):  # any other is wrapped per record
+            if len(self.reports) >= MAX_CACHED_REPORTS:
+                self.reports.clear()
+                self.reports[None] = None
+            with suppress(TypeError):  # not hashable
+                self.reports[callback] = report
         return report
 
     def _report(self, callback: Callback) -> Callback:

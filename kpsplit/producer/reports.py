@@ -17,6 +17,7 @@ from kpsplit.producer.messages import (
     Callback,
     Content,
     Report,
+    is_itself,
     logical_message,
     lost_message,
     timestamp_of,
@@ -60,10 +61,11 @@ class Reporter:
     def make(self, fence: Fence, writer: RouteWriter, callback: Callback | None) -> Report:
         """Return the report function of one callback, remembered by the writer."""
         report = self._report(fence, writer, callback)
-        if len(writer.reports) >= MAX_CACHED_REPORTS:
-            writer.reports.clear()
-        with suppress(TypeError):  # a callback that is not hashable is wrapped per record
-            writer.reports[callback] = report
+        if is_itself(callback):  # any other is wrapped per record
+            if len(writer.reports) >= MAX_CACHED_REPORTS:
+                writer.reports.clear()
+            with suppress(TypeError):  # not hashable
+                writer.reports[callback] = report
         return report
 
     def _report(self, fence: Fence, writer: RouteWriter, callback: Callback | None) -> Report:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -299,6 +301,55 @@ def test_beside_a_record_that_cannot_be_sent_each_is_sent_at_most_once_and_repor
     ground.dispatcher.callbacks.run()
     assert sorted(value for _, value in ground.told) == [b"?", b"a", b"b"]
     assert ground.dispatcher.unresolved() == 0 and ground.dispatcher.held.bytes == 0
+
+
+@dataclass(frozen=True)
+class Noting:
+    """A callback that equals others of its name, wherever they note."""
+
+    name: str
+    noted: list[Any] = field(compare=False)
+
+    def __call__(self, error: Any, message: Any) -> None:
+        self.noted.append(message.value())
+
+    def note(self, error: Any, message: Any) -> None:
+        self.noted.append(message.value())
+
+
+@pytest.mark.parametrize("topic", ["orders", "plain"])
+@pytest.mark.parametrize("as_method", [False, True])
+def test_a_callback_that_equals_another_one_gets_its_own_reports(topic: str, as_method: bool) -> None:
+    ground = Ground()
+    ground.dispatcher.fast_plain.add("plain")
+    general = GeneralPath(ground.dispatcher, lambda: 0, lambda: None)
+    ground.dispatcher.routes["plain"] = PASS_THROUGH
+    produce = make_produce(ground.dispatcher, ground.rdkafka.produce, None, general.produce)
+    one, other = Noting("n", []), Noting("n", [])
+    for value, callback, key in (
+        (b"a", one, b"k"),
+        (b"b", other, b"k"),
+        (b"c", one, None),
+        (b"d", other, None),
+    ):
+        produce(topic, value, key, callback=callback.note if as_method else callback)
+    for number in range(4):
+        ground.rdkafka.report(number)
+    assert (one.noted, other.noted) == ([b"a", b"c"], [b"b", b"d"])
+
+
+@pytest.mark.parametrize("topic", ["orders", "plain"])
+def test_the_report_function_of_a_common_callback_is_made_once(topic: str) -> None:
+    ground = Ground()
+    ground.dispatcher.routes["plain"] = PASS_THROUGH
+    general = GeneralPath(ground.dispatcher, lambda: 0, lambda: None)
+    produce = make_produce(ground.dispatcher, ground.rdkafka.produce, None, general.produce)
+    noted: list[Any] = []
+    for callback in (print, lambda *_: None, ground.callback, partial(print), noted.append):
+        for _ in range(2):
+            produce(topic, b"v", b"k", callback=callback)
+        given = [getattr(arguments[4], "__func__", arguments[4]) for arguments in ground.rdkafka.given]
+        assert given[-1] is given[-2]
 
 
 def test_a_strays_own_headers_and_time_are_sent_again() -> None:
