@@ -24,6 +24,7 @@ Report = Callable[[Any, Any, Any], None]
 
 MAX_CACHED_REPORTS = 64
 """For how many of the application's callbacks the report functions are kept."""
+_IDENTITY: Any = object.__eq__
 CREATE_TIME = 1
 """confluent_kafka.TIMESTAMP_CREATE_TIME: the producer gave the time."""
 EARLIEST, LATEST = -(2**63), 2**63 - 1
@@ -169,7 +170,7 @@ def is_itself(callback: Callback | None) -> bool:
     if isinstance(callback, MethodType):  # equal to those of the same object only
         callback = callback.__func__
     kind = type(callback)
-    return kind.__eq__ is object.__eq__ or kind is BuiltinFunctionType
+    return kind.__eq__ is _IDENTITY or kind is BuiltinFunctionType
 
 
 def timestamp_of(message: Any) -> int:
