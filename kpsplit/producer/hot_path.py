@@ -21,7 +21,7 @@ from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.messages import Callback, Headers, Send
 from kpsplit.producer.quick_lock import Busy
 from kpsplit.producer.reentry import holds_lock, refuse_reentry
-from kpsplit.producer.refusals import REFUSALS, is_refusal
+from kpsplit.producer.refusals import REFUSALS, is_refusal, raise_swallowed
 from kpsplit.producer.routes import complete_stamp, stamp_header
 from kpsplit.producer.stamped import with_stamp
 from kpsplit.splitter.key_range import MULTIPLIER
@@ -108,6 +108,8 @@ def make_produce(
                             if is_refusal(error):
                                 fence.next_sequence = sequence
                                 writer.sent -= 1
+                                if not headers:
+                                    raise_swallowed(error)
                             raise
                         return
         except Busy:

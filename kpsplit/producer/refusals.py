@@ -9,10 +9,13 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
+from kpsplit.errors import KpsplitError
+
 REFUSALS = (
     BufferError, KafkaException, TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError,
 )  # fmt: skip
 """What librdkafka's produce() raises. Anything else is a signal handler's; of these, ask ``is_refusal``."""
+_NAME_IS_NO_TEXT = "expected header key to be unicode string"
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -26,6 +29,27 @@ def is_refusal(error: BaseException) -> bool:
             return False
         below = below.tb_next
     return True
+
+
+def raise_swallowed(error: BaseException) -> None:
+    """Raise what a signal handler raised while librdkafka's produce() looked at our own header's name.
+
+    That runs handlers, and tells what they raise as a name that is no text, which ours always is. So it is
+    only asked where the application gave no headers. The record was not taken.
+
+    Raises:
+        KeyboardInterrupt: it can only have been Ctrl-C. KpsplitError: there are other handlers.
+    """
+    if not isinstance(error, TypeError) or str(error) != _NAME_IS_NO_TEXT:
+        return
+    handlers = [h for n in signal.valid_signals() if callable(h := signal.getsignal(n))]
+    if handlers == [signal.default_int_handler]:
+        raise KeyboardInterrupt from None
+    raise KpsplitError(
+        "a signal handler raised in the middle of produce(), and the client library lost what it raised; "
+        "the record was not accepted",
+        hint="let the handler set a flag as well, and look at it",
+    ) from error
 
 
 def _code_of(handler: Any) -> CodeType | None:

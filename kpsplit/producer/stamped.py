@@ -6,7 +6,7 @@ from types import MethodType
 from typing import Any
 
 from kpsplit.producer.messages import Content, Headers, Send
-from kpsplit.producer.refusals import REFUSALS, is_refusal
+from kpsplit.producer.refusals import REFUSALS, is_refusal, raise_swallowed
 from kpsplit.producer.reports import Reporter
 from kpsplit.producer.routes import Fence, RouteWriter, complete_stamp, stamp_header
 
@@ -51,6 +51,8 @@ class StampedSender:
         except REFUSALS as error:
             if is_refusal(error):
                 fence.next_sequence = sequence
+                if not content.headers:
+                    raise_swallowed(error)
             raise
 
 

@@ -114,6 +114,31 @@ def test_a_handler_of_any_kind_is_told_from_librdkafka() -> None:
         assert (ground.fence.writers[0].in_flight, ground.fence.next_sequence) == (1, 1)
 
 
+@pytest.mark.parametrize("key", [b"k", None])
+@pytest.mark.parametrize(
+    ("headers", "handlers", "raised"),
+    [
+        (None, "only Ctrl-C", KeyboardInterrupt),
+        (None, "another one", KpsplitError),
+        ({"h": b"1"}, "only Ctrl-C", TypeError),
+    ],
+)
+def test_what_a_handler_raised_and_librdkafka_took_for_a_bad_header_comes_out_of_produce(
+    key: Any, headers: Any, handlers: str, raised: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = {signal.SIGINT: signal.default_int_handler}
+    if handlers == "another one":
+        installed[signal.SIGALRM] = lambda number, frame: None
+    monkeypatch.setattr(signal, "getsignal", lambda number: installed.get(number, signal.SIG_DFL))
+    ground = Ground()
+    produce = producing(ground)
+    ground.rdkafka.refuse = TypeError("expected header key to be unicode string")
+    with pytest.raises(raised):
+        produce("orders", b"bad", key, headers=headers)
+    produce("orders", b"next", key)
+    assert (ground.fence.writers[0].in_flight, ground.fence.next_sequence) == (1, 1)
+
+
 def test_a_signal_that_arrives_together_with_the_lock_does_not_stop_the_producer() -> None:
     ground = Ground()
     produce = producing(ground)
