@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import get_ident
+from time import sleep
 from typing import Any
 
 from kpsplit.errors import KpsplitError
@@ -14,6 +15,8 @@ from kpsplit.producer.reentry import refuse_reentry
 
 SLICE_SECONDS = 0.1
 """How long one call into librdkafka lasts at most, so that queued callbacks do not wait for longer."""
+LET_PASS_SECONDS = 0.001
+"""How long a thread that polls all the time stays away for another one that waits to."""
 _FOREVER = 10.0**9
 
 
@@ -28,6 +31,8 @@ class Polling:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._in_callbacks: set[int] = set()
+        self._waiting: set[int] = set()
+        self._last = 0
 
     def check_entry(self) -> None:
         """Refuse calls from inside a callback or the middle of another call, and in a child process.
@@ -70,17 +75,29 @@ class Polling:
             KpsplitError: called inside a callback. Exception: what a callback raised.
         """
         self.check_entry()
-        dispatcher = self._dispatcher
         served = self._run_queued()
+        if self._waiting and self._last == get_ident():
+            sleep(LET_PASS_SECONDS)  # or this thread had the lock again before one that waits is scheduled
         ours = False
         try:
-            with dispatcher.poll_lock.within(seconds):
+            with self._turn(seconds):
                 ours = True
+                self._waiting.discard(get_ident())
+                self._last = get_ident()
                 served += int(self.guarded(call, seconds))
         except Busy:
             if ours:  # a callback's
                 raise
+        finally:
+            self._waiting.discard(get_ident())
         return served + self._run_queued()
+
+    def _turn(self, seconds: float) -> Any:
+        """Return what takes ``poll_lock``; who has to wait for it is let pass by who had it last."""
+        lock = self._dispatcher.poll_lock
+        if seconds > 0 and lock.taken():
+            self._waiting.add(get_ident())
+        return lock.within(seconds)
 
     def guarded(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Call what may run callbacks of the application; calls back into it are refused meanwhile."""

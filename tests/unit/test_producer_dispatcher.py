@@ -303,6 +303,30 @@ def test_beside_a_record_that_cannot_be_sent_each_is_sent_at_most_once_and_repor
     assert ground.dispatcher.unresolved() == 0 and ground.dispatcher.held.bytes == 0
 
 
+def test_a_thread_that_polls_all_the_time_lets_another_one_poll_or_flush() -> None:
+    polling = Polling(Ground().dispatcher)
+    polls, over = threading.Event(), threading.Event()
+
+    def poll(seconds: float) -> int:
+        polls.set()
+        over.wait(seconds)
+        return 0
+
+    def all_the_time() -> None:
+        while not over.is_set():
+            polling.serve(poll, 0.01)
+
+    thread = threading.Thread(target=all_the_time, daemon=True)
+    thread.start()
+    polls.wait(10)
+    entered: list[float] = []
+    for _ in range(10):
+        polling.serve(lambda seconds: entered.append(seconds) or 0, 0.1)  # type: ignore[func-returns-value]
+    over.set()
+    thread.join(10)
+    assert len(entered) >= 3
+
+
 @dataclass(frozen=True)
 class Noting:
     """A callback that equals others of its name, wherever they note."""
