@@ -33,6 +33,8 @@ from kpsplit.producer.weak_call import weakly
 CLOSE_SECONDS = 60.0
 ABANDON_SECONDS = 1.0
 CERTIFY_SECONDS = 10.0
+TIME_OUTS_SECONDS = 5.0
+"""How much later than its time librdkafka may tell that a record timed out (it looks once a second)."""
 LOOK_AT_REGISTRATIONS_SECONDS = 15.0
 LOOK_SECONDS = 0.005
 """How often flush() looks whether a fence has let go of what it held."""
@@ -303,8 +305,10 @@ class Producer(confluent_kafka.Producer):
         dispatcher, raised = self._dispatcher, list[Exception]()
         self._general.closed = True
         closing.accept_no_more(dispatcher)
+        last = Deadline(dispatcher.settings.message_timeout + TIME_OUTS_SECONDS)
         try:
-            while super().__len__():  # with the lease still on, so that what is acknowledged now is delivered
+            # With the lease still on, so that what is acknowledged now is delivered.
+            while super().__len__() and last.left() > 0:
                 closing.noting(raised, self._polling.serve, super().flush, SLICE_SECONDS)
         finally:
             coordinator = self._retire(None if timeout is None else max(timeout, ABANDON_SECONDS))
