@@ -19,7 +19,8 @@ def behind_record(lineage: Lineage, before: Cursor, read: Cursor, segment_id: in
     Args:
         lineage: a fresh lineage.
         before: what is processed already; it never goes back.
-        read: what the slot was given.
+        read: what was handed out of the slot. Nothing behind it is passed: the record may be of another slot,
+            and this one not as far yet.
         segment_id: the segment of the record.
         next_: the physical offset behind it.
     """
@@ -30,7 +31,8 @@ def behind_record(lineage: Lineage, before: Cursor, read: Cursor, segment_id: in
         return before
     passed = _predecessors(lineage, segment_id)
     positions = {i: at for i, at in before.positions.items() if i not in passed}
-    positions[segment_id] = max(next_, positions.get(segment_id, segment.start))
+    handed_out = min(next_, read.pending(lineage).get(segment_id, next_))
+    positions[segment_id] = max(handed_out, positions.get(segment_id, segment.start))
     return Cursor(before.range, positions).settled(lineage)
 
 

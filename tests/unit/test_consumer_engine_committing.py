@@ -228,3 +228,9 @@ def test_what_either_cursor_has_processed_is_processed():
     lineage = LIFE.split.lineage
     a, b = Cursor(WHOLE, {0: 900}), Cursor(WHOLE, {1: 1001, 2: 1, 3: 0, 4: 8, 5: 0})
     assert further(lineage, a, b) == further(lineage, b, a) == b.settled(lineage)
+
+
+def test_a_record_says_nothing_of_what_was_not_handed_out():
+    before, read = Cursor(WHOLE, {0: 20}), Cursor(WHOLE, {0: 30})
+    assert behind_record(UNSPLIT.lineage, before, read, 0, 100).positions == {0: 30}
+    assert behind_record(UNSPLIT.lineage, before, Cursor(WHOLE, {0: 10}), 0, 100) == before

@@ -1,0 +1,74 @@
+"""What an application's commits say of slots, with an engine in its own thread."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import pytest
+from confluent_kafka import Message
+
+from kpsplit.consumer.batch import Batch
+from kpsplit.consumer.calls import Calls
+from tests.unit.engine_world import PARENT, TOPIC, World, slot
+from tests.unit.lane_samples import keys_in
+from tests.unit.samples import UNSPLIT
+
+KEY = [keys_in(slot(index).range, 1)[0] for index in range(2)]
+
+
+@pytest.fixture
+def world():
+    with World(enable_auto_commit=False) as one:
+        one.subscribe()
+        yield one
+
+
+def gets(world, index):
+    """A slot arrives."""
+    world.coordinator.give(index)
+    world.polls(lambda: slot(index) in world.reader.owned, "the slot")
+
+
+def reads(world, end, offsets, start=0):
+    """The reader reads on; ``offsets``: the slot of each record that is given, by its offset."""
+    messages = [
+        Message(topic=TOPIC, partition=0, offset=at, key=KEY[index], value=b"v")
+        for at, index in offsets.items()
+    ]
+    world.reader._due.append(Batch(PARENT, UNSPLIT.lineage.get(0), (), start, end, messages, 10))
+
+
+def commits(world, message):
+    """Have everything up to a message committed; return what is written."""
+    calls, mark, future = Calls(world.engine, world.buffer), world.buffer.mark(), Future()
+    world.engine.ask(lambda: calls.commit(calls.keep(calls.behind_message(message, mark)), future)).result(10)
+    future.result(10)
+    return world.ledger.commits[-1]
+
+
+def test_a_message_says_nothing_of_a_slot_that_arrived_behind_it(world):
+    gets(world, 0)
+    reads(world, 10, {0: 0, 8: 0})
+    last = world.take(2)[-1]
+    gets(world, 1)
+    assert commits(world, last) == {slot(0).range: 9, slot(1).range: 0}
+    reads(world, 10, {1: 1})
+    assert world.take(1)[0].offset() == 1, "the new slot's records are handed out"
+
+
+def test_a_message_says_nothing_of_records_of_another_slot_that_wait(world):
+    gets(world, 0)
+    reads(world, 10, {0: 0, 8: 0})
+    last = world.take(2)[-1]
+    gets(world, 1)
+    reads(world, 10, {1: 1, 3: 1})
+    world.until(world.buffer.waiting_bytes, "what was read")
+    assert commits(world, last)[slot(1).range] == 1
+    assert [m.offset() for m in world.take(2)] == [1, 3]
+
+
+def test_a_message_says_that_what_came_before_it_of_every_slot_is_processed(world):
+    gets(world, 0)
+    gets(world, 1)
+    reads(world, 10, {0: 0, 1: 1, 2: 0, 9: 1})
+    assert commits(world, world.take(3)[-1]) == {slot(0).range: 3, slot(1).range: 3}
