@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError
 
 from kpsplit.consumer.committer import Committer
 from kpsplit.consumer.config import RevocationPolicy
-from kpsplit.consumer.context import Context, parts
+from kpsplit.consumer.context import Context, kafka_error, parts
 from kpsplit.consumer.engine_states import Event, State
 from kpsplit.consumer.events import Callback
 from kpsplit.consumer.given import Given, GivenStart
@@ -101,7 +101,12 @@ class Membership:
         """Slots arrive: they are held, and the starter takes them on."""
         if self._context.life.state is State.CLOSING or self.away:
             return
-        self.hold([self._holding(place) for place in places])
+        try:
+            self.hold([self._holding(place) for place in places])
+        except Exception as error:  # noqa: BLE001 - nothing may come out of a rebalance
+            self._note(error)
+            everything = list(self._context.holdings)
+            self._surely(everything, lambda: self.give_up("slots that arrived could not be taken"))
 
     def given_start(self, parent: PhysicalPartition) -> GivenStart | None:
         """Return where slots begin that arrive now and were never committed, if on_assign has said so."""
@@ -135,15 +140,19 @@ class Membership:
         """Slots are somebody else's: drop them."""
         gone = self._context.holdings.at(places)
         if gone:
-            self.lose(gone)
+            self._surely(gone, lambda: self.lose(gone))
 
     # -- handing over ------------------------------------------------------------------------------
 
     def hand_over(self, leaving: list[Holding], *, tell: bool = True) -> None:
-        """Pause, finish what is being worked on, commit, release."""
+        """Pause, finish what is being worked on, commit, release; lose what cannot be handed over."""
         if leaving:
             with self._context.group.unpolled():
-                self._hand_over(leaving, tell)
+                try:
+                    self._hand_over(leaving, tell)
+                except Exception as error:  # noqa: BLE001 - nothing may come out of a rebalance
+                    self._note(error)
+                    self._surely(leaving, lambda: self.lose(leaving))
 
     def _hand_over(self, leaving: list[Holding], tell: bool) -> None:
         context = self._context
@@ -192,6 +201,24 @@ class Membership:
             self._commit(list(context.holdings), Patience(RevocationPolicy.LEAVE, LAST_COMMIT_SECONDS))
         self.lose(list(context.holdings))
         context.events.tell(KafkaError(KafkaError._MAX_POLL_EXCEEDED, f"left the group: {why}"))
+
+    def _surely(self, gone: list[Holding], drop: Callable[[], None]) -> None:
+        """Drop slots; if that fails hold them no more all the same, and be away.
+
+        Whatever came out of a rebalance would leave the slots held for ever: the client lets them go behind
+        it, and automatic commits would write over their new owner's.
+        """
+        try:
+            drop()
+        except Exception as error:  # noqa: BLE001 - nothing may come out of a rebalance
+            self._note(error)
+            self.away = True
+            self._context.holdings.remove(gone)
+
+    def _note(self, error: Exception) -> None:
+        log.error("kpsplit: internal error in a rebalance", exc_info=error)
+        self._context.counts["internal_errors"] += 1
+        self._context.events.warn(kafka_error(error))
 
     def _stop(self, leaving: list[Holding]) -> list[OwnedSlot]:
         """Read nothing more of slots; return those that the sink knows."""

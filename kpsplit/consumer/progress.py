@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 
 from confluent_kafka import Message
@@ -128,13 +129,13 @@ class Progress:
         return Cursor(slot.range, positions)
 
     def in_work(self, slot: OwnedSlot) -> bool:
-        """Tell whether a record of a slot was handed out and is not processed."""
-        for stretch in self._covering(self._tenures[slot]):
-            first, last = max(self.processed, stretch.first), min(self.handed_out, stretch.behind)
-            worked_on = stretch.batch.messages[first - stretch.first : max(last - stretch.first, 0)]
-            if any(message_hash(m, stretch.batch.segment) in slot.range for m in worked_on):
-                return True
-        return False
+        """Tell whether a record was handed out and is not processed that may be a slot's.
+
+        Whose a record was cannot be told once it was handed out: the application may have given it another
+        key (deserialisers do). So every record of a batch counts for all slots that the batch moves.
+        """
+        stretches = self._covering(self._tenures[slot])
+        return any(max(self.processed, s.first) < min(self.handed_out, s.behind) for s in stretches)
 
     def withdraw(self) -> list[Batch]:
         """Take back everything that was not handed out, to be added again in part or not at all."""
@@ -184,12 +185,13 @@ def without(batch: Batch, slots: frozenset[OwnedSlot]) -> Batch:
 def _divided(batch: Batch, count: int) -> tuple[Batch, Batch]:
     """Divide a batch behind its first ``count`` records, of which there are more."""
     cut = physical_offset(batch.messages[count])
-    before = _part(batch, batch.start, cut, batch.messages[:count], batch.slots)
     behind = _part(batch, cut, batch.end, batch.messages[count:], batch.slots)
+    before = replace(batch, end=cut, messages=batch.messages[:count], bytes=batch.bytes - behind.bytes)
     return before, behind
 
 
 def _part(batch: Batch, start: int, end: int, messages: list[Message], slots: tuple[OwnedSlot, ...]) -> Batch:
+    """Return a part of which nothing was handed out: the application may give records other values, too."""
     size = size_of(messages)
     return Batch(batch.parent, batch.segment, slots, start, end, messages, size, batch.leader_epoch)
 

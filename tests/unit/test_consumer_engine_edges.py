@@ -60,6 +60,73 @@ def test_a_slot_is_let_go_once_its_record_is_processed_and_committed(world):
     assert world.count("slots_handed_over") == 2
 
 
+def test_a_slot_is_let_go_although_its_record_was_given_another_key_and_value(world):
+    """DeserializingConsumer puts objects in the place of keys and values."""
+    stable(world, 0, 1)
+    world.reader.write(record(0), record(1))
+    [first] = world.take(1)
+    first.set_key("text")
+    first.set_value(7)
+    world.coordinator.take(0)
+    world.until(lambda: world.state is State.PREPARE_REVOCATION, "the pause")
+    assert world.coordinator.held() == {0, 1}, "the record is being worked on"
+    world.polls(lambda: world.coordinator.held() == {1}, "the hand-over")
+    assert world.ledger.commits == [{slot(0).range: 1}]
+    assert world.count("internal_errors") == 0
+
+
+@pytest.mark.parametrize("place", ["release", "cursor", "dropped"])
+def test_slots_whose_revocation_fails_are_lost_and_the_engine_goes_on(world, place, monkeypatch):
+    stable(world, 0, 1)
+    handed_out(world, 1)
+    before = getattr(world.buffer, place)
+
+    def fails(*_):
+        monkeypatch.setattr(world.buffer, place, before)
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(world.buffer, place, fails)
+    world.coordinator.take(0)
+    world.polls(lambda: world.state is State.STABLE and world.count("slots_lost"), "the loss")
+    assert world.coordinator.held() == {1}
+    assert world.count("internal_errors") == 1
+    assert set(world.stats()["slots"]) == {str(slot(1))}
+    stable(world, 0)
+    assert world.count("slots_lost") == 1
+
+
+@pytest.mark.parametrize("edge", ["lose", "take"])
+def test_a_member_that_cannot_even_lose_slots_holds_them_no_more_and_leaves(world, edge, monkeypatch):
+    stable(world, 0, 1)
+    before = world.buffer.dropped
+
+    def fails(*_):
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(world.buffer, "dropped", fails)
+    getattr(world.coordinator, edge)(0)
+    world.polls(lambda: world.count("internal_errors") and world.coordinator.left, "leaving")
+    monkeypatch.setattr(world.buffer, "dropped", before)
+    world.polls(lambda: world.coordinator.topics and not world.engine.membership.away, "coming back")
+    stable(world, 0, 1)
+
+
+def test_a_member_that_cannot_take_slots_that_arrive_leaves_and_comes_back(world, monkeypatch):
+    holdings = world.context.holdings
+    before = holdings.add
+
+    def fails(_):
+        monkeypatch.setattr(holdings, "add", before)
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(holdings, "add", fails)
+    world.coordinator.give(0)
+    world.until(lambda: world.coordinator.left, "leaving")
+    assert (world.count("internal_errors"), world.count("left_group")) == (1, 1)
+    world.polls(lambda: world.coordinator.topics and not world.engine.membership.away, "coming back")
+    stable(world, 0)
+
+
 def test_slots_that_stay_are_read_and_handed_out_during_a_hand_over(world):
     stable(world, 0, 1, 2, 3)
     handed_out(world, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kpsplit.consumer.progress import Progress, without
 from kpsplit.splitter.cursor import Cursor
-from tests.unit.consumer_samples import FIRST, HIGH, LOW, SECOND, batch, message
+from tests.unit.consumer_samples import FIRST, HIGH, SECOND, batch, message
 from tests.unit.samples import UNSPLIT, life
 
 CHILD = life().split.lineage.get(2)
@@ -121,15 +121,35 @@ def test_what_was_not_handed_out_can_be_taken_back_and_the_rest_stays_exact() ->
     assert (position(progress, FIRST), position(progress, SECOND)) == (5, 12)
 
 
-def test_a_slot_is_in_work_while_a_record_of_it_is_handed_out_and_not_processed() -> None:
+def test_a_slot_is_in_work_while_a_record_of_a_batch_that_moves_it_is_not_processed() -> None:
     progress = owning()
-    progress.add(batch([message(2, LOW), message(5, HIGH), message(6, HIGH)], 0, 10))
-    progress.advance(2, 0)
-    assert (progress.in_work(FIRST), progress.in_work(SECOND)) == (True, True)
-    progress.advance(2, 1)
-    assert (progress.in_work(FIRST), progress.in_work(SECOND)) == (False, True)
-    progress.advance(2, 2)
-    assert not progress.in_work(SECOND)
+    progress.add(batch([message(2), message(5, HIGH)], 0, 10))
+    progress.add(batch([message(11, HIGH)], 10, 12, (SECOND,)))
+    found = []
+    for mark in range(4):
+        progress.advance(3, mark)
+        found.append((progress.in_work(FIRST), progress.in_work(SECOND)))
+    assert found == [(True, True), (True, True), (False, True), (False, False)]
+
+
+def test_a_record_that_waits_keeps_no_slot_in_work() -> None:
+    progress = owning()
+    progress.add(batch([message(2), message(5, HIGH)], 0, 10))
+    assert not progress.in_work(FIRST)
+    progress.advance(1, 1)
+    assert not progress.in_work(FIRST)
+
+
+def test_nothing_is_asked_of_records_that_the_application_has_changed() -> None:
+    progress = owning()
+    first, second = message(2), message(5)
+    progress.add(batch([first, second], 0, 10))
+    progress.advance(1, 0)
+    first.set_key("text")  # type: ignore[arg-type]
+    first.set_value(7)  # type: ignore[arg-type]
+    assert progress.in_work(FIRST)
+    assert [b.messages for b in progress.withdraw()] == [[second]]
+    assert progress.in_work(FIRST)
 
 
 def test_bytes_wait_until_their_batch_was_wholly_handed_out() -> None:
