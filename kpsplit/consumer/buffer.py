@@ -12,6 +12,8 @@ and takes back. Why that is safe:
   have handed out. The application's thread writes it *before* it takes the first record; the engine's
   thread reads it *after* it has read how many are left: then ``handed out - _last`` is never more than what
   is processed. It may be less for a moment; the progress never goes back.
+* What a ``consume()`` that waits for more has taken is *unreturned* besides: it is not processed whatever is
+  called meanwhile, and goes back into the buffer if nobody gets it. Changed with the lock held.
 
 The interpreter lock makes these reads and writes happen in program order. Without it (free-threaded Python)
 nothing promises that, and taking goes through the lock.
@@ -53,6 +55,8 @@ class FetchBuffer:
     def __init__(self, *, locked: bool = FREE_THREADED) -> None:
         self._ready: deque[Message] = deque()
         self._last = [0]
+        self._unreturned = 0
+        self._wanted = False
         self._open_until = [inf]
         self._found_shut = False
         self._progress = Progress()
@@ -88,28 +92,56 @@ class FetchBuffer:
 
         return poll
 
-    def consume(self, count: int, held: int = 0) -> list[Message]:
-        """Return up to ``count`` of the records that are there; none if attention is asked for, or not now.
-
-        ``held``: how many of those handed out last are not processed yet.
-        """
+    def consume(self, count: int) -> list[Message]:
+        """Return up to so many of the records that are there, none if attention is asked for, or not now."""
         records: list[Message] = []
         if monotonic() > self._open_until[0]:
             return records
         with self._guard:
-            self._last[0] = held + count
+            self._last[0] = count
             with suppress(IndexError):  # what was taken before it was raised stays in the list
                 records.extend(starmap(self._ready.popleft, repeat((), count)))
-            self._last[0] = held + len(records)
+            self._last[0] = len(records)
         return records
 
-    def wait(self, seconds: float | None, held: int = 0) -> bool:
-        """Wait for records or for a call for attention; False if neither came in time.
+    def keep(self, count: int) -> None:
+        """So many records, the last that were handed out, are not returned before more have come."""
+        with self._lock:
+            self._unreturned = count
+            self._last[0] = 0
 
-        Everything that was handed out counts as processed from now on, except for the ``held`` last.
+    def returned(self) -> None:
+        """What was kept goes to the application, and what was handed out since."""
+        with self._lock:
+            self._last[0] += self._unreturned
+            self._unreturned = 0
+            self._wanted = False
+
+    def give_back(self, count: int) -> None:
+        """So many records, the last that were handed out, were never returned: hand them out again."""
+        with self._lock:
+            held_back = self._held_back
+            later = self._taken_back() if held_back is None else held_back
+            batches = [without(batch, self._released) for batch in self._progress.give_back(count)] + later
+            self._last[0] = self._unreturned = 0
+            self._wanted = False
+            if held_back is None:
+                self._put(batches)
+            else:
+                self._held_back = batches
+
+    @property
+    def wanted(self) -> bool:
+        """Whether what is kept has to be returned now: a slot waits until it is processed."""
+        return self._wanted
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait for records, for a call for attention, or until what is kept is wanted; False if none came.
+
+        Everything that was handed out counts as processed from now on, except for what is kept.
         """
         with self._arrived:
-            self._last[0] = held
+            self._last[0] = 0
             self._waiters += 1
             try:
                 return self._arrived.wait_for(self._worth_waking, seconds)
@@ -117,9 +149,9 @@ class FetchBuffer:
                 self._waiters -= 1
 
     def mark(self) -> int:
-        """Return the mark behind everything that was handed out: what an explicit commit covers."""
+        """Return the mark behind everything that was returned: what an explicit commit covers."""
         with self._lock:
-            return self._progress.added - len(self._ready)
+            return self._progress.added - len(self._ready) - self._unreturned
 
     def attended(self) -> None:
         """The application's thread has done what attention was asked for: hand out records again."""
@@ -182,13 +214,17 @@ class FetchBuffer:
                 self._released |= new
                 self._keep(lambda batch: without(batch, new))
             self._advance(len(self._ready))
-            return not any(self._progress.in_work(slot) for slot in known)
+            done = not any(self._progress.in_work(slot) for slot in known)
+            self._want(not done)
+            return done
 
     def passed(self, mark: int) -> bool:
         """Tell whether everything before a mark is processed."""
         with self._lock:
             self._advance(len(self._ready))
-            return self._progress.processed >= mark
+            done = self._progress.processed >= mark
+            self._want(not done)
+            return done
 
     def dropped(self, slots: Iterable[OwnedSlot]) -> None:
         """Forget slots and what waits of them."""
@@ -238,9 +274,15 @@ class FetchBuffer:
         """Whether the application's thread waits for records now."""
         return self._waiters > 0
 
+    def _want(self, waits: bool) -> None:
+        """Have what is kept returned where somebody waits until it is processed."""
+        if waits and self._unreturned:
+            self._wanted = True
+            self._arrived.notify_all()
+
     def _worth_waking(self) -> bool:
-        if self._held_back is not None or not self._ready:
-            return self._held_back is not None
+        if self._held_back is not None or self._wanted or not self._ready:
+            return self._held_back is not None or self._wanted
         if monotonic() <= self._open_until[0]:
             return True
         self._found_shut = True  # noted with the lock held: whoever names a later moment wakes who waits
@@ -248,7 +290,7 @@ class FetchBuffer:
 
     def _advance(self, left: int) -> None:
         handed_out = self._progress.added - left
-        self._progress.advance(handed_out, handed_out - self._last[0])
+        self._progress.advance(handed_out, handed_out - self._unreturned - self._last[0])
 
     def _put(self, batches: Iterable[Batch]) -> None:
         for batch in batches:

@@ -223,6 +223,9 @@ class Consumer(confluent_kafka.Consumer):
     def consume(self, num_messages: int = 1, timeout: float | None = -1) -> list[Message]:
         """Return up to so many records and error events, those that come in time; run callbacks.
 
+        What was found is returned early where a slot that is taken away waits for it, and by the next call
+        where a callback raises.
+
         Raises:
             ValueError: ``num_messages`` is not between 0 and 1000000. Others: as ``poll``.
         """
@@ -230,17 +233,36 @@ class Consumer(confluent_kafka.Consumer):
             raise ValueError("num_messages must be between 0 and 1000000 (1M)")
         deadline = Deadline(_forever(timeout))
         found: list[Message] = []
-        take = self._buffer.consume
-        while len(found) < num_messages:
-            self._pulse[0] += 1
-            event = self._attend()
-            if event is not None:
-                found.append(event)
-                continue
-            found += take(num_messages - len(found), len(found))
-            if len(found) < num_messages and not self._wait(deadline, len(found)):
-                break
+        records, kept = 0, False
+        buffer = self._buffer
+        try:
+            while len(found) < num_messages:
+                self._pulse[0] += 1
+                event = self._attend()
+                if event is not None:
+                    found.append(event)
+                    continue
+                taken = buffer.consume(num_messages - len(found))
+                found += taken
+                records += len(taken)
+                if len(found) < num_messages:
+                    kept = True
+                    buffer.keep(records)
+                    if not self._wait(deadline) or buffer.wanted:
+                        break
+        except BaseException:
+            self._give_back(found)
+            raise
+        if kept:
+            buffer.returned()
         return found
+
+    def _give_back(self, found: list[Message]) -> None:
+        """What consume() has found is not returned, because of an exception: the next call finds it."""
+        events = [message for message in found if message.error() is not None]
+        self._events.give_back(events)
+        if len(events) < len(found):
+            self._buffer.give_back(len(found) - len(events))
 
     def _make_poll(self) -> Poll:
         """Return ``poll``, which does not keep this consumer alive."""
@@ -266,12 +288,12 @@ class Consumer(confluent_kafka.Consumer):
                 if not self._wait(deadline):
                     return None
 
-    def _wait(self, deadline: Deadline, held: int = 0) -> bool:
-        """Wait for something to do, False if nothing came in time; ``held``: see ``FetchBuffer.wait``."""
+    def _wait(self, deadline: Deadline) -> bool:
+        """Wait for something to do, False if nothing came in time."""
         if not self._events.running:
-            return self._buffer.wait(deadline.left(), held)
+            return self._buffer.wait(deadline.left())
         # Another thread closes and is inside a callback: it attends, and the buffer would not wait.
-        self._buffer.wait(0, held)
+        self._buffer.wait(0)
         deadline.pause(LOOK_SECONDS)
         return not deadline.expired()
 
@@ -592,7 +614,7 @@ class Consumer(confluent_kafka.Consumer):
         return session
 
     def _all_processed(self) -> None:
-        """Whoever hands everything over, commits it, or closes, has processed what was handed out."""
+        """Whoever hands everything over, commits it, or closes, has processed what was returned."""
         self._buffer.wait(0)
 
     def _check_open(self) -> None:

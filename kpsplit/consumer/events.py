@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError, Message
@@ -100,6 +100,12 @@ class Events:
                 attended()
                 if self:  # it came meanwhile, and records that are handed out come behind it
                     self._attend()
+
+    def give_back(self, errors: Sequence[Message]) -> None:
+        """Have error events returned again, before the others; application's thread."""
+        if errors:
+            self._errors.extendleft(reversed(errors))
+            self._attend()
 
     def inside_callback(self) -> bool:
         """Tell whether this thread is inside a callback."""

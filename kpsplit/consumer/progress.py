@@ -138,7 +138,10 @@ class Progress:
         return any(max(self.processed, s.first) < min(self.handed_out, s.behind) for s in stretches)
 
     def withdraw(self) -> list[Batch]:
-        """Take back everything that was not handed out, to be added again in part or not at all."""
+        """Take back everything that was not handed out, to be added again in part or not at all.
+
+        Without records of slots whose stay in which they were read is over.
+        """
         taken_back = []
         kept: deque[_Stretch] = deque()
         for stretch in self._waiting:
@@ -147,12 +150,20 @@ class Progress:
                 kept.append(_Stretch(before, stretch.first, stretch.tenures))
             else:
                 behind = stretch.batch
-            taken_back.append(behind)
+            gone = [o for o in behind.slots if self._tenures.get(o) not in stretch.tenures]
+            taken_back.append(without(behind, frozenset(gone)))
         self.added = self.handed_out
         self.waiting_bytes = 0
         self._waiting.clear()
         self._in_work.extend(kept)
         return taken_back
+
+    def give_back(self, count: int) -> list[Batch]:
+        """Take back the records, too, that were handed out last and are not processed: nobody got them."""
+        self.handed_out -= count
+        while self._in_work and self._in_work[-1].behind > self.handed_out:
+            self._waiting.appendleft(self._in_work.pop())
+        return self.withdraw()
 
     def _tenures_of(self, batch: Batch) -> tuple[_Tenure, ...]:
         """Return the tenures that a batch moves; all batches of one track have the same tuple of slots."""
