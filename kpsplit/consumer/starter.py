@@ -81,7 +81,7 @@ class Starter:
         if self._answer is None or not self._answer.done():
             return
         answer, self._answer = self._answer, None
-        waiting = [h for h in self._asked if h.stage is Stage.ASKED and h.slot in self._context.holdings]
+        waiting = [h for h in self._held(self._asked) if h.stage is Stage.ASKED]
         try:
             starts = answer.result()
         except NoOffsetError as error:
@@ -150,7 +150,12 @@ class Starter:
         if self._told is None or not self._told[0].done:
             return
         (_, found), self._told = self._told, None
-        self._begin([h for h in found if h.slot in self._context.holdings and h.stage is Stage.FOUND])
+        self._begin([h for h in self._held(found) if h.stage is Stage.FOUND])
+
+    def _held(self, holdings: list[Holding]) -> list[Holding]:
+        """Return those that are held still; a slot that went and came back is held anew."""
+        now = {id(h) for h in self._context.holdings}
+        return [h for h in holdings if id(h) in now]
 
     def _begin(self, found: list[Holding]) -> None:
         for holding in found:

@@ -9,8 +9,10 @@ from confluent_kafka import KafkaError
 
 from kpsplit.consumer.config import RevocationPolicy
 from kpsplit.consumer.engine_states import Event, State
+from kpsplit.consumer.ledger import Start
 from kpsplit.consumer.membership import Patience
 from kpsplit.errors import FencedError, FutureVersionError, UnreachableError
+from kpsplit.splitter.cursor import Cursor
 from tests.unit.engine_world import KEYS, World, record, slot
 
 
@@ -173,6 +175,26 @@ def test_lost_slots_are_dropped_without_a_commit_and_the_application_is_told(wor
     assert world.count("slots_lost") == 2
     stable(world, 0)
     assert [name for name, _ in world.told] == ["assign", "lost", "assign"]
+
+
+def test_a_slot_that_comes_back_while_on_assign_waits_does_not_begin_where_it_began_before(world):
+    world.coordinator.give(0)
+    world.until(lambda: world.events, "on_assign")
+    world.coordinator.lose(0)
+    world.until(lambda: world.count("slots_lost"), "the loss")
+    world.ledger.starts_gate.clear()
+    world.coordinator.give(0)
+    world.until(lambda: world.ledger.asked == 2, "the second look-up")
+    owner_of_before = Start((Cursor(slot(0).range, {0: 500}),), committed=True)
+    world.ledger.starts = lambda _: [owner_of_before]
+    world.polls(lambda: not world.events and not world.engine.starter._told, "on_assign of before")
+    assert world.reader.owned == {}
+    world.coordinator.lose(0)
+    world.polls(lambda: world.count("slots_lost") == 2, "the second loss")
+    world.ledger.starts_gate.set()
+    world.coordinator.give(0)
+    world.polls(lambda: world.reader.owned, "the slot")
+    assert world.reader.owned == {slot(0): owner_of_before.pieces[0]}
 
 
 def test_a_commit_of_a_member_that_was_fenced_is_counted_and_changes_nothing(world):
