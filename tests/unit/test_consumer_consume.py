@@ -130,7 +130,7 @@ def test_an_error_event_that_was_found_when_a_callback_raised_is_returned_by_the
     assert [m.offset() for m in found if m.error() is None] == [0, 1, 2]
 
 
-def test_a_slot_that_was_lost_meanwhile_is_not_moved_by_what_goes_back(world):
+def test_what_goes_back_of_a_slot_that_was_lost_meanwhile_is_not_returned(world):
     application = Application(world, 10, PATIENCE)
     world.coordinator.lose(0)
     world.coordinator.give(0)
@@ -141,7 +141,8 @@ def test_a_slot_that_was_lost_meanwhile_is_not_moved_by_what_goes_back(world):
 
     world.events.call(raises)
     application.join(PATIENCE)
-    world.polls(lambda: slot(0) in world.reader.owned, "the slot again")
+    found = world.polls(lambda: slot(0) in world.reader.owned, "the slot again")
+    assert found == [], "they are of the stay that is over"
     assert world.buffer.cursor(slot(0))[0].positions == {0: 0}
     assert world.buffer.cursor(slot(1))[0].positions == {0: 3}
 
