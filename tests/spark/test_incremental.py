@@ -17,6 +17,7 @@ from kpsplit.spark_jobs.verification.state import State, to_read
 from kpsplit.spark_jobs.verification.state_json import decode_state, encode_state
 from kpsplit.splitter.key_range import WHOLE, key_hash
 from kpsplit.splitter.records.offsets import Cause
+from kpsplit.splitter.records.stamp import HEADER, Stamp
 from tests.spark.histories import KEYS, TOPIC, World, busy, judge
 
 Expect = Callable[[Verdict], None]
@@ -128,6 +129,13 @@ def account_for_all(world: World) -> None:
     """Make the certificates count what the segments hold."""
     for producer in world.given:
         world.delivered[producer] = {}
+    for place, log in world.logs.items():
+        for offset, record in enumerate(log):
+            value = dict(record.headers).get(HEADER) if record else None
+            segment, stamp = world.state.lineage.at(place, offset), value and Stamp.decode(value)
+            if segment and stamp and stamp.epoch >= segment.opened_epoch:
+                counts = world.delivered[stamp.instance]
+                counts[str(segment.id)] = counts.get(str(segment.id), 0) + 1
 
 
 # Clean chains

@@ -386,6 +386,52 @@ def a_certificate_that_counts_other_records_is_found(world: World) -> Expect:
     return expect
 
 
+@fresh
+def a_last_number_replaced_by_one_beyond_the_certificate_is_found_beside_the_lost_one(world: World) -> Expect:
+    """As many numbers are there as were given."""
+    busy(world)
+    last = offsets(world, world.parent, world.anna)[-1]
+    lost = sequence_at(world, world.parent, last)
+    record = world.logs[world.parent][last]
+    record.headers[0] = (HEADER, Stamp(0, world.anna, lost + 27).encode())
+
+    def expect(verdict: Verdict) -> None:
+        (missing,) = verdict.of(Check.MISSING)
+        assert (missing.severity, missing.first, missing.last) == (Severity.FINDING, lost, lost)
+        (beyond,) = verdict.of(Check.CERTIFICATES)
+        assert (beyond.severity, beyond.segment, beyond.first) == (Severity.FINDING, 0, lost + 27)
+
+    return expect
+
+
+@case
+def a_number_beyond_the_certificate_is_found_where_nothing_is_missing(world: World) -> Expect:
+    world.put(world.parent, KEYS[0], world.state.epoch, world.bert, world.given[world.bert] + 3)
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.CERTIFICATES)
+        assert finding.first == world.given[world.bert] + 3
+
+    return expect
+
+
+@fresh
+def records_in_a_segment_that_the_certificate_does_not_name_are_found(world: World) -> Expect:
+    busy(world)
+    world.split(0, 2)
+    busy(world)
+    world.fail(world.anna)
+    forgotten = world.state.lineage.open_segments()[1].id
+    count = world.delivered[world.bert].pop(str(forgotten))
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.CERTIFICATES)
+        assert (finding.producer, finding.segment) == (f"{world.bert:016x}", forgotten)
+        assert finding.count == count
+
+    return expect
+
+
 # Segments
 
 

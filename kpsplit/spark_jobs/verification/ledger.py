@@ -74,3 +74,11 @@ class Ledger:
     def _below_next(self, bucket: int) -> int:
         there = min(max(self.next - bucket * BUCKET, 0), BUCKET)
         return _ALL >> (BUCKET - there)
+
+
+def together(known: Ledger, more: Mapping[int, Held]) -> dict[int, Held]:
+    """Return a producer's data by segment, with those that came since."""
+    found = dict(known.segments)
+    for segment, data in more.items():
+        found[segment] = found[segment].with_more(data) if segment in found else data
+    return found

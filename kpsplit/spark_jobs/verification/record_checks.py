@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from kpsplit.spark_jobs.schemas import Fate
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification.counted import Span, Total
 from kpsplit.spark_jobs.verification.findings import Check, Finding, SegmentTotal, Severity
+from kpsplit.spark_jobs.verification.ledger import Held, together
 from kpsplit.spark_jobs.verification.state import State
-from kpsplit.spark_jobs.verification.writers import Writers
+from kpsplit.spark_jobs.verification.writers import Writer, Writers
 from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.producers import Certificate
 
 _FOREIGN: dict[Fate, str] = {
     Fate.NOT_THE_MARKER: "where the lineage has a marker: this log is not the one that was cut",
@@ -146,7 +148,7 @@ def certificate_findings(
     doubtful: Collection[tuple[int, str]],
     unread: Collection[tuple[int, int]],
 ) -> Iterator[Finding]:
-    """Return where a producer's certificate counts other records than its segments hold.
+    """Return where a producer's certificate says other than its segments hold.
 
     Args:
         snapshot: with the certificates.
@@ -156,27 +158,52 @@ def certificate_findings(
             or of aborted transactions.
         unread: segments (partition, id) of which not all was ever read.
     """
-    held = {(s.partition, s.producer, s.segment): s.records for s in spans}
-    wrote = {(s.partition, s.producer) for s in spans}
+    held: dict[tuple[int, str], dict[int, Held]] = defaultdict(dict)
+    for s in spans:
+        held[s.partition, s.producer][s.segment] = Held(s.records, s.first, s.last)
     writers = Writers(snapshot)
     yield from _uncertified(writers, spans)
-    for (partition, producer), writer in writers.certified().items():
-        certificate, known = writer.certificate, past.ledger(partition, producer)
-        judged = known.closed and (partition, producer) not in wrote
-        if certificate is None or judged or known.doubtful or (partition, producer) in doubtful:
+    for who, writer in writers.certified().items():
+        known, mine = past.ledger(*who), held.get(who, {})
+        if writer.certificate is None or (known.closed and not mine):
             continue
-        for name, delivered in sorted(certificate.delivered.items()):
-            segment = int(name)
-            there = held.get((partition, producer, segment), 0)
-            there += known.segments[segment].records if segment in known.segments else 0
-            if (partition, segment) in unread or delivered <= there <= delivered + len(writer.failed):
-                continue
-            said = f"producer {producer} delivered {delivered:,} records to segment {segment}"
-            message = f"{said}, which holds {there:,}"
-            yield Finding(
-                *(Check.CERTIFICATES, Severity.FINDING, writer.parent, message, segment, producer),
-                count=abs(there - delivered),
+        yield from _never_given(writer, writer.certificate, mine if known.closed else together(known, mine))
+        if not known.doubtful and who not in doubtful:
+            there = together(known, mine)
+            yield from _miscounted(writer, writer.certificate, there, {i for n, i in unread if n == who[0]})
+
+
+def _never_given(writer: Writer, certificate: Certificate, held: Mapping[int, Held]) -> Iterator[Finding]:
+    """Return data of numbers beyond the last that a producer says it gave."""
+    for segment, data in sorted(held.items()):
+        if data.last >= certificate.next_sequence:
+            message = (
+                f"producer {writer.producer} gave {certificate.next_sequence:,} numbers, "
+                f"and number {data.last} is there"
             )
+            yield Finding(
+                *(Check.CERTIFICATES, Severity.FINDING, writer.parent, message, segment, writer.producer),
+                first=data.last,
+                last=data.last,
+            )
+
+
+def _miscounted(
+    writer: Writer, certificate: Certificate, held: Mapping[int, Held], unread: Collection[int]
+) -> Iterator[Finding]:
+    """Return segments that hold other counts than a certificate says: 0 of those it does not name."""
+    said = {int(name): count for name, count in certificate.delivered.items()}
+    for segment in sorted(said.keys() | held.keys()):
+        delivered = said.get(segment, 0)
+        there = held[segment].records if segment in held else 0
+        if segment in unread or delivered <= there <= delivered + len(writer.failed):
+            continue
+        counted = f"producer {writer.producer} delivered {delivered:,} records to segment {segment}"
+        message = f"{counted}, which holds {there:,}"
+        yield Finding(
+            *(Check.CERTIFICATES, Severity.FINDING, writer.parent, message, segment, writer.producer),
+            count=abs(there - delivered),
+        )
 
 
 def _uncertified(writers: Writers, spans: Collection[Span]) -> Iterator[Finding]:

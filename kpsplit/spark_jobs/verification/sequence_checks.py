@@ -89,7 +89,7 @@ def numbers_given(writers: Writers, past: State, tops: Mapping[Who, int]) -> dic
     """Return how many numbers each producer has given, as far as is known, where there is anything to judge.
 
     Args:
-        writers: with a certificate, its ``next_sequence``; what is beyond is judged by nothing.
+        writers: with a certificate, its ``next_sequence``; what is beyond fills no hole.
         past: a producer that was judged with its certificate counts only if it wrote again.
         tops: the greatest number that is there as data now.
     """
@@ -121,21 +121,31 @@ def tops_of(spans: Iterable[Span], past: State) -> dict[Who, int]:
     return {who: min(top, past.ledger(*who).next + records[who] + MOST_MISSING) for who, top in last.items()}
 
 
+def reaching_beyond(spans: Iterable[Span], given: Mapping[Who, int]) -> set[Who]:
+    """Return the producers with data of a number that they never gave."""
+    return {who for s in spans if (who := (s.partition, s.producer)) in given and s.last >= given[who]}
+
+
 def incomplete(
     past: State,
     given: Mapping[Who, int],
     shelves: Mapping[ShelfKey, Shelf],
     again: Mapping[ShelfKey, int],
+    beyond: Collection[Who] = (),
 ) -> set[ShelfKey]:
     """Return the shelves that are not full as far as numbers were given, or hold strays never sent again.
+
+    A shelf only counts what it holds: where numbers that were never given may be among them, it is no proof.
 
     Args:
         past: what earlier runs know.
         given: as ``numbers_given``.
         shelves: what is there now.
         again: how many of that earlier runs had accounted for.
+        beyond: whose data reach beyond what was given.
     """
     found = {key for key, shelf in shelves.items() if shelf.unsent}
+    found |= {(*who, given[who] // SHELF) for who in beyond if given[who] % SHELF}
     touched: dict[Who, set[int]] = defaultdict(set)
     for partition, producer, number in shelves:
         touched[partition, producer].add(number)

@@ -22,6 +22,7 @@ from kpsplit.spark_jobs.verification.sequence_checks import (
     holes,
     incomplete,
     numbers_given,
+    reaching_beyond,
     tops_of,
 )
 from kpsplit.spark_jobs.verification.state import State
@@ -37,6 +38,7 @@ class Looked:
 
     Attributes:
         given: how many numbers each producer has given.
+        beyond: whose data reach beyond that.
         holes: what is missing.
         again: numbers that are there now and were there before.
         arrived: numbers that are there now and were told as lost.
@@ -47,6 +49,7 @@ class Looked:
     """
 
     given: dict[Who, int]
+    beyond: set[Who] = field(default_factory=set)
     holes: list[Holes] = field(default_factory=list)
     again: dict[Who, list[int]] = field(default_factory=dict)
     arrived: dict[Who, list[Run]] = field(default_factory=dict)
@@ -87,7 +90,8 @@ class Sequences:
 
     def look(self, spans: Collection[Span]) -> Looked:
         """Look at everything; ``spans``: the producers' new data by segment."""
-        looked = Looked(numbers_given(self._writers, self._past, tops_of(spans, self._past)))
+        given = numbers_given(self._writers, self._past, tops_of(spans, self._past))
+        looked = Looked(given, reaching_beyond(spans, given))
         early = self._early(spans, looked)
         accounted = self._known_before(early, looked)
         shelves = tables.shelf_rows(cells.shelves(self._buckets))
@@ -130,7 +134,7 @@ class Sequences:
         self, shelves: dict[ShelfKey, Shelf], again: Mapping[ShelfKey, int], looked: Looked
     ) -> None:
         """Look for missing numbers among committed records, then among all if any may have been aborted."""
-        wanted = incomplete(self._past, looked.given, shelves, again)
+        wanted = incomplete(self._past, looked.given, shelves, again, looked.beyond)
         if not wanted:
             return
         if len(wanted) > MOST_SHELVES:
@@ -186,7 +190,7 @@ class Sequences:
         left = wanted
         if len(wanted) > MOST_SHELVES:
             more = {**shelves, **tables.shelf_rows(cells.shelves(with_aborted))}
-            left = incomplete(self._past, looked.given, more, again) & wanted
+            left = incomplete(self._past, looked.given, more, again, looked.beyond) & wanted
         closely = set(sorted(left)[:MOST_SHELVES])
         looked.not_looked_at = left - closely
         looked.holes = self._holes(with_aborted, closely, looked)

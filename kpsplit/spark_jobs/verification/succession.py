@@ -15,7 +15,7 @@ from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification.commit_checks import in_force
 from kpsplit.spark_jobs.verification.counted import Span, Total, added_up
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
-from kpsplit.spark_jobs.verification.ledger import Held, Ledger
+from kpsplit.spark_jobs.verification.ledger import Held, Ledger, together
 from kpsplit.spark_jobs.verification.numbers import Run, common, minus, united
 from kpsplit.spark_jobs.verification.sequence_checks import Holes, Who
 from kpsplit.spark_jobs.verification.state import (
@@ -179,10 +179,10 @@ def _ledgers(
     snapshot: Snapshot, partition: int, past: State, seen: Seen, decider: Decider
 ) -> dict[str, Ledger]:
     writers = Writers(snapshot)
-    spans: dict[str, list[Span]] = defaultdict(list)
+    spans: dict[str, dict[int, Held]] = defaultdict(dict)
     for span in seen.spans:
         if span.partition == partition:
-            spans[span.producer].append(span)
+            spans[span.producer][span.segment] = Held(span.records, span.first, span.last)
     gaps = {h.writer.producer: h for h in seen.holes if h.writer.parent.partition == partition}
     found = dict(past.past(partition).ledgers)
     for who in sorted(seen.known):
@@ -194,7 +194,7 @@ def _ledgers(
                 next=max(known.next, seen.given.get(who, 0)),
                 doubtful=known.doubtful or who in seen.doubtful or bool(told.gone),
                 closed=decider.final(writer),
-                segments=_segments(known, spans[who[1]]),
+                segments=together(known, spans[who[1]]),
             )
     return found
 
@@ -216,11 +216,3 @@ def _decided(
         gone=tuple(minus(gone, arrived)),
         strays=tuple(minus(gaps.strays, gone)) if gaps else (),
     )
-
-
-def _segments(known: Ledger, spans: Iterable[Span]) -> dict[int, Held]:
-    found = dict(known.segments)
-    for span in spans:
-        more = Held(span.records, span.first, span.last)
-        found[span.segment] = found[span.segment].with_more(more) if span.segment in found else more
-    return found
