@@ -277,6 +277,16 @@ def test_the_lineage_has_a_time_axis_where_times_are_known() -> None:
     assert "1970" not in drawn
 
 
+@pytest.mark.parametrize("wrong", [1_700_006_400_000_000, -(1 << 62), (1 << 63) - 1])
+def test_a_timestamp_that_no_calendar_has_is_left_out_of_the_picture(wrong) -> None:
+    """As of a producer that gives microseconds for milliseconds."""
+    lineage, day = lived(0).state.lineage, 1_700_006_400_000
+    drawn = lineage_picture(lineage, {}, {0: day, 1: wrong, 2: day + 2_000, 3: day + 3_000}, day + 4_000)
+    left_out = lineage_picture(lineage, {}, {0: day, 2: day + 2_000, 3: day + 3_000}, day + 4_000)
+    assert drawn == left_out
+    assert lineage_picture(lineage, {}, {0: wrong}, None) == lineage_picture(lineage, {})
+
+
 def test_columns_of_the_lineage_are_as_wide_as_their_time_but_never_too_narrow() -> None:
     assert columns([0, 10, 100], 1000.0) == [0.0, 300.0, 1000.0]
     assert columns([0, None, 100], 1000.0) == [0.0, 500.0, 1000.0]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpsplit.admin_cli.commands.verify import conclude
+from kpsplit.admin_cli.commands.verify import conclude, write_page
 from kpsplit.errors import CheckFailedError, ConflictError, FutureVersionError, KpsplitError, UsageError
 from kpsplit.spark_jobs.schemas import Fate
 from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, Snapshot
@@ -299,3 +299,24 @@ def test_a_report_that_cannot_be_written_hides_no_finding_and_no_state(state, fo
     assert type(caught.value) is error
     assert any("no room" in line for line in [*said, str(caught.value)])
     assert StateFile(tmp_path / "orders.state").load() == state
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("year 55840 is out of range"), "ValueError"),
+        (PermissionError(13, "Permission denied"), "Permission denied"),
+        (KpsplitError("no broker answers", hint="check it"), "no broker answers"),
+    ],
+)
+def test_whatever_goes_wrong_with_the_page_is_one_reason_why_it_was_not_written(
+    error, told, tmp_path
+) -> None:
+    def page() -> str:
+        raise error
+
+    (why,) = write_page(tmp_path / "page.html", page)
+    assert why.message == f"cannot write {tmp_path / 'page.html'}: {told}"
+    assert list(tmp_path.iterdir()) == []
+    assert write_page(tmp_path / "page.html", lambda: "<p>") == []
+    assert (tmp_path / "page.html").read_text() == "<p>"

@@ -138,13 +138,26 @@ def command(
             except KpsplitError as error:
                 unwritten.append(error)
     if html is not None:
-        try:
-            times = times_of(connection, snapshot, TIMES_SECONDS)
-            write_whole(html, report_page(verdict, times).encode())
-        except OSError as error:
-            unwritten.append(KpsplitError(f"cannot write {html}: {error.strerror}"))
+        unwritten += write_page(
+            html, lambda: report_page(verdict, times_of(connection, snapshot, TIMES_SECONDS))
+        )
     call.show(verdict.json(), lambda console: _show(verdict, console))
     conclude(verdict, file, call.say, unwritten)
+
+
+def write_page(path: Path, page: Callable[[], str]) -> list[KpsplitError]:
+    """Make the report's page and write it; return why that failed.
+
+    Whatever goes wrong in it, the verdict is still to be told, and its state to be kept.
+    """
+    try:
+        write_whole(path, page().encode())
+    except KpsplitError as error:
+        return [KpsplitError(f"cannot write {path}: {error.message}")]
+    except Exception as error:  # noqa: BLE001 - a picture is no reason to hide a finding
+        why = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+        return [KpsplitError(f"cannot write {path}: {why}")]
+    return []
 
 
 def conclude(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html import escape
 from itertools import pairwise
 
@@ -15,6 +15,7 @@ RIGHT, AXIS = 66.0, 32.0
 LEAST_SHARE = 0.5
 """Half of the width is shared out evenly between the epochs, the other half by their time."""
 _LETTER = 6.6
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _COLOURS = {
     SegmentKind.PARENT: "#1f5fa8",
     SegmentKind.PHANTOM: "#f2b04c",
@@ -33,11 +34,11 @@ def lineage_picture(
     Args:
         lineage: of one logical partition.
         records: how many records each segment holds.
-        times: when epochs began, ms since 1970, as far as is known.
+        times: when epochs began, ms since 1970, as far as is known; those that no calendar has are left out.
         taken_ms: when the picture was taken.
     """
     epochs = sorted({s.opened_epoch for s in lineage})
-    known = [*(((times or {}).get(e)) for e in epochs), taken_ms]
+    known = [_shown(at) for at in (*((times or {}).get(e) for e in epochs), taken_ms)]
     edges = columns(known, WIDTH - LEFT - RIGHT)
     axis = AXIS if any(at is not None for at in known[:-1]) else 0.0
     proper = [s for s in lineage if s.kind is not SegmentKind.OVERFLOW]
@@ -63,6 +64,14 @@ def lineage_picture(
     if axis:
         parts += _axis(known, edges, bottom)
     return _svg(bottom + axis, parts, f"Lineage of {lineage.parent}")
+
+
+def _shown(at: int | None) -> int | None:
+    """Return a time if a calendar has it: what a record's timestamp says is its writer's word."""
+    try:
+        return at if at is None or _EPOCH + timedelta(milliseconds=at) else None
+    except OverflowError:
+        return None
 
 
 def columns(times: Sequence[int | None], width: float) -> list[float]:
@@ -93,7 +102,7 @@ def _axis(times: Sequence[int | None], edges: Sequence[float], top: float) -> li
             continue
         x = LEFT + edge
         parts.append(_line(x, top + 2, x, top + 10))
-        told = datetime.fromtimestamp(at / 1000, UTC)
+        told = _EPOCH + timedelta(milliseconds=at)
         text = f"{told:%H:%M:%S}" if f"{told:%Y-%m-%d}" == day else f"{told:%Y-%m-%d %H:%M:%S}"
         half = len(text) * _LETTER / 2
         if x - half >= free:
