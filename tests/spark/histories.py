@@ -72,11 +72,13 @@ class World:
     def send(self, producer: int, key: bytes | None, *, times: int = 1) -> None:
         """Deliver records of one key."""
         for _ in range(times):
-            segment = self.taking(key)
-            sequence = self.number(producer)
-            self.put(segment.source, key, self.state.epoch, producer, sequence)
-            counts = self.delivered[producer]
-            counts[str(segment.id)] = counts.get(str(segment.id), 0) + 1
+            self._deliver(producer, key, self.number(producer))
+
+    def _deliver(self, producer: int, key: bytes | None, sequence: int) -> Record:
+        segment = self.taking(key)
+        counts = self.delivered[producer]
+        counts[str(segment.id)] = counts.get(str(segment.id), 0) + 1
+        return self.put(segment.source, key, self.state.epoch, producer, sequence)
 
     def number(self, producer: int) -> int:
         """Give the next sequence number."""
@@ -97,21 +99,17 @@ class World:
         """A record lands behind its segment's end and is sent again to the segment that takes its key."""
         sequence = self.number(producer)
         self.put(place, key, epoch, producer, sequence)
-        segment = self.taking(key)
-        self.put(segment.source, key, self.state.epoch, producer, sequence)
-        counts = self.delivered[producer]
-        counts[str(segment.id)] = counts.get(str(segment.id), 0) + 1
+        self._deliver(producer, key, sequence)
 
     def fail(self, producer: int) -> None:
         """A record's delivery fails, and it was not written."""
         self.failed.setdefault(producer, []).append(self.number(producer))
 
     def abort(self, producer: int, key: bytes, records: int = 3) -> None:
-        """A transaction of kpsplit's producer is aborted."""
-        segment = self.taking(key)
+        """A transaction of kpsplit's producer is aborted; its records were delivered, and count so."""
         for _ in range(records):
-            self.put(segment.source, key, self.state.epoch, producer, self.number(producer)).aborted = True
-        self.logs[segment.source].append(Hole)
+            self._deliver(producer, key, self.number(producer)).aborted = True
+        self.logs[self.taking(key).source].append(Hole)
 
     def foreign(self, key: bytes | None, place: PhysicalPartition | None = None) -> None:
         """Somebody writes without kpsplit."""

@@ -196,6 +196,20 @@ def a_sub_topic_that_was_retired_before_the_moment_is_given(world: World) -> Exp
     return clean
 
 
+@case
+def a_producer_whose_first_transaction_since_was_aborted_is_clean(world: World) -> Expect:
+    """Its certificate counts the aborted records of a segment that was opened since."""
+    busy(world)
+    world.since_now()
+    world.split(0, 2)
+    late = 0xC0FFEE0000 + world.parent.partition
+    world.abort(late, KEYS[0], 10)
+    world.send(late, KEYS[0], times=10)
+    world.abort(world.anna, KEYS[1])
+    busy(world)
+    return clean
+
+
 # What comes after is proven
 
 
@@ -273,8 +287,22 @@ def a_certificate_of_a_segment_opened_since_is_compared(world: World) -> Expect:
     world.split(0, 2)
     busy(world)
     opened = str(world.state.lineage.open_segments()[0].id)
+    world.plain.add(world.bert)
     world.delivered[world.bert][opened] += 1
     world.fail(world.anna)
+    return lambda verdict: _checks(verdict, {Check.CERTIFICATES})
+
+
+@case
+def a_certificate_of_transactions_is_compared_where_nothing_of_it_lies_before_the_time(
+    world: World,
+) -> Expect:
+    busy(world)
+    world.since_now()
+    world.split(0, 2)
+    late = 0xC0FFEE0000 + world.parent.partition
+    world.send(late, KEYS[0], times=10)
+    world.delivered[late][str(world.taking(KEYS[0]).id)] += 1
     return lambda verdict: _checks(verdict, {Check.CERTIFICATES})
 
 

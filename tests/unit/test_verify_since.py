@@ -93,7 +93,9 @@ def test_numbers_below_the_first_that_is_there_are_given() -> None:
     start = with_first_numbers(empty, {(0, f"{5:016x}"): 70, (0, f"{7:016x}"): 3}, Writers(snapshot))
     assert start.ledger(0, f"{5:016x}") == Ledger(next=70)
     assert start.ledger(0, f"{6:016x}") == Ledger(next=90, closed=True)
-    assert start.ledger(0, f"{7:016x}") == Ledger(next=3)
+    assert start.ledger(0, f"{7:016x}") == Ledger(next=3, doubtful=True)
+    begun = with_first_numbers(empty, {(0, f"{7:016x}"): 0}, Writers(snapshot))
+    assert begun.ledger(0, f"{7:016x}") == Ledger()
 
 
 def test_range_commits_before_the_time_are_in_force() -> None:

@@ -8,6 +8,8 @@ What lies before is the given start, as a saved state is; but nobody has verifie
   not there may still lie before the beginning of another log (clocks differ): they are looked for there
   before they are called missing. Smaller ones are not judged.
 * A producer of which nothing was found is not judged at all.
+* A certificate is compared for segments that are read whole; of a producer with transactions only if its
+  number 0 was found: smaller numbers that are not may be aborted ones, which certificates count.
 * Range commits before the time are in force, and not judged themselves.
 """
 
@@ -62,6 +64,9 @@ def start_of(snapshot: Snapshot, since: Since) -> State:
 def with_first_numbers(start: State, firsts: Mapping[Who, int], writers: Writers) -> State:
     """Return the start with each producer's numbers below the first one that was found as accounted for.
 
+    Whether those of a producer with transactions lie before the time, or were aborted since, is not known:
+    its certificate counts the aborted ones too, and is not compared.
+
     ``firsts``: the least number of each producer that is there, as data or as a stray.
     """
     ledgers: dict[int, dict[str, Ledger]] = {number: {} for number in start.partitions}
@@ -69,7 +74,8 @@ def with_first_numbers(start: State, firsts: Mapping[Who, int], writers: Writers
         if writer.certificate is not None:
             ledgers[number][name] = Ledger(next=writer.certificate.next_sequence, closed=True)
     for (number, name), first in firsts.items():
-        ledgers[number][name] = Ledger(next=first)
+        unknown = first > 0 and writers.get(number, name).transactional
+        ledgers[number][name] = Ledger(next=first, doubtful=unknown)
     known = {n: replace(past, ledgers=ledgers[n]) for n, past in start.partitions.items()}
     return replace(start, partitions=known)
 
