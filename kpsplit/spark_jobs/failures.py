@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
+
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from kpsplit.errors import ConfigurationError, KpsplitError
 from kpsplit.spark_jobs.jars import connector_coordinates
+from kpsplit.spark_jobs.session import kept_log
 
 SPARK_ERRORS = (PySparkException, Py4JJavaError)
+
+_LONGEST = 300
+_CAUSED = "Caused by: "
+_CALLING = "An error occurred while calling "
+_TASK = re.compile(r"^org\.apache\.spark\.SparkException: Job aborted .*?, most recent failure: .*?\): ")
+_PACKAGE = re.compile(r"^(?:[\w$]+\.)+(?=[\w$]+)")
+_QUOTED = re.compile(r"""(?<!\w)(?:'[^']*'|"[^"]*")(?!\w)""")
 
 
 def explained(error: Exception) -> KpsplitError:
@@ -23,5 +33,19 @@ def explained(error: Exception) -> KpsplitError:
         return KpsplitError(
             "records went away while they were read (retention, or a deleted topic)", hint="run it again"
         )
-    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    return KpsplitError(f"Spark failed: {first[:300]}", hint="see Spark's log")
+    log = kept_log()
+    return KpsplitError(
+        f"Spark failed: {reason(text) or type(error).__name__}", hint=f"see {log or 'the log of your Spark'}"
+    )
+
+
+def reason(text: str) -> str:
+    """Return the innermost cause that Spark or Java names, in one line: class and message.
+
+    What it quotes is left out: that may be of a record, or of a login.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    causes = [line.removeprefix(_CAUSED) for line in lines if line.startswith(_CAUSED)]
+    told = [line.removeprefix(": ") for line in lines if not line.startswith(_CALLING)]
+    line = _QUOTED.sub("'…'", _PACKAGE.sub("", _TASK.sub("", (causes[-1:] or told[:1] or [""])[0])))
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"

@@ -20,8 +20,12 @@ from kpsplit.spark_jobs.master import check_master, is_local
 
 DEFAULT_MEMORY = "1g"
 ARTIFACTS = "artifacts"
+LOG = "spark.log"
 REDACTED = "(?i)secret|password|passwd|token|access[.]?key|jaas|keystore[.]key|credential"
 """What Spark hides in its UI, logs and plans: its own words and those of Kafka's security settings."""
+
+_logs: list[Path] = []
+"""Of the sessions that were started here, the latest last."""
 
 
 def local_session(
@@ -71,12 +75,13 @@ def local_session(
     }
     for key, value in (settings | dict(more or {})).items():
         builder = builder.config(key, value)
-    path = log or scratch / "spark.log"
+    path = log or scratch / LOG
     _remove_later(Path(ARTIFACTS))
     try:
         with _stderr_into(path):
             started = builder.master(place).appName(name).getOrCreate()
         atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+        _logs.append(path)
         return started
     except Exception as error:
         raise KpsplitError(
@@ -123,6 +128,18 @@ def running_session(
     finally:
         if found is None:
             spark.stop()
+
+
+def kept_log() -> Path | None:
+    """Return a copy of the log of our own session that is there when this process is over; None without any.
+
+    After a failure: the log itself goes with the session's scratch folder.
+    """
+    if not _logs or not _logs[-1].exists():
+        return None
+    handle, name = tempfile.mkstemp(prefix="kpsplit-spark-", suffix=".log")
+    os.close(handle)
+    return Path(shutil.copyfile(_logs[-1], name))
 
 
 def _environment(java: Java, scratch: Path, local: bool) -> None:

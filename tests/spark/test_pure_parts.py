@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kpsplit.errors import ConfigurationError, UsageError
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
+from kpsplit.spark_jobs.failures import reason
 from kpsplit.spark_jobs.gather import held_up
 from kpsplit.spark_jobs.jars import connector_coordinates
 from kpsplit.spark_jobs.lineage_frames import certificate_rows, commit_rows, lineage_rows
@@ -285,6 +286,28 @@ def test_a_timestamp_that_no_calendar_has_is_left_out_of_the_picture(wrong) -> N
     left_out = lineage_picture(lineage, {}, {0: day, 2: day + 2_000, 3: day + 3_000}, day + 4_000)
     assert drawn == left_out
     assert lineage_picture(lineage, {}, {0: wrong}, None) == lineage_picture(lineage, {})
+
+
+CALL = "An error occurred while calling o85.collectToPython.\n: "
+ABORTED = (
+    "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, "
+    "most recent failure: Lost task 0.0 in stage 1.0 (TID 3) (host executor driver): "
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"{CALL}a.b.C: x\n\tat f\nCaused by: c.D: y\nCaused by: e.F$G: no room\n", "F$G: no room"),
+        (f"{CALL}{ABORTED}java.lang.OutOfMemoryError: heap\n\tat f", "OutOfMemoryError: heap"),
+        ("[CAST] The value 'hunter2' of the type \"INT\"", "[CAST] The value '…' of the type '…'"),
+        (f"{CALL}a.B: it isn't there, nor wasn't", "B: it isn't there, nor wasn't"),
+        (f"{CALL}a.B: {'x' * 400}", f"B: {'x' * 296}…"),
+        ("", ""),
+    ],
+)
+def test_of_a_page_of_java_the_innermost_cause_is_told_without_what_it_quotes(text, told) -> None:
+    assert reason(text) == told
 
 
 def test_columns_of_the_lineage_are_as_wide_as_their_time_but_never_too_narrow() -> None:

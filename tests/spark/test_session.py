@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JJavaError
 
 from kpsplit.devcluster.java import Java
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
+from kpsplit.spark_jobs.failures import explained
 from kpsplit.spark_jobs.jars import connector_coordinates, ensure_connector, spark_version
 from kpsplit.spark_jobs.logical_view import scan
 from kpsplit.spark_jobs.session import REDACTED, running_session
@@ -48,6 +51,22 @@ def test_a_running_session_is_used_and_left_running(spark) -> None:
     with running_session() as found:
         assert found is spark
     assert spark.range(3).count() == 3
+
+
+def test_a_failure_names_its_cause_and_a_log_that_outlives_the_session(spark) -> None:
+    nowhere = {"kafka.bootstrap.servers": "no.such.host.invalid:1", "subscribe": "orders"}
+    with pytest.raises(Py4JJavaError) as caught:
+        spark.read.format("kafka").options(**nowhere).load().count()
+    error = explained(caught.value)
+    assert error.message.startswith("Spark failed: ConfigException: No resolvable bootstrap urls")
+    assert error.hint is not None and error.hint.startswith("see ")
+    log = Path(error.hint.removeprefix("see "))
+    try:
+        assert log.is_file()
+        assert log.parent == Path(tempfile.gettempdir())
+        assert log.stat().st_mode & 0o077 == 0
+    finally:
+        log.unlink(missing_ok=True)
 
 
 @pytest.mark.broker

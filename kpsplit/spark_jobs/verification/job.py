@@ -16,7 +16,7 @@ from kpsplit.errors import KpsplitError, NotJudgedError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
-from kpsplit.spark_jobs.failures import SPARK_ERRORS, explained
+from kpsplit.spark_jobs.failures import SPARK_ERRORS, explained, reason
 from kpsplit.spark_jobs.gather import PATIENCE, Gatherer
 from kpsplit.spark_jobs.logical_view import scan
 from kpsplit.spark_jobs.offsets import timestamp_ms
@@ -188,7 +188,7 @@ def write_findings(spark: SparkSession, verdict: Verdict, folder: Path) -> None:
         half.rename(folder)
     except (*SPARK_ERRORS, OSError) as error:
         shutil.rmtree(half, ignore_errors=True)
-        told = error.strerror if isinstance(error, OSError) else explained(error).message
+        told = error.strerror if isinstance(error, OSError) else reason(str(error))
         raise KpsplitError(f"cannot write {folder}: {told}", hint="choose another --parquet") from error
 
 
