@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
-from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity, Verdict
+from kpsplit.spark_jobs.verification import judge as judging
+from kpsplit.spark_jobs.verification.findings import MOST, Check, Finding, Severity, Verdict
 from kpsplit.splitter.key_range import WHOLE, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
 from kpsplit.splitter.records.marker import HEADER as MARKER
@@ -752,6 +753,27 @@ def test_a_number_that_no_producer_reaches_is_not_provable(spark, number: int) -
     assert not verdict.defects
     assert verdict.exit_code == 1
     assert verdict.outcome(Check.MISSING) == "unproven"
+
+
+def test_findings_beyond_those_that_are_listed_are_counted(spark) -> None:
+    """Judged alone: a topic has one list for all its partitions."""
+    verdict = judge(spark, [_with_repetitions(1_500)])
+    *listed, last = verdict.of(Check.REPEATED)
+    assert len(listed) == MOST
+    assert (last.count, last.message) == (500, "500 more findings")
+
+
+def test_of_more_findings_than_are_counted_is_said_that_they_are_more(spark, monkeypatch) -> None:
+    monkeypatch.setattr(judging, "COUNTED", MOST + 7)
+    verdict = judge(spark, [_with_repetitions(1_500)])
+    assert verdict.of(Check.REPEATED)[-1].message == "at least 7 more findings"
+
+
+def _with_repetitions(number: int) -> World:
+    world = World(0)
+    world.send(world.anna, KEYS[0], times=number)
+    world.logs[world.parent] += world.logs[world.parent][:]
+    return world
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -224,10 +224,15 @@ def _weighing(findings: Sequence[Finding], severity: Severity) -> tuple[Finding,
 
 MOST = 1000
 """So many findings of one check are listed; the last one says how many more there are."""
+COUNTED = 10 * MOST
+"""So many rows of one kind are fetched from Spark to be counted; of more, it is said that they are more."""
 
 
-def limited(findings: Iterable[Finding]) -> list[Finding]:
-    """Return at most ``MOST`` findings of each check and severity; the last counts the rest."""
+def limited(findings: Iterable[Finding], cut: Collection[Check] = ()) -> list[Finding]:
+    """Return at most ``MOST`` findings of each check and severity; the last counts the rest.
+
+    ``cut``: the checks of which not all findings are there.
+    """
     kept: dict[tuple[Check, Severity], list[Finding]] = {}
     rest: dict[tuple[Check, Severity], int] = {}
     for finding in findings:
@@ -238,5 +243,7 @@ def limited(findings: Iterable[Finding]) -> list[Finding]:
             rest[finding.check, finding.severity] = rest.get((finding.check, finding.severity), 0) + 1
     for (check, severity), more in rest.items():
         parent = kept[check, severity][-1].parent
-        kept[check, severity].append(Finding(check, severity, parent, f"{more:,} more findings", count=more))
+        least = "at least " if check in cut and severity is Severity.FINDING else ""
+        message = f"{least}{more:,} more findings"
+        kept[check, severity].append(Finding(check, severity, parent, message, count=more))
     return [finding for mine in kept.values() for finding in mine]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from kpsplit.spark_jobs.regions import all_regions
 from kpsplit.spark_jobs.schemas import REGIONS, Fate
@@ -17,7 +17,7 @@ from kpsplit.spark_jobs.transforms import cells
 from kpsplit.spark_jobs.verification import tables
 from kpsplit.spark_jobs.verification.commit_checks import commit_findings
 from kpsplit.spark_jobs.verification.counted import Span, Total, added_up
-from kpsplit.spark_jobs.verification.findings import MOST, Check, Finding, Severity, Verdict, limited
+from kpsplit.spark_jobs.verification.findings import COUNTED, Check, Finding, Severity, Verdict, limited
 from kpsplit.spark_jobs.verification.lineage_checks import boundary_findings, lineage_findings, lost_findings
 from kpsplit.spark_jobs.verification.record_checks import (
     certificate_findings,
@@ -71,6 +71,7 @@ class Judge:
         given = State("", snapshot.topic) if since is None else start_of(snapshot, since)
         self._start = past or given
         self._began_ms = time.time_ns() // 1_000_000
+        self._cut: set[Check] = set()
         self._writers = Writers(snapshot)
         rows = [r.row() for state in snapshot.states for r in all_regions(state)]
         self._regions = spark.createDataFrame(rows, REGIONS)
@@ -89,7 +90,7 @@ class Judge:
                 self._snapshot.topic,
                 self._numbers,
                 self._snapshot,
-                tuple(limited(found)),
+                tuple(limited(found, self._cut)),
                 why,
                 segment_totals(self._snapshot, totals),
                 tuple(sorted(self._groups or {c.group for c in self._snapshot.commits})),
@@ -193,7 +194,7 @@ class Judge:
     def _misplaced(self) -> Iterator[Finding]:
         if not any(t.wrong for t in self._totals):
             return
-        for r in cells.misplaced(self._records).limit(MOST).collect():
+        for r in self._fetched(Check.PLACES, cells.misplaced(self._records)):
             who = tables.producer_of(r)
             parent = self._parent(r.logical_partition)
             message = (
@@ -206,6 +207,13 @@ class Judge:
                 last=r.last,
                 count=r.records,
             )
+
+    def _fetched(self, check: Check, found: DataFrame) -> list[Row]:
+        """Return rows that are findings of a check; note when there may be more than are ever fetched."""
+        rows = found.limit(COUNTED).collect()
+        if len(rows) >= COUNTED:
+            self._cut.add(check)
+        return rows
 
     def _too_many(self) -> Iterator[Finding]:
         """Say that more is missing, or came again, than was looked at number by number."""
@@ -221,10 +229,10 @@ class Judge:
             return
         wanted = tables.shelf_frame(self._spark, shelves)
         crowded = cells.on_shelves(self._buckets, wanted).where("records > bit_count(data)")
-        rows = crowded.drop("shelf").limit(MOST)
+        rows = crowded.drop("shelf").limit(COUNTED)
         keys = [(b.partition, b.producer, b.bucket) for b in tables.bucket_rows(rows)]
         closely = cells.repeated(self._records, tables.bucket_frame(self._spark, keys))
-        for r in closely.limit(MOST).collect():
+        for r in self._fetched(Check.REPEATED, closely):
             who = tables.producer_of(r)
             message = (
                 f"producer {who}: number {r.sequence} is there {r.records} times, "
@@ -247,10 +255,11 @@ class Judge:
 
     def _again(self) -> Iterator[Finding]:
         """Report numbers that an earlier run has seen, at the place where they are now."""
-        numbers = [(*who, n) for who, again in self._looked.again.items() for n in again][:MOST]
+        numbers = [(*who, n) for who, again in self._looked.again.items() for n in again][:COUNTED]
         if not numbers:
             return
-        for r in cells.places(self._records, tables.number_frame(self._spark, numbers)).collect():
+        places = cells.places(self._records, tables.number_frame(self._spark, numbers))
+        for r in self._fetched(Check.REPEATED, places):
             who = tables.producer_of(r)
             parent = self._parent(r.logical_partition)
             message = (
@@ -279,7 +288,7 @@ class Judge:
             tables.segment_frame(self._spark, news),
             tables.number_frame(self._spark, failed),
         )
-        for r in found.limit(MOST).collect():
+        for r in self._fetched(Check.ORDER, found):
             who = tables.producer_of(r)
             message = f"producer {who}: number {r.sequence} stands behind {r.before} of the same key"
             yield Finding(
