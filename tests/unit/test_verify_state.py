@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from kpsplit.admin_cli.commands.verify import conclude, write_page
 from kpsplit.errors import CheckFailedError, ConflictError, FutureVersionError, KpsplitError, UsageError
 from kpsplit.spark_jobs.schemas import Fate
 from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, Snapshot
+from kpsplit.spark_jobs.verification import ledger as ledger_module
+from kpsplit.spark_jobs.verification import succession
 from kpsplit.spark_jobs.verification.counted import Total
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity, Verdict
 from kpsplit.spark_jobs.verification.ledger import Held, Ledger
@@ -225,6 +228,51 @@ def test_a_missing_number_is_decided_by_the_certificate_and_what_can_be_read(
     past = State("c", "orders", partitions={3: PartitionPast("id", ledgers={writer.producer: known})})
     found = Decider(replace(snapshot(), bounds={ORDERS: bounds}), past, going_on).decided(writer, [(4, 5)])
     assert [(run, d.severity, d.final) for part, d in found for run in part] == said
+
+
+@given(NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.data())
+def test_many_missing_numbers_are_decided_as_each_of_them_alone(
+    missing, fresh, doubted, strays, data
+) -> None:
+    writer = Writer(ORDERS, "00000000a11a0000", data.draw(st.sampled_from([None, SURE])), transactional=False)
+    known = Ledger(
+        data.draw(st.integers(0, 220)), tuple(runs(fresh)), tuple(runs(doubted)), (), tuple(runs(strays))
+    )
+    unread, going_on = data.draw(st.booleans()), data.draw(st.booleans())
+    past = PartitionPast("id", ledgers={writer.producer: known}, unread=unread)
+    whole = replace(snapshot(), bounds={ORDERS: data.draw(st.sampled_from([SEEN, LogBounds(0, 50, 60)]))})
+    decider = Decider(whole, State("c", "orders", partitions={3: past}), going_on)
+
+    def said(of: list[Run]) -> list[tuple[int, object]]:
+        return sorted(
+            ((n, d) for part, d in decider.decided(writer, of) for n in numbers(part)), key=lambda x: x[0]
+        )
+
+    run_by_run = sorted((x for run in runs(missing) for x in said([run])), key=lambda x: x[0])
+    assert said(runs(missing)) == run_by_run
+
+
+@pytest.mark.parametrize("many", [10, 1_000])
+def test_what_is_known_of_a_producer_is_sorted_once_however_much_is_missing(many, monkeypatch) -> None:
+    missing = [(4 * i, 4 * i) for i in range(many)]
+    sorted_ = []
+
+    def counted(*several: Iterable[Run]) -> list[Run]:
+        sorted_.append(several)
+        return united(*several)
+
+    monkeypatch.setattr(succession, "united", counted)
+    monkeypatch.setattr(ledger_module, "united", counted)
+    known = Ledger(4 * many, tuple(missing[::2]))
+    past = State("c", "orders", partitions={3: PartitionPast("id", ledgers={WRITER.producer: known})})
+    assert [len(part) for part, _ in Decider(snapshot(), past, True).decided(WRITER, missing)] == [
+        many // 2
+    ] * 2
+    assert [known.accounted_bits(n) for n in range(many // 16)] == [~0x101010101010101 & (1 << 64) - 1] * (
+        many // 16
+    )
+    assert known.accounted(0, 4 * many) == 4 * many - many // 2
+    assert len(sorted_) == 2
 
 
 WRITER = Writer(ORDERS, "00000000a11a0000", transactional=False)

@@ -42,6 +42,7 @@ class Ledger:
             aborted transactions.
         closed: judged with its certificate.
         segments: its data by segment id.
+        open: what a later run has to decide: fresh, doubted and strays.
     """
 
     next: int = 0
@@ -52,11 +53,11 @@ class Ledger:
     doubtful: bool = False
     closed: bool = False
     segments: Mapping[int, Held] = field(default_factory=dict)
+    open: tuple[Run, ...] = field(init=False, repr=False, compare=False)
 
-    @property
-    def open(self) -> tuple[Run, ...]:
-        """What a later run has to decide."""
-        return tuple(united(self.fresh, self.doubted, self.strays))
+    def __post_init__(self) -> None:
+        """Sort the open numbers once: they are asked for bucket by bucket."""
+        object.__setattr__(self, "open", tuple(united(self.fresh, self.doubted, self.strays)))
 
     def accounted(self, first: int, behind: int) -> int:
         """Return how many numbers in [first, behind) need not be looked for."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 
 BUCKET = 64
 _ALL = (1 << BUCKET) - 1
@@ -92,15 +94,24 @@ def _sweep(runs: Iterable[Run], others: Iterable[Run], inside: bool) -> list[Run
     return found
 
 
-def size(runs: Iterable[Run], first: int, behind: int) -> int:
-    """Return how many numbers of the runs lie in [first, behind)."""
-    return sum(max(0, min(b, behind - 1) - max(a, first) + 1) for a, b in runs)
+def within(runs: Sequence[Run], first: int, behind: int) -> Iterator[Run]:
+    """Yield what of rising runs lies in [first, behind), without a look at what lies before or behind it."""
+    for i in range(bisect_left(runs, first, key=itemgetter(1)), len(runs)):
+        low, high = runs[i]
+        if low >= behind:
+            return
+        yield max(low, first), min(high, behind - 1)
 
 
-def bits_of(runs: Iterable[Run], bucket: int) -> int:
-    """Return the numbers of the runs that lie in a bucket, as bits."""
+def size(runs: Sequence[Run], first: int, behind: int) -> int:
+    """Return how many numbers of the rising runs lie in [first, behind)."""
+    return sum(high - low + 1 for low, high in within(runs, first, behind))
+
+
+def bits_of(runs: Sequence[Run], bucket: int) -> int:
+    """Return the numbers of the rising runs that lie in a bucket, as bits."""
     low = bucket * BUCKET
     bits = 0
-    for first, last in common(runs, [(low, low + BUCKET - 1)]):
+    for first, last in within(runs, low, low + BUCKET):
         bits |= ((1 << (last - first + 1)) - 1) << (first - low)
     return bits

@@ -15,11 +15,11 @@ from kpsplit.spark_jobs.verification.counted import Span
 from kpsplit.spark_jobs.verification.numbers import (
     Run,
     bits_of,
-    common,
     joined,
     members,
     missing,
     unsigned,
+    within,
 )
 from kpsplit.spark_jobs.verification.state import State
 from kpsplit.spark_jobs.verification.writers import Writer, Writers
@@ -212,12 +212,12 @@ def _remember(past: State, key: ShelfKey, data: dict[int, int], strays: dict[int
     """Add what earlier runs know to the buckets of a shelf."""
     partition, producer, shelf = key
     whole = past.ledger(partition, producer)
-    here = common(whole.open, [(shelf * SHELF, (shelf + 1) * SHELF - 1)])
+    here = within(whole.open, shelf * SHELF, (shelf + 1) * SHELF)
     known = replace(whole, fresh=tuple(here), doubted=(), strays=())
     first = shelf * SHELF // _BUCKET
     for bucket in range(first, min(first + SHELF // _BUCKET, -(-known.next // _BUCKET))):
         if bits := known.accounted_bits(bucket):
             data[bucket] = unsigned(data.get(bucket, 0)) | bits
-    for a, b in whole.strays:
-        for bucket in range(max(a // _BUCKET, first), min(b // _BUCKET, first + SHELF // _BUCKET - 1) + 1):
+    for a, b in within(whole.strays, shelf * SHELF, (shelf + 1) * SHELF):
+        for bucket in range(a // _BUCKET, b // _BUCKET + 1):
             strays[bucket] = unsigned(strays.get(bucket, 0)) | bits_of(whole.strays, bucket)

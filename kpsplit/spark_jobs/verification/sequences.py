@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -117,6 +118,7 @@ class Sequences:
     def _known_before(self, early: list[Bucket], looked: Looked) -> dict[ShelfKey, int]:
         """Return how many of the new numbers earlier runs had accounted for; note those that were there."""
         found: dict[ShelfKey, int] = {}
+        late: dict[Who, list[Run]] = defaultdict(list)
         for bucket in early:
             who = bucket.partition, bucket.producer
             known, bits = self._past.ledger(*who), unsigned(bucket.data)
@@ -126,8 +128,8 @@ class Sequences:
             present = known.present_bits(bucket.bucket)
             if numbers := [n for n in members(bucket.bucket, bits & present) if n not in failed]:
                 looked.again.setdefault(who, []).extend(numbers)
-            late = [(n, n) for n in members(bucket.bucket, accounted & ~present)]
-            looked.arrived[who] = united(looked.arrived.get(who, []), late)
+            late[who] += [(n, n) for n in members(bucket.bucket, accounted & ~present)]
+        looked.arrived = {who: united(runs) for who, runs in late.items()}
         return found
 
     def _find_holes(
@@ -167,12 +169,14 @@ class Sequences:
         earlier = self._on(given, wanted).select(*key, F.col("data").alias("earlier"))
         both = self._on(self._buckets, wanted).join(earlier, key).where("data & earlier != 0")
         rows = both.withColumn("data", F.expr("data & earlier")).drop("earlier")
+        again: dict[Who, set[int]] = defaultdict(set)
         for bucket in tables.bucket_rows(rows.limit(MOST_EARLY)):
             writer = self._writers.get(bucket.partition, bucket.producer)
             numbers = [n for n in members(bucket.bucket, bucket.data) if n not in writer.failed]
             if numbers and not writer.transactional:
-                who = bucket.partition, bucket.producer
-                looked.again[who] = sorted({*looked.again.get(who, ()), *numbers})
+                again[bucket.partition, bucket.producer].update(numbers)
+        for who, twice in again.items():
+            looked.again[who] = sorted({*looked.again.get(who, ()), *twice})
 
     def _find_among_all(
         self,

@@ -75,32 +75,36 @@ class Decider:
                         yield _finding(check, h.writer, first, last, what, decision)
 
     def decided(self, writer: Writer, runs: Iterable[Run]) -> Iterator[tuple[list[Run], Decision]]:
-        """Yield the runs in parts, each with its decision; what was said before is not said again."""
+        """Yield rising runs in parts, each with its decision; what was said before is not said again."""
         partition = writer.parent.partition
         known = self._past.ledger(partition, writer.producer)
-        beyond = [(known.next, known.next)] if self._out_of_sight(writer) else []
+        beyond = known.next if self._out_of_sight(writer) else None
+        eaten: list[Run] = []
+        rest: list[Run] = []
         for first, last in runs:
-            one = [(first, last)]
-            if partition in self.eaten or common(one, beyond):
-                yield one, Decision(Severity.UNPROVEN, _EATEN, True)
-            elif writer.certificate is not None and partition not in self._hidden:
-                yield one, _LOST
-            else:
-                why = _OPEN if writer.certificate is None else _HIDDEN
-                yield from self._undecided(one, known, why)
+            unseen = partition in self.eaten or (beyond is not None and first <= beyond <= last)
+            (eaten if unseen else rest).append((first, last))
+        if eaten:
+            yield eaten, Decision(Severity.UNPROVEN, _EATEN, True)
+        if not rest:
+            return
+        if self.final(writer):
+            yield rest, _LOST
+        else:
+            yield from self._undecided(rest, known, _OPEN if writer.certificate is None else _HIDDEN)
 
     def final(self, writer: Writer) -> bool:
         """Tell whether nothing more is to be expected of a producer."""
         return writer.certificate is not None and writer.parent.partition not in self._hidden
 
-    def _undecided(self, one: list[Run], known: Ledger, why: str) -> Iterator[tuple[list[Run], Decision]]:
+    def _undecided(self, runs: list[Run], known: Ledger, why: str) -> Iterator[tuple[list[Run], Decision]]:
         if not self._going_on:
-            yield one, Decision(Severity.UNPROVEN, why, False)
+            yield runs, Decision(Severity.UNPROVEN, why, False)
             return
-        before = united(known.fresh, known.strays)
-        if second_time := common(minus(one, known.doubted), before):
+        before, untold = united(known.fresh, known.strays), minus(runs, known.doubted)
+        if second_time := common(untold, before):
             yield second_time, Decision(Severity.UNPROVEN, why, False)
-        if new := minus(minus(one, known.doubted), before):
+        if new := minus(untold, before):
             yield new, Decision(Severity.NOTE, _UNDER_WAY, False)
 
     def _out_of_sight(self, writer: Writer) -> bool:
@@ -206,7 +210,7 @@ def _decided(
     gone: list[Run] = list(known.gone)
     still: list[Run] = []
     for runs in (gaps.runs, gaps.strays) if gaps else ():
-        final = [run for part, d in decider.decided(writer, runs) if d.final for run in part]
+        final = united(*(part for part, d in decider.decided(writer, runs) if d.final))
         gone, still = united(gone, final), united(still, minus(runs, final))
     before = united(known.fresh, known.doubted, known.strays)
     return replace(
