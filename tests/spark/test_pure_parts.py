@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpsplit.errors import ConfigurationError, UsageError
+from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
 from kpsplit.spark_jobs.failures import reason
@@ -27,6 +27,7 @@ from kpsplit.spark_jobs.report.drain import drained
 from kpsplit.spark_jobs.report.pictures import columns, lineage_picture
 from kpsplit.spark_jobs.report.times import beginnings
 from kpsplit.spark_jobs.snapshot import LogBounds, LostReason, Snapshot, why_gone
+from kpsplit.spark_jobs.verification import job
 from kpsplit.spark_jobs.verification.findings import MOST, Check, Finding, Severity, Verdict, limited
 from kpsplit.spark_jobs.verification.lineage_checks import first_shared
 from kpsplit.spark_jobs.verification.numbers import joined, members, missing
@@ -286,6 +287,26 @@ def test_a_timestamp_that_no_calendar_has_is_left_out_of_the_picture(wrong) -> N
     left_out = lineage_picture(lineage, {}, {0: day, 2: day + 2_000, 3: day + 3_000}, day + 4_000)
     assert drawn == left_out
     assert lineage_picture(lineage, {}, {0: wrong}, None) == lineage_picture(lineage, {})
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, OSError])
+def test_findings_that_are_interrupted_leave_no_half_folder(error, tmp_path, monkeypatch) -> None:
+    class Writer:
+        def coalesce(self, _: int) -> Writer:
+            return self
+
+        @property
+        def write(self) -> Writer:
+            return self
+
+        def parquet(self, path: str) -> None:
+            Path(path, "_temporary").mkdir(parents=True)
+            raise error
+
+    monkeypatch.setattr(job, "findings_frame", lambda *_: Writer())
+    with pytest.raises(KpsplitError if error is OSError else error):
+        job.write_findings(None, verdict(LOST), tmp_path / "findings")
+    assert list(tmp_path.iterdir()) == []
 
 
 CALL = "An error occurred while calling o85.collectToPython.\n: "

@@ -187,9 +187,10 @@ def write_findings(spark: SparkSession, verdict: Verdict, folder: Path) -> None:
         findings_frame(spark, verdict).coalesce(1).write.parquet(str(half))
         half.rename(folder)
     except (*SPARK_ERRORS, OSError) as error:
-        shutil.rmtree(half, ignore_errors=True)
         told = error.strerror if isinstance(error, OSError) else reason(str(error))
         raise KpsplitError(f"cannot write {folder}: {told}", hint="choose another --parquet") from error
+    finally:  # also when somebody presses Ctrl-C; once it has its name, there is nothing
+        shutil.rmtree(half, ignore_errors=True)
 
 
 def findings_frame(spark: SparkSession, verdict: Verdict) -> DataFrame:
