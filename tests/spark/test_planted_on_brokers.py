@@ -55,11 +55,14 @@ class Forger:
             place = segment.source
             self._plain.produce(place.topic, b"v", key, place.partition, timestamp=at_ms, headers=stamp)
             self.given.add(number)
+            if epoch >= segment.opened_epoch:
+                name = str(segment.id)
+                self.delivered[name] = self.delivered.get(name, 0) + 1
         assert self._plain.flush(30) == 0
 
     def close(self, next_sequence: int) -> None:
-        """Leave a certificate that counts nothing by segment."""
-        certificates = {str(self.state.parent): Certificate(next_sequence, {}, ())}
+        """Leave a certificate that counts what was written."""
+        certificates = {str(self.state.parent): Certificate(next_sequence, self.delivered, ())}
         record = ProducerRecord(
             self.instance,
             1,
