@@ -91,6 +91,9 @@ class Calls:
         for part in parts:
             if part.offset >= 0:
                 found.update(self._below(part, mark))
+        for holding in self._context.holdings:
+            if holding.slot in found:
+                self._note_move(holding, found[holding.slot])
         return found
 
     def _below(self, part: TopicPartition, mark: int) -> Cursors:
@@ -110,7 +113,9 @@ class Calls:
             if holding.stage not in IN_SINK or holding.start is None:
                 continue
             read = self._buffer.cursor_at(holding.slot, mark)
-            known = self._context.stored.get(holding.slot) or holding.committed or holding.start.pieces
+            # Behind a seek back what is committed is no floor.
+            committed = () if holding.sought > holding.moves_told else holding.committed
+            known = self._context.stored.get(holding.slot) or committed or holding.start.pieces
             found[holding.slot] = tuple(
                 move(lineage, before, read.narrowed(before.range)) for before in known
             )
@@ -180,7 +185,22 @@ class Calls:
         for holding in holdings:
             self._context.stored.pop(holding.slot, None)
             own = cursor.narrowed(holding.slot.range).settled(lineage)
+            if self._note_move(holding, (own,)):
+                holding.sought = holding.moves
             start_at(self._context, holding, Start((own,)))
+
+    def _note_move(self, holding: Holding, cursors: tuple[Cursor, ...]) -> bool:
+        """The application names a place: note it, and tell, if the group may have been further.
+
+        Then the next commit says so.
+        """
+        lineage = self._context.lineage(holding.parent)
+        for known in self._engine.committer.may_be_committed(holding):
+            judged = bool(known) and not any(c.ahead_of(lineage) for c in (*known, *cursors))
+            if not judged or tuple(Ahead(known).furthest(cursors, lineage)) != cursors:
+                holding.moves += 1
+                return True
+        return False
 
     def start(
         self, cursors: Mapping[PhysicalPartition, Cursor | None], at_start: Collection[PhysicalPartition] = ()

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -28,8 +29,15 @@ RETRIES = 5
 
 Parts = list[TopicPartition]
 
-Tenures = Mapping[OwnedSlot, int]
-"""Of what time of owning it a slot's cursors are: see ``Context.tenures``."""
+
+class When(NamedTuple):
+    """Of what time a slot's cursors are: ``Context.tenures`` and ``Holding.moves`` then."""
+
+    tenure: int
+    moves: int
+
+
+Times = Mapping[OwnedSlot, When]
 
 
 @dataclass(slots=True)
@@ -37,7 +45,7 @@ class _Job:
     """One commit under way."""
 
     cursors: Cursors
-    tenures: Tenures
+    times: Times
     parts: Parts
     pieces: list[Piece]
     waiting: list[Future[Parts]]
@@ -57,7 +65,7 @@ class Committer:
         self._soonest = 0.0
         self._job: _Job | None = None
         self._begun = 0
-        self._asked: list[tuple[Cursors, Tenures, Future[Parts] | None]] = []
+        self._asked: list[tuple[Cursors, Times, Future[Parts] | None]] = []
 
     def turn(self) -> None:
         """Take the answer of the commit under way; begin the next that is asked for, or due."""
@@ -72,7 +80,7 @@ class Committer:
             self._next = monotonic() + self._context.settings.auto_commit_interval
             ours = [h for h in self._context.holdings.on(IN_SINK) if not h.final]
             cursors = self.changed(ours)
-            self._begin(cursors, self._tenures(cursors), [])
+            self._begin(cursors, self._times(cursors), [])
 
     def _due(self) -> bool:
         now = monotonic()
@@ -83,12 +91,18 @@ class Committer:
 
         The future tells what was committed; without one, ``on_commit`` does.
         """
-        self._asked.append((cursors, self._tenures(cursors), future))
+        self._asked.append((cursors, self._times(cursors), future))
 
     def changed(self, holdings: list[Holding]) -> Cursors:
         """Return how far slots are processed, where that is not committed."""
         now = {h.slot: self._context.processed(h) for h in holdings}
         return {h.slot: now[h.slot] for h in holdings if self._context.unsaved(h, now[h.slot])}
+
+    def may_be_committed(self, holding: Holding) -> list[tuple[Cursor, ...]]:
+        """Return what the group may have of a slot: what it had, and what is under way or asked for."""
+        under_way = [] if self._job is None else [self._job.cursors]
+        sent = [*under_way, *(cursors for cursors, *_ in self._asked)]
+        return [holding.committed, *(cursors[holding.slot] for cursors in sent if holding.slot in cursors)]
 
     def idle(self) -> bool:
         """Tell whether nothing is under way or asked for."""
@@ -106,25 +120,23 @@ class Committer:
         """Begin what was asked for, all in one: later cursors of a slot win."""
         asked, self._asked = self._asked, []
         together: dict[OwnedSlot, tuple[Cursor, ...]] = {}
-        tenures: dict[OwnedSlot, int] = {}
+        times: dict[OwnedSlot, When] = {}
         for cursors, of, _ in asked:
             together.update(cursors)
-            tenures.update(of)
-        self._begin(together, tenures, [future for *_, future in asked if future is not None])
+            times.update(of)
+        self._begin(together, times, [future for *_, future in asked if future is not None])
 
-    def _begin(
-        self, cursors: Cursors, tenures: Tenures, waiting: list[Future[Parts]], tries: int = 0
-    ) -> None:
+    def _begin(self, cursors: Cursors, times: Times, waiting: list[Future[Parts]], tries: int = 0) -> None:
         self._begun += not tries  # a repetition is the same commit
-        held = {h.slot: cursors[h.slot] for h in self._held(cursors, tenures)}
+        held = {h.slot: cursors[h.slot] for h in self._held(cursors, times)}
         if not held:
             error = KafkaException(KafkaError(KafkaError._NO_OFFSET))
             for future in waiting:
                 future.set_exception(error)
             return
-        job = _Job(held, tenures, self._parts(held), [], waiting, tries)
+        job = _Job(held, times, self._parts(held), [], waiting, tries)
         try:
-            job.pieces = send(self._context, held)
+            job.pieces = send(self._context, held, self._moved(held, times))
         except (KpsplitError, KafkaException) as error:
             self._failed(job, error)
         else:
@@ -147,7 +159,7 @@ class Committer:
             self._context.counts["commits"] += 1
             self._tell_committed(job)
         elif self._worth_repeating(job, errors):
-            self._begin(job.cursors, job.tenures, job.waiting, job.tries + 1)
+            self._begin(job.cursors, job.times, job.waiting, job.tries + 1)
         else:
             fenced = isinstance(errors[0], FencedError)
             self._context.counts["commits_rejected" if fenced else "commits_failed"] += 1
@@ -156,7 +168,7 @@ class Committer:
     def _worth_repeating(self, job: _Job, errors: list[BaseException]) -> bool:
         """Tell whether newer metadata of a member that still owns the slots may help."""
         fenced = all(isinstance(e, FencedError) and e.retriable for e in errors)
-        return fenced and job.tries < RETRIES and bool(self._held(job.cursors, job.tenures))
+        return fenced and job.tries < RETRIES and bool(self._held(job.cursors, job.times))
 
     def _settled(self, piece: Piece, job: _Job) -> BaseException | None:
         """Tell a piece's slots and its load how it came out."""
@@ -164,25 +176,32 @@ class Committer:
         if error is None:
             if load is not None:
                 load.committed()
-            for holding in self._held(piece.slots, job.tenures):
+            for holding in self._held(piece.slots, job.times):
                 holding.committed = job.cursors[holding.slot]
+                holding.moves_told = job.times[holding.slot].moves
         elif load is not None and isinstance(error, UnknownOutcomeError):
             # Whether outputs or state were committed is not known: the slots start from what the log says.
-            start_anew(context, self._held(piece.slots, job.tenures))
+            start_anew(context, self._held(piece.slots, job.times))
         elif load is not None:
             load.aborted()
         # Also where it failed: the changelog of a plain topic has the state before positions are committed.
-        start_anew(context, self._held(context.keeping.broken(piece.slots), job.tenures))
+        start_anew(context, self._held(context.keeping.broken(piece.slots), job.times))
         return error
 
-    def _tenures(self, slots: Iterable[OwnedSlot]) -> Tenures:
-        return {slot: self._context.tenures[slot] for slot in slots}
+    def _times(self, slots: Iterable[OwnedSlot]) -> Times:
+        moves = {h.slot: h.moves for h in self._context.holdings}
+        return {slot: When(self._context.tenures[slot], moves.get(slot, 0)) for slot in slots}
 
-    def _held(self, slots: Iterable[OwnedSlot], tenures: Tenures) -> list[Holding]:
+    def _moved(self, slots: Iterable[OwnedSlot], times: Times) -> frozenset[OwnedSlot]:
+        """Return the slots that the application has moved behind what is committed."""
+        held = self._held(slots, times)
+        return frozenset(h.slot for h in held if times[h.slot].moves > h.moves_told)
+
+    def _held(self, slots: Iterable[OwnedSlot], times: Times) -> list[Holding]:
         """Return the slots that are held as they were then; one that started anew since is another."""
         now, wanted = self._context.tenures, frozenset(slots)
         found = (h for h in self._context.holdings.on(IN_SINK) if h.slot in wanted)
-        return [h for h in found if tenures[h.slot] == now[h.slot]]
+        return [h for h in found if times[h.slot].tenure == now[h.slot]]
 
     def _tell_committed(self, job: _Job) -> None:
         for future in job.waiting:

@@ -18,7 +18,7 @@ from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KeyRange, uncovered
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.offsets import CommitKey, Position, RangeCommit
+from kpsplit.splitter.records.offsets import Cause, CommitKey, Position, RangeCommit
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,8 @@ class Processed:
 
     ``cursors`` are to be written; ``unchanged`` are those of its other ranges, which are written already.
     ``token``: the partition of a group's topic that stands for one of the slots. ``epochs``: leader epochs
-    that belong to the positions, where they are known.
+    that belong to the positions, where they are known. ``moved``: the ranges that the application has moved,
+    maybe back, since they were committed.
     """
 
     state: PartitionState
@@ -36,6 +37,7 @@ class Processed:
     unchanged: tuple[Cursor, ...]
     token: PhysicalPartition
     epochs: Epochs = field(default_factory=dict)
+    moved: frozenset[KeyRange] = frozenset()
 
     @property
     def parent(self) -> PhysicalPartition:
@@ -153,8 +155,9 @@ def _record(processed: Processed, cursor: Cursor, member: Member) -> RangeCommit
         segment: Position(next_, processed.epochs.get((segment, next_)))
         for segment, next_ in cursor.positions.items()
     }
+    cause = Cause.SEEK if cursor.range in processed.moved else Cause.PROGRESS
     return RangeCommit(
-        member.group, processed.parent, cursor.range, positions, member.name, member.generation
+        member.group, processed.parent, cursor.range, positions, member.name, member.generation, cause
     )
 
 

@@ -43,7 +43,9 @@ class Holding:
 
     ``place`` is the partition of the group's topic that stands for it. ``committed``: what the group's log
     says of it, as far as this member knows; empty while nothing was committed. ``final``: it is taken away,
-    its last commit was asked for, and none begins behind that.
+    its last commit was asked for, and none begins behind that. ``moves``: how often the application moved it
+    to where the group may have been before; ``sought``: which of these moves was the last seek;
+    ``moves_told``: how many of them commits tell of.
     """
 
     slot: OwnedSlot
@@ -54,6 +56,9 @@ class Holding:
     committed: tuple[Cursor, ...] = ()
     by_hand: bool = False
     final: bool = False
+    moves: int = 0
+    sought: int = 0
+    moves_told: int = 0
 
     @property
     def parent(self) -> PhysicalPartition:

@@ -7,7 +7,7 @@ a commit carries outputs everything is one transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -55,13 +55,13 @@ class Piece:
         return self.future.done()
 
 
-def send(context: Context, cursors: Cursors) -> list[Piece]:
-    """Begin to commit slots.
+def send(context: Context, cursors: Cursors, moved: Collection[OwnedSlot]) -> list[Piece]:
+    """Begin to commit slots, of which the application has ``moved`` some.
 
     Raises:
         KpsplitError: the state that belongs to them is not there; nothing was sent.
     """
-    processed = [_of(context, parent, cursors) for parent in sorted({slot.parent for slot in cursors})]
+    processed = [_of(context, parent, cursors, moved) for parent in sorted({slot.parent for slot in cursors})]
     if context.carrier is not None:
         return [_with_outputs(context, context.carrier, processed, tuple(cursors))]
     plain = [p for p in processed if p.mode is Mode.PLAIN]
@@ -77,13 +77,16 @@ def send(context: Context, cursors: Cursors) -> list[Piece]:
     return pieces
 
 
-def _of(context: Context, parent: PhysicalPartition, cursors: Cursors) -> Processed:
+def _of(
+    context: Context, parent: PhysicalPartition, cursors: Cursors, moved: Collection[OwnedSlot]
+) -> Processed:
     mine = context.holdings.of(parent)
+    ranges = frozenset(c.range for h in mine if h.slot in moved for c in cursors.get(h.slot, ()))
     written = [c for h in mine for c in cursors.get(h.slot, ())]
     unchanged = [c for h in mine if h.slot not in cursors for c in h.committed]
     first = next(h for h in mine if h.slot in cursors)
     state, epochs = context.views.state(parent), context.epochs.of(parent, written)
-    return Processed(state, first.mode, tuple(written), tuple(unchanged), first.place, epochs)
+    return Processed(state, first.mode, tuple(written), tuple(unchanged), first.place, epochs, ranges)
 
 
 def _slots_of(processed: Iterable[Processed], cursors: Cursors) -> tuple[OwnedSlot, ...]:

@@ -205,13 +205,14 @@ class Reader:
 class Ledger:
     """Slots start at 0. ``commits``: what was committed; gates hold answers up, ``failures`` are raised.
 
-    ``seconds``: how long a commit takes.
+    ``seconds``: how long a commit takes. ``moved``: which ranges each commit called moved.
     """
 
     garbage = 0
 
     def __init__(self) -> None:
         self.commits: list[dict[Any, int]] = []
+        self.moved: list[set[Any]] = []
         self.generations: list[object] = []
         self.starts_gate, self.commit_gate = threading.Event(), threading.Event()
         self.starts_gate.set()
@@ -220,6 +221,7 @@ class Ledger:
         self.members: Callable[[], Members] | None = None
         self.asked = 0
         self.seconds = 0.0
+        self.begun = 0
         self.has_commits = True
 
     def starts(self, wanted: list[Any]) -> list[Start]:
@@ -237,6 +239,7 @@ class Ledger:
     def commit(
         self, processed: list[Any], member: Any, metadata: object, seconds: float, load: Any = None
     ) -> None:
+        self.begun += 1
         self.commit_gate.wait(30)
         time.sleep(self.seconds)
         self.generations.append(metadata)
@@ -244,6 +247,7 @@ class Ledger:
             load.write(None, None)
         if self.failures:
             raise self.failures.popleft()
+        self.moved.append({range_ for p in processed for range_ in p.moved})
         self.commits.append({c.range: c.positions[0] for p in processed for c in p.cursors})
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ class Cause(StrEnum):
     PROGRESS = "progress"
     """A member processed records: its positions never go back."""
     SEEK = "seek"
-    """Somebody moved the group: its positions may be anything."""
+    """Somebody moved the group, or a member was told to seek back: its positions may be anything."""
 
 
 @dataclass(frozen=True, slots=True)
