@@ -6,12 +6,14 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from itertools import zip_longest
 from typing import Any
 
 from kpsplit import Producer
 from kpsplit.consumer.lineage_reader import LineageReader, Tally
 from kpsplit.consumer.logical_record import LogicalRecord
+from kpsplit.consumer.physical_reader import LogBounds, PhysicalReader
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -103,11 +105,22 @@ class Journal:
 def records_of(
     operations: Operations, bootstrap: str, parent: PhysicalPartition
 ) -> tuple[list[LogicalRecord], Tally]:
-    """All records of a logical partition, along its lineage."""
-    state = operations.view().state(parent)
+    """All records of a logical partition, along its lineage.
+
+    A transaction is over for its writer before brokers have marked that in the logs: that is waited for.
+    """
+    state, connection = operations.view().state(parent), Connection({"bootstrap.servers": bootstrap})
     assert state is not None
-    with LineageReader(Connection({"bootstrap.servers": bootstrap}), state) as reader:
+    with closing(PhysicalReader(connection)) as logs:
+        for source in state.lineage.sources():
+            eventually(lambda at=source: decided(logs.bounds(at)), f"the transactions of {source} to be over")
+    with LineageReader(connection, state) as reader:
         return list(reader.records()), reader.tally
+
+
+def decided(bounds: LogBounds | None) -> bool:
+    """Whether every transaction of a log is decided; of one that is gone as well."""
+    return bounds is None or bounds.stable == bounds.high
 
 
 class Writer(threading.Thread):
