@@ -55,7 +55,7 @@ class Piece:
         return self.future.done()
 
 
-def send(context: Context, cursors: Cursors, moved: Collection[OwnedSlot]) -> list[Piece]:
+def send(context: Context, cursors: Cursors, moved: Collection[OwnedSlot] = ()) -> list[Piece]:
     """Begin to commit slots, of which the application has ``moved`` some.
 
     Raises:
