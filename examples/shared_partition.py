@@ -58,7 +58,7 @@ def consume(bootstrap: str, group: str, topic: str, journal: Path) -> None:
             "auto.offset.reset": "earliest",
             "session.timeout.ms": SESSION_MS,
             "heartbeat.interval.ms": 1000,
-            "auto.commit.interval.ms": 500,
+            "auto.commit.interval.ms": 2_000,
         }
     )
     going = threading.Event()
@@ -271,6 +271,9 @@ class Play:
         )
 
     def _kill(self, name: str) -> None:
+        member = self.members[name]
+        before = member.worked_on()  # something that is not committed yet, or nothing would come again
+        await_true(f"{name} to work", lambda: member.worked_on() > before)
         self.victims[name] = "after_the_kill"
         self.members[name].signal(signal.SIGKILL)
         self.members[name].process.wait()
