@@ -120,15 +120,11 @@ class FetchBuffer:
     def give_back(self, count: int) -> None:
         """So many records, the last that were handed out, were never returned: hand them out again."""
         with self._lock:
-            held_back = self._held_back
-            later = self._taken_back() if held_back is None else held_back
-            batches = [without(batch, self._released) for batch in self._progress.give_back(count)] + later
+            self._rearrange(
+                lambda later: [without(b, self._released) for b in self._progress.give_back(count)] + later
+            )
             self._last[0] = self._unreturned = 0
             self._wanted = False
-            if held_back is None:
-                self._put(batches)
-            else:
-                self._held_back = batches
 
     @property
     def wanted(self) -> bool:
@@ -309,13 +305,16 @@ class FetchBuffer:
 
     def _keep(self, change: Callable[[Batch], Batch | None]) -> None:
         """Change what was not handed out, or leave it out."""
-        held_back = self._held_back is not None
-        batches = self._taken_back() if self._held_back is None else self._held_back
-        kept = [changed for batch in batches if (changed := change(batch)) is not None]
-        if held_back:
-            self._held_back = kept
+        self._rearrange(lambda batches: [new for batch in batches if (new := change(batch)) is not None])
+
+    def _rearrange(self, change: Callable[[list[Batch]], list[Batch]]) -> None:
+        """Put others in the place of the batches that were not handed out, wherever these are now."""
+        held_back = self._held_back
+        batches = change(self._taken_back() if held_back is None else held_back)
+        if held_back is None:
+            self._put(batches)
         else:
-            self._put(kept)
+            self._held_back = batches
 
     def _taker(self) -> Callable[[], Message]:
         last, popleft, until, now = self._last, self._ready.popleft, self._open_until, monotonic

@@ -291,20 +291,20 @@ class Producer(confluent_kafka.Producer):
         refuse_reentry(self._dispatcher.lock)
         self._general.closed = True
         self._retire(ABANDON_SECONDS)
-        closing.forget_routes(self._dispatcher)
+        closing.locked(self._dispatcher, self._dispatcher.clear_routes)
 
     def _retire(self, timeout: float | None) -> Coordinator | None:
         """End the library's thread, and give up the lease."""
         coordinator = self._coordinator
         if coordinator is not None:
             coordinator.stop(timeout)
-        closing.end_lease(self._dispatcher)
+        closing.locked(self._dispatcher, self._dispatcher.end)
         return coordinator
 
     def _end(self, timeout: float) -> bool:
         dispatcher, raised = self._dispatcher, list[Exception]()
         self._general.closed = True
-        closing.accept_no_more(dispatcher)
+        closing.locked(dispatcher, dispatcher.accept_no_more)
         last = Deadline(dispatcher.settings.message_timeout + TIME_OUTS_SECONDS)
         try:
             # With the lease still on, so that what is acknowledged now is delivered.
@@ -312,15 +312,15 @@ class Producer(confluent_kafka.Producer):
                 closing.noting(raised, self._polling.serve, super().flush, SLICE_SECONDS)
         finally:
             coordinator = self._retire(None if timeout is None else max(timeout, ABANDON_SECONDS))
-        closing.fail_rest(dispatcher)
+        closing.locked(dispatcher, dispatcher.fail_rest)
         closed = closing.noting(raised, self._polling.guarded, super().close)
-        closing.fail_rest(dispatcher)  # what was reported meanwhile
+        closing.locked(dispatcher, dispatcher.fail_rest)  # what was reported meanwhile
         closing.noting(raised, self._polling.guarded, dispatcher.callbacks.run)
         if coordinator is not None:
             # The certificate is a help to verification, not a part of delivery.
             with suppress(KpsplitError, KafkaException):
                 coordinator.certify(accounts.certificates(dispatcher), Deadline(CERTIFY_SECONDS))
-        closing.forget_routes(dispatcher)
+        closing.locked(dispatcher, dispatcher.clear_routes)
         if raised:
             raise raised[0]
         return bool(closed)
