@@ -1,13 +1,14 @@
 # Each target does all the set-up it needs; a second run does no network at all.
 #
 #   make setup    virtual environment, locked packages, Kafka's jars and Spark's connector
-#   make test     all tests            (PYTEST_ARGS="-k split -x" is passed on; WORKERS=0 CLUSTER_WORKERS=0: in one process)
+#   make test     all but nightly ones (PYTEST_ARGS="-k split -x" is passed on; WORKERS=0 CLUSTER_WORKERS=0: in one process)
 #   make test-core, make test-cluster, make test-load   those without brokers, with brokers or Spark, and under load
+#   make nightly  what takes too long for every run: the tests left out above, 10,000 seeds, twenty minutes of chaos
 #   make lint     style, types, import contracts
 #   make demo     the main job, on an embedded three-broker cluster
-#   make bench    what kpsplit costs a producer (BENCH=consumer, BENCH=spark_reconcile: the others)
+#   make bench    what kpsplit costs a producer (BENCH=consumer, dead_producers, spark_reconcile, takeover: others)
 #   make chaos    faults on real brokers for a long time (MINUTES=20, CHAOS_ARGS="--seed 7")
-#   make audit    known vulnerabilities of the locked packages; make sbom: what they are (CycloneDX, dist/)
+#   make audit    known vulnerabilities of the locked packages (of the jars: docs/security.md); make sbom: what they are (CycloneDX, dist/)
 #   make lock     resolve requirements/*.txt again from pyproject.toml (needs uv)
 #   make clean    remove the virtual environment and tool caches (the jars stay in the cache folder)
 
@@ -22,7 +23,7 @@ UV ?= uv
 BENCH ?= producer_overhead
 MINUTES ?= 20
 WORKERS ?= 2
-CLUSTER_WORKERS ?= 3
+CLUSTER_WORKERS ?= 2
 LOAD_TESTS := tests/demo tests/fault/test_brokers_break.py tests/fault/test_chaos.py
 # Spark first, which is one share of minutes: who began it last would keep the other process waiting.
 CLUSTER_TESTS := tests/spark $(filter-out $(LOAD_TESTS),$(wildcard tests/fault/test_*.py)) tests/broker tests/cli
@@ -39,7 +40,7 @@ INSTALLED := $(VENV)/.installed-$(LOCK_SUM)-$(PROJECT_SUM)
 AUDIT := .venv-audit
 AUDITORS := $(AUDIT)/.locked
 
-.PHONY: help setup jars test test-core test-cluster test-load lint demo bench chaos audit sbom lock clean
+.PHONY: help setup jars nightly test test-core test-cluster test-load lint demo bench chaos audit sbom lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -49,20 +50,26 @@ setup: jars
 
 jars: $(INSTALLED)
 	@$(BIN)/python -m kpsplit.devcluster.jars >/dev/null
-	@$(BIN)/python -c 'from kpsplit.spark_jobs.jars import ensure_connector; ensure_connector()'
+	@$(BIN)/python -c 'from kpsplit.spark_jobs.jars import connector_jars; connector_jars()'
 
 test: test-core test-cluster test-load
 
 test-core: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS) $(CORE_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
 
-# Processes with a cluster each, one more than processors, because they wait most of the time; one Spark session.
+# Processes with a cluster each; one Spark session. No more than processors: Spark gives a Python worker ten
+# seconds to start, whatever else runs.
 test-cluster: jars
 	$(BIN)/python -m pytest -n $(CLUSTER_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) $(CLUSTER_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
 
 # One process: they write at a steady rate, whether the machine keeps up or not, and would take it from their neighbours.
 test-load: jars
 	$(BIN)/python -m pytest $(PYTEST_ARGS) $(LOAD_TESTS) || [ $$? -eq $(NOTHING_SELECTED) ]
+
+nightly: jars
+	$(BIN)/python -m pytest -m nightly $(PYTEST_ARGS) tests
+	KPSPLIT_SIM_SEEDS=0:10000 $(BIN)/python -m pytest $(PYTEST_ARGS) tests/simulation/test_simulation.py
+	$(MAKE) chaos
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -85,7 +92,7 @@ audit: $(AUDITORS)
 
 sbom: $(AUDITORS)
 	@mkdir -p dist
-	@for lock in base dev build; do \
+	@for lock in base demo dev build; do \
 	  PYTHONWARNINGS=ignore $(AUDIT)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible \
 	    -o dist/kpsplit-$$lock.cdx.json requirements/$$lock.txt; \
 	  echo "dist/kpsplit-$$lock.cdx.json" >&2; \
@@ -127,6 +134,8 @@ lock:
 	  -o requirements/dev.txt pyproject.toml
 	UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) pip compile $(LOCK_FLAGS) --constraint requirements/dev.txt \
 	  -o requirements/base.txt pyproject.toml
+	UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) pip compile $(LOCK_FLAGS) --constraint requirements/dev.txt --extra demo \
+	  -o requirements/demo.txt pyproject.toml
 	UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) pip compile $(LOCK_FLAGS) --group audit -o requirements/audit.txt
 
 clean:

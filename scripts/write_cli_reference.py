@@ -32,17 +32,25 @@ wrong, whether anything was changed, and what to do next. With `-o json` the dat
 |---|---|
 | 0 | done |
 | 1 | failed, or not confirmed |
-| 2 | wrong usage: a name, a number, a setting; nothing was changed |
-| 3 | a check says no |
+| 2 | wrong usage: a name, a number, a setting, or a question that nobody can answer; nothing was changed |
+| 3 | a check says no; `retire`: a sub-topic had to be kept |
 | 4 | the time ran out |
 | 5 | conflict: somebody else holds the operation, or a plan is out of date |
 | 130, 143 | ended by Ctrl-C or SIGTERM; an operation under way was rolled back first, the last line says so |
 | 141 | nobody reads stdout any more |
 
+`split`, `merge`, `resume`, `abort`, `retire`, `seek` and `forget` ask before they change anything. Without a
+terminal nobody can answer: there they need `--yes`, and end with exit code 2 without it.
+
 Global options may stand before or after the verb. Each option can be given in the environment: a global one
 as `KPSPLIT_BOOTSTRAP_SERVER`, `KPSPLIT_COMMAND_CONFIG`, `KPSPLIT_PROPERTIES` (one key=value a line),
 `KPSPLIT_OUTPUT` or `KPSPLIT_TIMEOUT`, one of a verb as `KPSPLIT_SPLIT_MAX_PAUSE`. `NO_COLOR` turns colours
-off.
+off. `kpsplit help VERB` is `kpsplit VERB --help`.
+
+`--command-config` takes librdkafka's properties, and the `client.properties` of Kafka's own tools as far as
+both know the same: `security.protocol`, `sasl.mechanism`, `sasl.jaas.config` with PLAIN or SCRAM (also over
+several lines that end with a backslash), `ssl.truststore.*` and `ssl.keystore.*` in PEM (`type=PEM`),
+`ssl.key.password`, an empty `ssl.endpoint.identification.algorithm`. Any other name is refused with its line.
 """
 
 

@@ -1,7 +1,11 @@
-"""Fixtures that need real brokers. One cluster per test process; each test makes topics of its own."""
+"""Fixtures that need real brokers. One cluster per test process; each test makes topics of its own.
+
+Hypothesis profiles: ``HYPOTHESIS_PROFILE=thorough`` tries many more examples.
+"""
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import re
@@ -11,6 +15,7 @@ from typing import Protocol
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
@@ -26,6 +31,13 @@ from tests.measured import summary
 SERVED_SECONDS = 60.0
 SPARK = "tests/spark/"
 _numbers = itertools.count(1)
+
+# No deadlines: a slow machine is no wrong behaviour. Building a long history is slow compared to checking it.
+settings.register_profile(
+    "quick", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 def pytest_configure() -> None:
@@ -63,6 +75,17 @@ class MakeTopic(Protocol):
     def __call__(self, partitions: int = 1, rf: int = 3, config: Mapping[str, str] | None = None) -> str: ...
 
 
+@pytest.fixture(scope="module", autouse=True)
+def clients_end(request: pytest.FixtureRequest) -> Iterator[None]:
+    """End the clients that tests of a file left in cycles: an error keeps the frames that it passed.
+
+    They would look for the brokers of a cluster that was stopped, and say so on stderr, until the run ends.
+    """
+    yield
+    if request.node.get_closest_marker("broker"):
+        gc.collect()
+
+
 @pytest.fixture(scope="session")
 def kafka_runtime() -> KafkaRuntime:
     """Java and Kafka's jars. Without them broker tests are skipped, but never in CI."""
@@ -89,8 +112,11 @@ def bootstrap(cluster: DevCluster) -> str:
 
 @pytest.fixture(scope="session")
 def admin(bootstrap: str) -> AdminClient:
-    """An admin client of the session's cluster."""
-    return AdminClient({"bootstrap.servers": bootstrap})
+    """An admin client of the session's cluster.
+
+    The last test's arguments keep it until the cluster is gone: it would say so for each broker and try.
+    """
+    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
 
 @pytest.fixture

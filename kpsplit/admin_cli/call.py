@@ -15,6 +15,7 @@ from kpsplit.admin_cli.failures import Declined
 from kpsplit.admin_cli.given import Given, given_in
 from kpsplit.admin_cli.logs import show_logs
 from kpsplit.admin_cli.settings import redactor_for
+from kpsplit.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,15 +67,23 @@ class Call:
         click.echo(text, err=True)
 
     def confirm(self, question: str, yes: bool) -> None:
-        """Ask on a terminal; where there is nobody to ask, go on.
+        """Ask, unless the answer was given before: ``yes``.
 
         Raises:
+            UsageError: there is no terminal to ask on.
             Declined: the answer was no.
         """
-        if yes or not sys.stdin.isatty():
+        if yes:
             return
+        if not can_ask():
+            raise UsageError("this needs a yes, and there is no terminal to ask on", hint="give --yes")
         if not click.confirm(question, default=False, err=True):
             raise Declined
+
+
+def can_ask() -> bool:
+    """Tell whether somebody sits at a terminal."""
+    return sys.stdin.isatty()
 
 
 def print_json(data: Any) -> None:

@@ -69,7 +69,7 @@ def _parts(error: BaseException, verb: str | None) -> list[str]:
         case KpsplitError():
             return [error.message, _whether_changed(error, verb), error.hint or _usual_hint(error)]
         case click.UsageError():
-            return [_usage_message(error), f"see: {_help_command(error)}"]
+            return [_usage_message(error), f"see: {_help_command(error, verb)}"]
         case click.ClickException():
             return [error.format_message()]
         case Declined():
@@ -103,6 +103,6 @@ def _usage_message(error: click.UsageError) -> str:
     return re.sub(r"\.(?=\s|$)", "", text) if text.count(". ") == 0 else text
 
 
-def _help_command(error: click.UsageError) -> str:
-    path = error.ctx.command_path if error.ctx else "kpsplit"
+def _help_command(error: click.UsageError, verb: str | None) -> str:
+    path = error.ctx.command_path if error.ctx else f"kpsplit {verb or ''}".strip()
     return f"{path} --help"

@@ -100,7 +100,7 @@ _OPTIONS = (
         "--command-config",
         metavar="FILE",
         type=click.Path(path_type=Path),
-        help="Connection settings, one key=value a line: any librdkafka property.",
+        help="Connection settings, one key=value a line: librdkafka's properties, or a client.properties.",
         callback=_take,
         expose_value=False,
         cls=GlobalOption,

@@ -8,6 +8,7 @@ from itertools import groupby
 
 import click
 
+from kpsplit import __version__
 from kpsplit.admin_cli.given import given_in
 from kpsplit.admin_cli.verbs import BY_NAME, VERBS, Verb
 
@@ -27,7 +28,20 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command of the first argument; suggest a verb for a misspelt one."""
+        """Return the command of the first argument; suggest a verb for a misspelt one.
+
+        ``help VERB`` and ``version`` are taken for the options that they stand for.
+        """
+        if args[0] == "version":
+            if args[1:]:
+                raise click.UsageError("version takes no argument", ctx)
+            click.echo(f"{ctx.info_name} {__version__}")
+            ctx.exit()
+        if args == ["help"]:
+            click.echo(ctx.get_help())
+            ctx.exit()
+        if args[0] == "help":
+            args = [*args[1:], "--help"]
         name = args[0]
         if name not in BY_NAME and not name.startswith("-") and not ctx.resilient_parsing:
             near = get_close_matches(name, BY_NAME, n=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kpsplit.errors import UsageError
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 
@@ -30,12 +29,11 @@ def check_partition(connection: Connection, parent: PhysicalPartition) -> None:
     Raises:
         UsageError: there is no such topic or partition.
     """
+    from kpsplit.kafka.cluster_admin import no_partition
+
     count = partition_count(connection, parent.topic)
     if parent.partition >= count:
-        raise UsageError(
-            f"topic {parent.topic} has no partition {parent.partition}",
-            hint=f"its partitions are 0 to {count - 1}",
-        )
+        raise no_partition(parent, count)
 
 
 def find_state(operations: Operations, connection: Connection, parent: PhysicalPartition) -> PartitionState:
@@ -49,10 +47,5 @@ def find_state(operations: Operations, connection: Connection, parent: PhysicalP
         check_partition(connection, parent)
     state = view.state(parent)
     if state is None:
-        raise not_enrolled(parent.topic)
+        raise view.not_enrolled(parent.topic)
     return state
-
-
-def not_enrolled(topic: str) -> UsageError:
-    """Return the error for a topic that is not enrolled."""
-    return UsageError(f"topic {topic} is not enrolled", hint=f"run: kpsplit enroll {topic}")

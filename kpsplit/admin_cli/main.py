@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -77,6 +78,7 @@ def run(command: click.Command, args: list[str], extra: MutableMapping[str, Any]
     instruction = os.environ.get(COMPLETE_VARIABLE)
     if instruction:
         return shell_complete(command, {}, PROGRAM, COMPLETE_VARIABLE, instruction)
+    _open_what_is_closed()
     _never_fail_on_a_character()
     settings = {"auto_envvar_prefix": ENVIRONMENT, "obj": Given(), **(extra or {})}
     given = settings["obj"]
@@ -141,6 +143,13 @@ def _say(text: str) -> None:
     """Write to stderr, if it is still there."""
     with contextlib.suppress(OSError):
         click.echo(text, err=True)
+
+
+def _open_what_is_closed() -> None:
+    """Have a stream that was closed before the start (``>&-``) be the null device, as if nobody looked."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - stays open
 
 
 def _never_fail_on_a_character() -> None:

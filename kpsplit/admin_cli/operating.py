@@ -12,7 +12,6 @@ import click
 from kpsplit.admin_cli.call import Call
 from kpsplit.admin_cli.failures import UNCHANGED, Interrupted
 from kpsplit.admin_cli.interrupts import is_interrupt
-from kpsplit.admin_cli.lookup import not_enrolled
 from kpsplit.admin_cli.param_types import DURATION
 from kpsplit.errors import KpsplitError, RecordError, UsageError
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_PAUSE = "10s"
 LARGEST_PLAN_FILE = 1 << 20
+_SAVE = "save one with: kpsplit plan TOPIC/P --save FILE"
 
 max_pause_option = click.option(
     "--max-pause",
@@ -36,7 +36,7 @@ max_pause_option = click.option(
 )
 force_option = click.option("--force", is_flag=True, help="Pass over failed checks that allow it.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
-yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
 plan_option = click.option(
     "--plan",
     "plan_file",
@@ -65,13 +65,11 @@ def load_plan(path: Path, parent: PhysicalPartition, kind: OperationKind) -> Pla
         with path.open("rb") as file:
             plan = Plan.decode(file.read(LARGEST_PLAN_FILE))
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint=_SAVE) from None
     except RecordError as error:
-        raise UsageError(
-            f"{path} is no plan: {error.message}", hint="save one with: kpsplit plan --save"
-        ) from None
+        raise UsageError(f"{path} is no plan: {error.message}", hint=_SAVE) from None
     if plan.parent != parent or plan.kind is not kind:
-        raise UsageError(f"{path} is a plan to {plan.kind} {plan.parent}, not to {kind} {parent}")
+        raise UsageError(f"{path} is a plan to {plan.kind} {plan.parent}, not to {kind} {parent}", hint=_SAVE)
     return plan
 
 
@@ -125,9 +123,10 @@ def check_current(operations: Operations, plan: Plan) -> Plan:
     """
     from kpsplit.kafka.runner import refuse_moved_on
 
-    state = operations.view().state(plan.parent)
+    view = operations.view()
+    state = view.state(plan.parent)
     if state is None:
-        raise not_enrolled(plan.parent.topic)
+        raise view.not_enrolled(plan.parent.topic)
     refuse_moved_on(plan, state)
     return plan
 

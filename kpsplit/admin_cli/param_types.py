@@ -168,6 +168,8 @@ class PrintableType(_Type):
 
     def read(self, text: str) -> str:
         """Check the name."""
+        if not text:
+            raise UsageError("an empty name names nothing")
         if not text.isprintable():
             raise UsageError(f"{text[:60]!r} has characters that cannot be printed")
         return text

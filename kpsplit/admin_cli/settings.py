@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
-from concurrent.futures import TimeoutError as FutureTimeout
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from kpsplit.admin_cli.given import Given
 from kpsplit.admin_cli.param_types import is_sendable
 from kpsplit.admin_cli.redaction import Redactor
 from kpsplit.errors import AuthorizationError, ConfigurationError, KpsplitError, UnreachableError
-from kpsplit.kafka.connection import Connection, read_properties
+from kpsplit.kafka.connection import Connection, line_of, names_brokers, quiet, read_properties
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
@@ -24,6 +23,13 @@ REACH_SECONDS = 6.0
 """With the start of the process, an unreachable cluster is reported within 10 s."""
 
 _SLICE = 0.1
+_ADDRESS = re.compile(r"(?:\[[^\[\]\s]+\]|[^\s:/\[\]]+)(?::(?P<port>[0-9]{1,6}))?")
+_PROPERTY = re.compile(r'property "([^"]*)"')
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+MOST_PORT = 65_535
+Where = Callable[[str], str]
+"""Returns the place where a property was given, as part of a sentence."""
+
 _UNKNOWN = re.compile(r'No such configuration property: "([^"]*)"')
 
 
@@ -35,19 +41,11 @@ def properties_of(given: Given) -> dict[str, str]:
     """
     properties: dict[str, str] = {}
     if given.command_config is not None:
-        properties.update(_read_config(given.command_config))
+        properties.update(read_properties(given.command_config))
     properties.update(given.properties)
     if given.bootstrap_server is not None:
         properties["bootstrap.servers"] = given.bootstrap_server
     return properties
-
-
-def _read_config(path: Path) -> dict[str, str]:
-    try:
-        return read_properties(path)
-    except ConfigurationError as error:
-        error.hint = error.hint or "give --command-config a file of key=value lines"
-        raise
 
 
 def redactor_for(given: Given, args: Sequence[str] = ()) -> Redactor:
@@ -85,9 +83,47 @@ def connect(given: Given) -> Connection:
     """
     properties = properties_of(given)
     check_sendable(properties)
+
+    def where(name: str) -> str:
+        file = given.command_config
+        line = None if file is None or name in given.properties else line_of(file, name)
+        return "" if line is None else f" ({file}, line {line})"
+
+    if not names_brokers(properties):
+        _check_names(properties, where)
     connection = Connection(properties)
-    reach(connection, min(REACH_SECONDS, given.timeout))
+    check_brokers(connection.bootstrap)
+    reach(connection, min(REACH_SECONDS, given.timeout), where)
     return connection
+
+
+def _check_names(properties: Mapping[str, str], where: Where) -> None:
+    """Raise ConfigurationError if a property is unknown: perhaps it was to name the brokers."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    try:
+        config: dict[str, Any] = {**properties, "logger": quiet}
+        AdminClient(config)
+    except (KafkaException, TypeError, ValueError) as error:
+        raise refused_setting(str(error.args[0] if error.args else error), where) from error
+
+
+def check_brokers(text: str) -> None:
+    """Do nothing if these are addresses of brokers.
+
+    Raises:
+        ConfigurationError: one is none; the client library would try for ever to reach it.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    for part in filter(None, parts) if any(parts) else parts:
+        scheme, _, address = part.rpartition("://")
+        found = _ADDRESS.fullmatch(address)
+        port = int(found["port"]) if found and found["port"] else 1
+        if scheme.upper() not in ("", *PROTOCOLS) or not found or not 1 <= port <= MOST_PORT:
+            raise ConfigurationError(
+                f"{part[:80]!r} is no address of a broker", hint="write HOST:PORT, e.g. -b localhost:9092"
+            )
 
 
 def check_sendable(properties: Mapping[str, str]) -> None:
@@ -103,47 +139,51 @@ def check_sendable(properties: Mapping[str, str]) -> None:
             )
 
 
-def reach(connection: Connection, seconds: float) -> None:
+def reach(connection: Connection, seconds: float, where: Where = lambda _: "") -> None:
     """Return when a broker has answered; errors as for ``connect``."""
     from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient
 
     from kpsplit.kafka.clock import Deadline
     from kpsplit.kafka.error_map import error_of, translate
+    from kpsplit.splitter.records.keys import CONTROL_TOPIC
 
     seen: list[KafkaError] = []
-    config: dict[str, Any] = {**connection.client("admin"), "error_cb": seen.append}
     try:
-        admin = AdminClient(config)
+        # Connected to all of them: one that is down or frozen must not use up the time of the others.
+        admin = connection.open_admin("admin", error_cb=seen.append)
     except (KafkaException, TypeError, ValueError) as error:
-        raise refused_setting(str(error.args[0] if error.args else error)) from error
-    deadline = Deadline(seconds)
-    answer = admin.describe_cluster(request_timeout=max(seconds, 1.0))
-    while not answer.done():
-        admin.poll(_SLICE)
-        if any(_is_credentials(error) for error in seen) or deadline.left() <= 0:
-            raise _unreachable(connection, seen, seconds)
-    try:
-        answer.result(timeout=0)
-    except FutureTimeout:
-        raise _unreachable(connection, seen, seconds) from None
-    except KafkaException as exception:
-        if seen:
-            raise _unreachable(connection, seen, seconds) from exception
-        raise translate(error_of(exception), "reach the cluster") from exception
+        raise refused_setting(str(error.args[0] if error.args else error), where) from error
+    # Any broker answers for metadata. "Describe cluster" asks the one that is named as the controller, and
+    # that may be the frozen one.
+    deadline, patience = Deadline(seconds), _SLICE
+    while True:
+        try:
+            admin.list_topics(CONTROL_TOPIC, timeout=max(min(patience, deadline.left()), _SLICE))
+        except KafkaException as exception:
+            admin.poll(_SLICE)
+            if any(_is_credentials(error) for error in seen) or deadline.left() <= 0:
+                raise _unreachable(connection, seen, seconds) from exception
+            translated = translate(error_of(exception), "reach the cluster")
+            if not isinstance(translated, UnreachableError):
+                raise translated from exception
+            patience *= 2
+        else:
+            return
 
 
-def refused_setting(text: str) -> ConfigurationError:
-    """Return the error for a setting that the client library refused."""
+def refused_setting(text: str, where: Where = lambda _: "") -> ConfigurationError:
+    """Return the error for a setting that the client library refused; ``where`` says in which line it is."""
     unknown = _UNKNOWN.search(text)
     if unknown:
         return ConfigurationError(
-            f"{unknown[1]!r} is no property of librdkafka",
+            f"{unknown[1]!r}{where(unknown[1])} is no property of librdkafka",
             hint="look it up in librdkafka's CONFIGURATION.md; Java's names differ in places",
         )
     reason = re.sub(r"^KafkaError\{.*?str=\"(.*)\"\}$", r"\1", text)
+    named = _PROPERTY.search(reason)
     return ConfigurationError(
-        f"the client library refused a setting: {reason}", hint="see -X and --command-config"
+        f"the client library refused a setting{where(named[1]) if named else ''}: {reason}",
+        hint="see -X and --command-config",
     )
 
 

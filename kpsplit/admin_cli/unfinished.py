@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 
-from kpsplit.admin_cli.call import Call
+from kpsplit.admin_cli.call import Call, can_ask
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.errors import UsageError
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -53,7 +52,7 @@ def the_only_one(call: Call, verb: str, wanted: Wanted, yes: bool) -> PhysicalPa
         call.say(f"kpsplit {verb} {state.parent}    # {_in_words(state)}")
     if not found:
         return None
-    if len(found) == 1 and (yes or sys.stdin.isatty()):
+    if len(found) == 1 and (yes or can_ask()):
         return found[0].parent
     if len(found) > 1:
         raise UsageError(f"{len(found)} partitions are waiting for it", hint=f"name one: {verb} TOPIC/P")

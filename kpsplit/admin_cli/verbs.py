@@ -39,6 +39,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("abort", f"{_COMMANDS}.abort", "Roll back the operation under way.", OPERATE, True),
     Verb("retire", f"{_COMMANDS}.retire", "Delete sub-topics that every group has drained.", OPERATE, True),
     Verb("seek", f"{_COMMANDS}.seek", "Move a consumer group, or one of its key ranges.", OPERATE, True),
+    Verb("forget", f"{_COMMANDS}.forget", "Remove what a consumer group has committed.", OPERATE, True),
     Verb("status", f"{_COMMANDS}.status", "Show phases, ranges, log ends and writers.", LOOK),
     Verb("lineage", f"{_COMMANDS}.lineage", "Show all segments of a partition.", LOOK),
     Verb("offsets", f"{_COMMANDS}.offsets", "Show how far a consumer group has come.", LOOK),

@@ -43,13 +43,19 @@ class Asker:
         Raises:
             KafkaException: the coordinator could not be asked, or refused.
         """
+        return {place: part.offset for place, part in self.committed_parts(places, seconds).items()}
+
+    def committed_parts(
+        self, places: Sequence[PhysicalPartition], seconds: float
+    ) -> dict[PhysicalPartition, TopicPartition]:
+        """Return what ``committed`` does, with the metadata that were committed along."""
         wanted = [TopicPartition(p.topic, p.partition) for p in places]
-        found: dict[PhysicalPartition, int] = {}
+        found: dict[PhysicalPartition, TopicPartition] = {}
         for part in self.client.committed(wanted, timeout=seconds):
             if part.error is not None and part.error.code() not in _NOT_THERE:
                 raise KafkaException(part.error)
             if part.offset >= 0:
-                found[PhysicalPartition(part.topic, part.partition)] = part.offset
+                found[PhysicalPartition(part.topic, part.partition)] = part
         return found
 
     def close(self) -> None:

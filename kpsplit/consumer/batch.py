@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import methodcaller
 
 from confluent_kafka import Message
 
+from kpsplit.kafka.headers import headers_of
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.key_range import KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
@@ -13,7 +15,16 @@ from kpsplit.splitter.reading import reader_hash
 from kpsplit.splitter.slots import slot_range
 
 MESSAGE_BYTES = 300
-"""What a message takes in memory besides its value: measured for short keys and no headers."""
+"""What a message takes in memory besides its key, value and headers: measured for short keys."""
+
+HEADER_BYTES = 150
+"""What a header takes besides its name and value."""
+
+SAMPLES = 4
+"""Of so many records of a batch the headers are looked at: looking at all of them would cost too much."""
+
+
+_key_of = methodcaller("key")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -79,5 +90,14 @@ def message_hash(message: Message, segment: Segment) -> int:
 
 
 def size_of(messages: list[Message]) -> int:
-    """Return what messages take in memory, roughly."""
-    return sum(map(len, messages)) + MESSAGE_BYTES * len(messages)
+    """Return what messages take in memory, roughly: of headers as much as the greatest of a few have."""
+    count = len(messages)
+    keys = sum(len(key) for key in map(_key_of, messages) if isinstance(key, bytes | str))
+    sampled = messages[:: max(1, -(-count // SAMPLES))]
+    headers = count * max(map(header_bytes, sampled), default=0)
+    return sum(map(len, messages)) + keys + headers + MESSAGE_BYTES * count
+
+
+def header_bytes(message: Message) -> int:
+    """Return what the headers of a message take in memory, roughly."""
+    return sum(len(name) + len(value or b"") + HEADER_BYTES for name, value in headers_of(message) or ())

@@ -14,6 +14,9 @@ and takes back. Why that is safe:
   is processed. It may be less for a moment; the progress never goes back.
 * What a ``consume()`` that waits for more has taken is *unreturned* besides: it is not processed whatever is
   called meanwhile, and goes back into the buffer if nobody gets it. Changed with the lock held.
+* Whatever exception ends a change, what was handed out is known, so reading can begin there again: ``torn``
+  says that it has to, ``start_over`` where. For that the number of the first record that is left tells what
+  was handed out, not a count kept on the way.
 
 The interpreter lock makes these reads and writes happen in program order. Without it (free-threaded Python)
 nothing promises that, and taking goes through the lock.
@@ -24,10 +27,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import repeat, starmap
 from math import inf
+from operator import length_hint
 
 from confluent_kafka import Message
 
@@ -56,6 +60,10 @@ class FetchBuffer:
         self._ready: deque[Message] = deque()
         self._last = [0]
         self._unreturned = 0
+        self._never_returned: int | None = None
+        """The mark from which on records go back into the buffer, while they do."""
+        self._begun = self._ended = 0
+        """How many changes were begun, and how many came to their end."""
         self._wanted = False
         self._open_until = [inf]
         self._found_shut = False
@@ -113,17 +121,14 @@ class FetchBuffer:
     def returned(self) -> None:
         """What was kept goes to the application, and what was handed out since."""
         with self._lock:
-            self._last[0] += self._unreturned
-            self._unreturned = 0
+            self._last[0], self._unreturned = self._last[0] + self._unreturned, 0
             self._wanted = False
 
-    def give_back(self, count: int) -> None:
-        """So many records, the last that were handed out, were never returned: hand them out again."""
+    def give_back(self, mark: int) -> None:
+        """What was handed out since a mark was never returned: hand it out again."""
         with self._lock:
-            self._rearrange(
-                lambda later: [without(b, self._released) for b in self._progress.give_back(count)] + later
-            )
-            self._last[0] = self._unreturned = 0
+            self._never_returned = mark
+            self._rearrange(lambda later: [without(b, self._released) for b in self._nobodys()] + later)
             self._wanted = False
 
     @property
@@ -151,7 +156,7 @@ class FetchBuffer:
 
     def attended(self) -> None:
         """The application's thread has done what attention was asked for: hand out records again."""
-        with self._lock:
+        with self._lock, self._change():
             batches, self._held_back = self._held_back or [], None
             self._put(batches)
 
@@ -246,9 +251,26 @@ class FetchBuffer:
             mine = [s for s in self._progress.slots if s.parent in chosen and s not in self._released]
             return {slot: self._progress.cursor(slot, self._progress.handed_out) for slot in mine}
 
+    @property
+    def torn(self) -> bool:
+        """See ``Sink``; with the lock, so that no change of the application's thread is under way."""
+        with self._lock:
+            return self._begun != self._ended
+
+    def start_over(self) -> Mapping[OwnedSlot, Cursor]:
+        """See ``Sink``: forget everything that was not handed out."""
+        with self._lock:
+            self._taken_back()
+            if self._held_back is not None:
+                self._held_back = []
+            self._nobodys()
+            self._ended = self._begun
+            mine = [slot for slot in self._progress.slots if slot not in self._released]
+            return {slot: self._progress.cursor(slot, self._progress.handed_out) for slot in mine}
+
     def ask_attention(self) -> None:
         """Make the application come out of ``wait``, and hand out nothing until it has ``attended``."""
-        with self._lock:
+        with self._lock, self._change():
             if self._held_back is None:
                 self._held_back = self._taken_back()
             self._arrived.notify_all()
@@ -285,23 +307,58 @@ class FetchBuffer:
         return False
 
     def _advance(self, left: int) -> None:
-        handed_out = self._progress.added - left
+        self._advance_to(self._progress.added - left)
+
+    def _advance_to(self, handed_out: int) -> None:
         self._progress.advance(handed_out, handed_out - self._unreturned - self._last[0])
 
     def _put(self, batches: Iterable[Batch]) -> None:
+        """Add batches; of one that an exception interrupts what the application can take stays added."""
         for batch in batches:
-            self._progress.add(batch)
-            self._ready.extend(batch.messages)
+            before, count, messages = self._progress.added, len(batch.messages), iter(batch.messages)
+            try:
+                self._progress.add(batch)
+                self._ready.extend(messages)
+            except BaseException:
+                left = length_hint(messages)
+                added = 0 if left == count else count - left - 1  # one was taken and found no room
+                self._progress.cut(before + added)
+                raise
 
     def _taken_back(self) -> list[Batch]:
-        left, pop = 0, self._ready.pop
+        """Take everything that was not handed out out of the application's reach."""
+        first: list[Message | None] = [None]
         try:
-            for _ in repeat(None):
-                pop()
-                left += 1
-        except IndexError:
-            self._advance(left)
-        return self._progress.withdraw()
+            self._empty(first)
+            self._advance_to(self._progress.number_of(first[0]))
+            return self._progress.withdraw()
+        except BaseException:
+            self._empty(first)
+            self._progress.cut(self._progress.number_of(first[0]))
+            raise
+
+    def _empty(self, first: list[Message | None]) -> None:
+        """Take records from the right until none is left; ``first`` is the last one that was taken."""
+        pop = self._ready.pop
+        with suppress(IndexError):
+            while True:
+                first[0] = pop()
+
+    def _nobodys(self) -> list[Batch]:
+        """Take back what was handed out and never returned, if that is being done."""
+        if self._never_returned is None:
+            return []
+        batches = self._progress.give_back(self._never_returned)
+        self._last[0] = self._unreturned = 0
+        self._never_returned = None
+        return batches
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """A change of what waits, with the lock held: unless it comes to its end the buffer is torn."""
+        self._begun += 1
+        yield
+        self._ended += 1
 
     def _keep(self, change: Callable[[Batch], Batch | None]) -> None:
         """Change what was not handed out, or leave it out."""
@@ -309,12 +366,13 @@ class FetchBuffer:
 
     def _rearrange(self, change: Callable[[list[Batch]], list[Batch]]) -> None:
         """Put others in the place of the batches that were not handed out, wherever these are now."""
-        held_back = self._held_back
-        batches = change(self._taken_back() if held_back is None else held_back)
-        if held_back is None:
-            self._put(batches)
-        else:
-            self._held_back = batches
+        with self._change():
+            held_back = self._held_back
+            batches = change(self._taken_back() if held_back is None else held_back)
+            if held_back is None:
+                self._put(batches)
+            else:
+                self._held_back = batches
 
     def _taker(self) -> Callable[[], Message]:
         last, popleft, until, now = self._last, self._ready.popleft, self._open_until, monotonic

@@ -44,12 +44,16 @@ class Calls:
         """Commit slots; the future tells what was committed, or raises _NO_OFFSET if that is nothing."""
         self._engine.committer.ask(cursors, future)
 
-    def keep(self, cursors: Cursors) -> Cursors:
-        """Have no later commit take these cursors back; return them, never behind what was kept before."""
+    def keep(self, cursors: Cursors, *, exactly: bool = False) -> Cursors:
+        """Have no later commit take these cursors back; return them as they are to be committed.
+
+        ``exactly``: the application has named the place, which may lie before what was kept until now. Else
+        they are never behind that.
+        """
         context = self._context
         kept: dict[OwnedSlot, tuple[Cursor, ...]] = {}
         for slot, pieces in cursors.items():
-            known = context.ahead.get(slot)
+            known = None if exactly else context.ahead.get(slot)
             kept[slot] = tuple(known.furthest(pieces, context.lineage(slot.parent))) if known else pieces
             if context.settings.auto_store:
                 context.ahead[slot] = Ahead(kept[slot])
@@ -91,10 +95,18 @@ class Calls:
         for part in parts:
             if part.offset >= 0:
                 found.update(self._below(part, mark))
+                self._keep_metadata(part)
         for holding in self._context.holdings:
             if holding.slot in found:
                 self._note_move(holding, found[holding.slot])
         return found
+
+    def _keep_metadata(self, part: TopicPartition) -> None:
+        parent = PhysicalPartition(part.topic, part.partition)
+        if part.metadata:
+            self._context.commit_metadata[parent] = part.offset, part.metadata
+        else:
+            self._context.commit_metadata.pop(parent, None)
 
     def _below(self, part: TopicPartition, mark: int) -> Cursors:
         def move(lineage: Lineage, _: Cursor, read: Cursor) -> Cursor:
@@ -146,10 +158,16 @@ class Calls:
     def _position(self, parent: PhysicalPartition, mark: int) -> int | None:
         mine = [h for h in self._context.holdings.of(parent) if h.stage in IN_SINK and h.start is not None]
         lineage = self._context.lineage(parent)
-        cursors = [self._buffer.cursor_at(h.slot, mark) for h in mine]
+        cursors = [c for h in mine for c in self._stands(h.slot, mark)]
         starts = [c for h in mine if h.start is not None for c in h.start.pieces]
         now, begun = logical_position(lineage, cursors), logical_position(lineage, starts)
         return now if cursors and now != begun else None
+
+    def _stands(self, slot: OwnedSlot, mark: int) -> Sequence[Cursor]:
+        """Return what of a slot was handed out; inside ``run()``, what its workers are done with."""
+        if self._context.sink is self._buffer:
+            return [self._buffer.cursor_at(slot, mark)]
+        return self._context.sink.cursor(slot)
 
     def wanted(self, parts: Sequence[TopicPartition]) -> list[Wanted]:
         """Return whole logical partitions as the ledger takes them."""

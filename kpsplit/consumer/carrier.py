@@ -7,7 +7,12 @@ from typing import Any, Protocol
 
 from kpsplit.consumer.batch import OwnedSlot
 from kpsplit.consumer.committing import Processed
+from kpsplit.errors import KpsplitError
 from kpsplit.splitter.ports import Deadline
+
+
+class LoadError(KpsplitError):
+    """What goes with a commit cannot be written before somebody has mended something; it is tried again."""
 
 
 class Load(Protocol):

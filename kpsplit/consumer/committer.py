@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from kpsplit.consumer.carrier import LoadError
 from kpsplit.consumer.committing import logical_position
 from kpsplit.consumer.context import Context, kafka_error
 from kpsplit.consumer.holdings import IN_SINK, Holding
@@ -29,6 +30,11 @@ RETRIES = 5
 
 Parts = list[TopicPartition]
 
+_GONE = KafkaError(
+    KafkaError.ILLEGAL_GENERATION,
+    "not committed: slots were lost or began anew before it was sent; their records are delivered again",
+)
+
 
 class When(NamedTuple):
     """Of what time a slot's cursors are: ``Context.tenures`` and ``Holding.moves`` then."""
@@ -40,15 +46,23 @@ class When(NamedTuple):
 Times = Mapping[OwnedSlot, When]
 
 
+class Waiting(NamedTuple):
+    """Who waits for a commit, and of which slots."""
+
+    slots: frozenset[OwnedSlot]
+    future: Future[Parts]
+
+
 @dataclass(slots=True)
 class _Job:
-    """One commit under way."""
+    """One commit under way. ``gone``: slots of it were lost before they were sent."""
 
     cursors: Cursors
     times: Times
     parts: Parts
     pieces: list[Piece]
-    waiting: list[Future[Parts]]
+    waiting: list[Waiting]
+    gone: bool
     tries: int
 
     def done(self) -> bool:
@@ -65,6 +79,9 @@ class Committer:
         self._soonest = 0.0
         self._job: _Job | None = None
         self._begun = 0
+        self._warned: str | None = None
+        self.fenced = False
+        """The group refused the latest commit that failed: the slots are another member's."""
         self._asked: list[tuple[Cursors, Times, Future[Parts] | None]] = []
 
     def turn(self) -> None:
@@ -108,6 +125,11 @@ class Committer:
         """Tell whether nothing is under way or asked for."""
         return self._job is None and not self._asked
 
+    @property
+    def begun(self) -> int:
+        """How many commits were begun, whatever came of them."""
+        return self._begun
+
     def answered(self) -> Callable[[], bool]:
         """Return what tells whether everything that is under way or asked for now has its answer.
 
@@ -124,17 +146,22 @@ class Committer:
         for cursors, of, _ in asked:
             together.update(cursors)
             times.update(of)
-        self._begin(together, times, [future for *_, future in asked if future is not None])
+        waiting = [Waiting(frozenset(cursors), future) for cursors, _, future in asked if future is not None]
+        self._begin(together, times, waiting)
 
-    def _begin(self, cursors: Cursors, times: Times, waiting: list[Future[Parts]], tries: int = 0) -> None:
+    def _begin(self, cursors: Cursors, times: Times, waiting: list[Waiting], tries: int = 0) -> None:
         self._begun += not tries  # a repetition is the same commit
         held = {h.slot: cursors[h.slot] for h in self._held(cursors, times)}
+        whole = [one for one in waiting if one.slots <= held.keys()]
+        for future in (one.future for one in waiting if one not in whole):
+            future.set_exception(KafkaException(_GONE))
+        job = _Job(held, times, self._parts(held), [], whole, len(held) < len(cursors), tries)
         if not held:
-            error = KafkaException(KafkaError(KafkaError._NO_OFFSET))
-            for future in waiting:
-                future.set_exception(error)
+            for future in (one.future for one in whole):
+                future.set_exception(KafkaException(KafkaError(KafkaError._NO_OFFSET)))
+            if job.gone and not waiting:
+                self._tell(_GONE, job)
             return
-        job = _Job(held, times, self._parts(held), [], waiting, tries)
         try:
             job.pieces = send(self._context, held, self._moved(held, times))
         except (KpsplitError, KafkaException) as error:
@@ -143,10 +170,17 @@ class Committer:
             self._job = job
 
     def _parts(self, cursors: Cursors) -> Parts:
-        """Return what a commit says in the terms of applications: one logical offset per partition."""
+        """Return what a commit says in the terms of applications: one logical offset per partition.
+
+        It holds for all slots of the partition that this member has: those that are not in the commit stand
+        where they were committed, or where they began.
+        """
         parts: Parts = []
         for parent in sorted({slot.parent for slot in cursors}):
             pieces = [c for slot, found in cursors.items() if slot.parent == parent for c in found]
+            for holding in self._context.holdings.of(parent):
+                if holding.slot not in cursors and holding.start is not None:
+                    pieces += holding.committed or holding.start.pieces
             offset = logical_position(self._context.lineage(parent), pieces)
             parts.append(TopicPartition(parent.topic, parent.partition, offset))
         return parts
@@ -161,8 +195,8 @@ class Committer:
         elif self._worth_repeating(job, errors):
             self._begin(job.cursors, job.times, job.waiting, job.tries + 1)
         else:
-            fenced = isinstance(errors[0], FencedError)
-            self._context.counts["commits_rejected" if fenced else "commits_failed"] += 1
+            self.fenced = isinstance(errors[0], FencedError)
+            self._context.counts["commits_rejected" if self.fenced else "commits_failed"] += 1
             self._failed(job, errors[0])
 
     def _worth_repeating(self, job: _Job, errors: list[BaseException]) -> bool:
@@ -204,15 +238,19 @@ class Committer:
         return [h for h in found if times[h.slot].tenure == now[h.slot]]
 
     def _tell_committed(self, job: _Job) -> None:
-        for future in job.waiting:
+        self._warned = None
+        for _, future in job.waiting:
             future.set_result(job.parts)
-        self._tell(None, job)
+        self._tell(_GONE if job.gone else None, job)
 
     def _failed(self, job: _Job, error: BaseException) -> None:
         log.warning("kpsplit: a commit failed: %s", error)
         told = kafka_error(error)
-        for future in job.waiting:
+        for _, future in job.waiting:
             future.set_exception(KafkaException(told))
+        if isinstance(error, LoadError) and error.message != self._warned:
+            self._warned = error.message  # it comes again with every commit
+            self._context.events.warn(told)
         self._tell(told, job)
 
     def _tell(self, error: KafkaError | None, job: _Job) -> None:

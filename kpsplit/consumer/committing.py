@@ -8,7 +8,7 @@ checked by an offset of the slots topic, which has no records.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kpsplit.consumer.epochs import Epochs
@@ -77,8 +77,13 @@ def plain_offsets(processed: Iterable[Processed]) -> dict[PhysicalPartition, int
     }
 
 
-def writes(processed: Sequence[Processed], member: Member, fold: CommitFold) -> Writes | None:
-    """Return what commits the ranges of enrolled partitions, None if there is none."""
+def writes(
+    processed: Sequence[Processed], member: Member, fold: CommitFold, gone: Collection[str] = ()
+) -> Writes | None:
+    """Return what commits the ranges of enrolled partitions, None if there is none.
+
+    ``gone``: topics that do not exist any more; coordinators refuse a commit that names one.
+    """
     enrolled = [p for p in processed if p.mode is not Mode.PLAIN and p.cursors and not _ahead(p)]
     if not enrolled:
         return None
@@ -89,7 +94,7 @@ def writes(processed: Sequence[Processed], member: Member, fold: CommitFold) -> 
     offsets: dict[PhysicalPartition, int] = {}
     for p in enrolled:
         known = [*p.cursors, *p.unchanged, *_of_others(p, member.group, fold)]
-        offsets |= ordinary_offsets(p.state, known) or {p.token: 0}
+        offsets |= _ordinary(p.state, known, gone) or {p.token: 0}
     return Writes(records, tombstones, offsets)
 
 
@@ -101,7 +106,7 @@ def of_partition(wrote: Writes, parent: PhysicalPartition, lineage: Lineage) -> 
 
 
 def outdated(
-    processed: Processed, member: Member, fold: CommitFold, wrote: Writes
+    processed: Processed, member: Member, fold: CommitFold, wrote: Writes, gone: Collection[str] = ()
 ) -> frozenset[KeyRange] | None:
     """Tell whether a member has to write the ordinary offsets of a partition again, behind its latest commit.
 
@@ -114,6 +119,7 @@ def outdated(
         member: who asks; by a name that nobody else has.
         fold: the offset log.
         wrote: what the member's latest commit of the partition wrote.
+        gone: as for ``writes``.
 
     Returns:
         Ranges of that commit of which one has to be committed again as it is: none where all is well. None
@@ -127,12 +133,19 @@ def outdated(
     if not member.name or last is None or last.member != member.name or _ahead(processed):
         return frozenset()
     known = [*processed.unchanged, *_of_others(processed, group, fold)]
-    offsets = ordinary_offsets(processed.state, known)
+    offsets = _ordinary(processed.state, known, gone)
     wrong = any(wrote.offsets.get(source) != offset for source, offset in offsets.items())
     stands = {c.range: c for c in processed.unchanged}
     return frozenset(
         r for r, c in mine.items() if wrong and r in stands and stands[r].positions == c.positions
     )
+
+
+def _ordinary(
+    state: PartitionState, cursors: Iterable[Cursor], gone: Collection[str]
+) -> dict[PhysicalPartition, int]:
+    """Return the ordinary offsets of what there is; nobody reads the others."""
+    return {p: at for p, at in ordinary_offsets(state, cursors).items() if p.topic not in gone}
 
 
 def _ahead(processed: Processed) -> bool:

@@ -8,7 +8,15 @@ from enum import StrEnum
 from typing import Any
 
 from kpsplit.errors import ConfigurationError
-from kpsplit.kafka.application_config import flag, given_settings, name_of, number, shown, text
+from kpsplit.kafka.application_config import (
+    flag,
+    given_settings,
+    metadata_refresh,
+    name_of,
+    number,
+    shown,
+    text,
+)
 
 DEFAULT_STRATEGY = "cooperative-sticky"
 """Rebalances stop only the slots that move. librdkafka's own default, range, stops everything."""
@@ -36,8 +44,12 @@ _FETCH_KEYS = frozenset(
         "message.max.bytes",
         "isolation.level",
         "check.crcs",
+        "client.id",
+        "throttle_cb",
     }
 )
+_READING_ONLY = frozenset({"stats_cb", "statistics.interval.ms"})
+"""What the group consumer could say of itself is about a client that reads nothing."""
 _RESETS = {
     **dict.fromkeys(("smallest", "earliest", "beginning"), "earliest"),
     **dict.fromkeys(("largest", "latest", "end"), "latest"),
@@ -134,7 +146,12 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], ConsumerSet
 
 
 def _stays_here(name: str) -> bool:
-    return name in _OWN_KEYS or name in _APPLICATION_KEYS or name.startswith(_FETCH_PREFIXES)
+    ours = name in _OWN_KEYS or name in _APPLICATION_KEYS
+    return ours or name in _READING_ONLY or name.startswith(_FETCH_PREFIXES)
+
+
+def _concerns_reading(name: str) -> bool:
+    return name in _FETCH_KEYS or name in _READING_ONLY or name.startswith(_FETCH_PREFIXES)
 
 
 def _group_only(settings: ConsumerSettings) -> dict[str, Any]:
@@ -165,9 +182,7 @@ def _settings(given: Mapping[str, Any]) -> ConsumerSettings:
         auto_store=flag(given, "enable.auto.offset.store", True),
         reset=_RESETS[reset],
         max_poll_interval=max_poll,
-        metadata_refresh=max(
-            number(given, "topic.metadata.refresh.interval.ms", 300_000, least=0) / 1000, 1.0
-        ),
+        metadata_refresh=metadata_refresh(given),
         buffer_bytes=max(buffer - client_kbytes * 1024, 1),
         revocation_timeout=_revocation_timeout(given, max_poll),
         revocation_policy=RevocationPolicy(
@@ -183,7 +198,7 @@ def _settings(given: Mapping[str, Any]) -> ConsumerSettings:
         on_commit=given.get("on_commit"),
         fetch={
             "fetch.queue.backoff.ms": QUEUE_BACKOFF_MS,
-            **{k: v for k, v in given.items() if k in _FETCH_KEYS or k.startswith(_FETCH_PREFIXES)},
+            **{k: v for k, v in given.items() if _concerns_reading(k)},
             "queued.max.messages.kbytes": client_kbytes,
         },
     )

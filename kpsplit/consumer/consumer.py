@@ -26,7 +26,7 @@ from kpsplit.consumer.committer import Parts
 from kpsplit.consumer.config import split_config
 from kpsplit.consumer.engine import statistics
 from kpsplit.consumer.events import Events
-from kpsplit.consumer.group import GroupConsumer
+from kpsplit.consumer.group import GroupConsumer, part_of
 from kpsplit.consumer.membership import Membership
 from kpsplit.consumer.questions import seconds_of
 from kpsplit.consumer.sending import Cursors
@@ -87,12 +87,11 @@ class Consumer(confluent_kafka.Consumer):
     ) -> None:
         # The base class is here for isinstance(); its own client is never made.
         merged = {**(config or {}), **{k: v for k, v in kwargs.items() if k != "logger"}}
-        rdkafka, settings = split_config(merged)
         self._buffer = FetchBuffer()
         self._events = Events(self._buffer.ask_attention)
-        for name in ("error_cb", "throttle_cb", "stats_cb"):
-            if callable(rdkafka.get(name)):
-                rdkafka[name] = self._events.in_application(rdkafka[name])
+        callbacks = {n: merged[n] for n in ("error_cb", "throttle_cb", "stats_cb") if callable(merged.get(n))}
+        later = {name: self._events.in_application(callback) for name, callback in callbacks.items()}
+        rdkafka, settings = split_config({**merged, **later})
         self._events.error_cb = merged.get("error_cb")
         extra = {"logger": kwargs["logger"]} if "logger" in kwargs else {}
         self._group = GroupConsumer(rdkafka, incremental=settings.incremental, **extra)
@@ -235,6 +234,7 @@ class Consumer(confluent_kafka.Consumer):
         found: list[Message] = []
         records, kept = 0, False
         buffer = self._buffer
+        mark = buffer.mark()
         try:
             while len(found) < num_messages:
                 self._pulse[0] += 1
@@ -251,18 +251,20 @@ class Consumer(confluent_kafka.Consumer):
                     if not self._wait(deadline) or buffer.wanted:
                         break
         except BaseException:
-            self._give_back(found)
+            self._give_back(found, mark)
             raise
         if kept:
             buffer.returned()
         return found
 
-    def _give_back(self, found: list[Message]) -> None:
-        """What consume() has found is not returned, because of an exception: the next call finds it."""
-        events = [message for message in found if message.error() is not None]
-        self._events.give_back(events)
-        if len(events) < len(found):
-            self._buffer.give_back(len(found) - len(events))
+    def _give_back(self, found: list[Message], mark: int) -> None:
+        """What consume() has found since a mark is not returned, because of an exception: the next call does.
+
+        By the mark and not by what was found: an exception may have come before a record was noted.
+        """
+        self._events.give_back([message for message in found if message.error() is not None])
+        if self._buffer.handed_out > mark:
+            self._buffer.give_back(mark)
 
     def _make_poll(self) -> Poll:
         """Return ``poll``, which does not keep this consumer alive."""
@@ -351,7 +353,7 @@ class Consumer(confluent_kafka.Consumer):
         if message is not None:
             return session.calls.keep(session.calls.behind_message(message, mark))
         if offsets is not None:
-            return session.calls.keep(session.calls.behind_offsets(offsets, mark))
+            return session.calls.keep(session.calls.behind_offsets(offsets, mark), exactly=True)
         return session.calls.handed_out(mark)
 
     def store_offsets(
@@ -379,7 +381,10 @@ class Consumer(confluent_kafka.Consumer):
         wanted = session.ask(lambda: session.calls.wanted(partitions))
         seconds = seconds_of(timeout)
         found = session.look_up(lambda: session.questions.committed(wanted, seconds), seconds + 1.0)
-        return _with_offsets(partitions, found)
+        return [
+            part_of(PhysicalPartition(p.topic, p.partition), offset, metadata)
+            for p, (offset, metadata) in zip(partitions, found, strict=True)
+        ]
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return the next logical offset per partition; OFFSET_INVALID where nothing was handed out."""
@@ -489,8 +494,8 @@ class Consumer(confluent_kafka.Consumer):
         own range only. Records count as processed when the handler returns; that is committed every
         ``auto.commit.interval.ms``, whatever ``enable.auto.commit`` says. Callbacks run in this thread.
 
-        Options: ``workers``, ``executor``, ``on_error``, ``transactional``, ``commit_seconds``,
-        ``drain_seconds``; they and what is raised are those of ``kpsplit.consumer.run.runner.run``.
+        Options (docs/consumer.md): ``workers``, ``executor``, ``on_error``, ``transactional``,
+        ``commit_seconds``, ``drain_seconds``, and what is raised: ``kpsplit.consumer.run.runner.run``.
         """
         from kpsplit.consumer.run import run
 
@@ -546,7 +551,7 @@ class Consumer(confluent_kafka.Consumer):
     def _keep(self, state: StateHooks | None) -> None:
         """Keep state in a store from now on; before the first session."""
         if state is not None:
-            state.bind(self._settings.group)
+            state.bind(self._settings.group, self._connection)
             self._state = state
 
     def _close_unused(self) -> None:

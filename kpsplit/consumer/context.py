@@ -33,6 +33,7 @@ from kpsplit.errors import (
     UnknownOutcomeError,
     UnreachableError,
 )
+from kpsplit.kafka.slots_topic import GrowingSlots
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 
@@ -67,6 +68,7 @@ class Context:
     errands: Errands
     asker: Asker
     ledger: Ledger
+    growing: GrowingSlots
     keeping: Keeping = field(default_factory=Keeping)
     life: Life = field(default_factory=Life)
     holdings: Holdings = field(default_factory=Holdings)
@@ -78,15 +80,24 @@ class Context:
     """How often what was read and done of a slot was taken back: a commit asked for before that is void."""
     ends: dict[PhysicalPartition, int] = field(default_factory=dict)
     """Logical partitions that were read to their ends, with the offset there, until the application knows."""
+    commit_metadata: dict[PhysicalPartition, tuple[int, str]] = field(default_factory=dict)
+    """What the application gave along with an offset: it is committed with that offset, and no other."""
     notices: list[Notice] = field(default_factory=list)
     """Gaps behind which reading has not gone on yet."""
     epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
+    torn: bool = False
+    """Whether what is read and what is handed out may differ: an exception came between, or may do so now."""
     trouble: KpsplitError | None = None
     rebalances: int = 0
     carrier: Carrier | None = None
     """What commits take along, while ``run(transactional=True)`` is under way."""
     run_stats: Callable[[], Mapping[str, Any] | None] = lambda: None
     """What ``run()`` has done, None while none is under way."""
+
+    def internal_error(self) -> None:
+        """Note that an exception that nobody expected ended something halfway."""
+        self.torn = True
+        self.counts["internal_errors"] += 1
 
     def lineage(self, parent: PhysicalPartition) -> Lineage:
         """Return the lineage of a logical partition in the view."""
@@ -117,6 +128,13 @@ class Context:
         self.take_back(holdings)
         self.holdings.remove(holdings)
         self.epochs.forget(self.holdings.parents())
+        for parent in {h.parent for h in holdings}:
+            self.commit_metadata.pop(parent, None)
+
+    def metadata_of(self, offsets: Mapping[PhysicalPartition, int]) -> dict[PhysicalPartition, str]:
+        """Return what the application gave along with these offsets."""
+        given = self.commit_metadata
+        return {p: given[p][1] for p, offset in offsets.items() if p in given and given[p][0] == offset}
 
     def take_back(self, holdings: list[Holding]) -> None:
         """Forget what was read and done of slots since their last commit.

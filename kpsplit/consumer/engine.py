@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from math import inf
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
@@ -22,11 +23,11 @@ from kpsplit.consumer.committer import Committer
 from kpsplit.consumer.confirming import Confirming
 from kpsplit.consumer.context import Context, kafka_error, named
 from kpsplit.consumer.engine_states import Event, State
-from kpsplit.consumer.holdings import IN_SINK, STARTING
+from kpsplit.consumer.holdings import IN_SINK, STARTING, Stage
 from kpsplit.consumer.membership import Membership
 from kpsplit.consumer.peers import Peers
 from kpsplit.consumer.righting import Righting
-from kpsplit.consumer.starter import Starter
+from kpsplit.consumer.starter import Starter, start_anew
 from kpsplit.consumer.subscribing import Subscribing
 from kpsplit.consumer.withholding import Withholding
 from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
@@ -65,6 +66,8 @@ class Engine(threading.Thread):
         self.righting = Righting(context, self.committer)
         self.confirming = Confirming(context, self.membership)
         self.fatal: KpsplitError | None = None
+        """What every call for records raises from now on: nothing is handed out any more."""
+        self._died: KpsplitError | None = None
         self._missing_right: KpsplitError | None = None
         self.closing = False
         self._pulse = pulse
@@ -84,8 +87,12 @@ class Engine(threading.Thread):
 
         def run() -> None:
             try:
+                if self._died is not None:
+                    raise self._died
                 future.set_result(job())
             except Exception as error:  # noqa: BLE001 - whoever asked hears of it
+                if not isinstance(error, (KpsplitError, KafkaException)):
+                    self.context.torn = True  # the application's call may have been ended halfway
                 future.set_exception(error)
 
         self._requests.append(run)
@@ -111,16 +118,34 @@ class Engine(threading.Thread):
             while not self.closing:
                 self._turn()
             self._hand_over_everything()
+        except BaseException as error:  # noqa: BLE001 - whoever asks for records hears of it
+            self._die(error)
         finally:
-            self._close_clients()
-            self._ended.set()
-            self._refuse_requests()
+            try:
+                self._close_clients()
+            finally:
+                self._ended.set()
+                self._refuse_requests()
+
+    def _die(self, error: BaseException) -> None:
+        """The thread ends of something that no duty has caught: ``poll()`` must not return None for ever."""
+        self._died = self.fatal = KpsplitError(
+            f"the consumer's background thread has ended: {type(error).__name__}: {error}; nothing more is "
+            "read or committed",
+            hint="close this consumer and make a new one; it begins at the last commit",
+        )
+        with suppress(Exception):
+            self.context.sink.keep_open(-inf)
+        with suppress(Exception):
+            self.context.events.tell(kafka_error(self._died))  # who waits for records wakes up
+        with suppress(Exception):
+            log.critical("kpsplit: the consumer's background thread has ended", exc_info=error)
 
     def _turn(self, *, nested: bool = False) -> None:
         """Do what can be done now; wait for records for a moment. A duty that fails stops no other."""
         self._serve_requests()
         now = monotonic()
-        self.confirming.turned(now)
+        self._duty(lambda: self.confirming.turned(now))
         if nested or now >= self._chores_at:
             self._chores_at = now + SLICE_SECONDS
             self._chores(nested)
@@ -158,8 +183,8 @@ class Engine(threading.Thread):
         except KafkaException as exception:
             self._trouble(translate(error_of(exception), "follow the group"))
         except Exception as error:
+            self.context.internal_error()
             log.exception("kpsplit: internal error")
-            self.context.counts["internal_errors"] += 1
             self._trouble(KpsplitError(f"internal error: {type(error).__name__}: {error}"))
 
     def _trouble(self, error: KpsplitError) -> None:
@@ -200,10 +225,11 @@ class Engine(threading.Thread):
         context = self.context
         if context.views.position == self._adopted:
             return
-        self._adopted = context.views.position
+        position = context.views.position
         for parent in context.holdings.parents():
             if any(h.stage in IN_SINK for h in context.holdings.of(parent)):
                 context.reader.update(context.views.state(parent))
+        self._adopted = position
 
     def _poll_group(self) -> None:
         error = self.context.group.poll(0)
@@ -229,8 +255,15 @@ class Engine(threading.Thread):
             context.life.on(Event.START)
 
     def _read(self) -> None:
-        """Read what there is room for, or wait for a moment."""
+        """Read what there is room for, or wait for a moment.
+
+        The reader's positions move when a record is read, the sink's when it is offered. Both are certain to
+        agree only when everything that was read was offered; whatever ends this before that, and whichever
+        duty was ended by an internal error, reading begins anew from what was handed out.
+        """
         context = self.context
+        if context.torn or context.sink.torn:
+            self._read_anew()
         room = context.settings.buffer_bytes - context.sink.waiting_bytes()
         if room <= 0 or self.fatal is not None or not context.holdings.any_on(IN_SINK):
             context.counts["turns_without_room"] += room <= 0
@@ -239,13 +272,28 @@ class Engine(threading.Thread):
         context.reader.hold_back(context.sink.crowded())
         room = min(room, max(1, context.settings.buffer_bytes // STEPS))
         ends, context.ends = context.ends, {}
+        context.torn = True
         for batch in context.reader.step(0 if self._requests else SLICE_SECONDS, room):
             self._offer(batch)
             if batch.messages:
                 ends.pop(batch.parent, None)
+        context.torn = False
         context.ends = {**ends, **context.ends}
         self._refresh()
         self._tell_ends()
+
+    def _read_anew(self) -> None:
+        """Begin to read from what was handed out; slots that the sink does not know begin from the log."""
+        context = self.context
+        context.torn = True
+        places = context.sink.start_over()
+        reading = context.holdings.on((Stage.READING,))
+        context.sink.dropped([slot for slot in places if slot not in context.holdings])
+        context.reader.start_over({h.slot: places[h.slot] for h in reading if h.slot in places})
+        start_anew(context, [h for h in reading if h.slot not in places])
+        context.ends.clear()
+        context.counts["read_anew"] += 1
+        context.torn = False
 
     def _offer(self, batch: Batch) -> None:
         context = self.context
@@ -258,9 +306,11 @@ class Engine(threading.Thread):
         """Read on behind the gaps that the application was told of meanwhile."""
         context = self.context
         for notice in [n for n in context.notices if n.told]:
-            context.notices.remove(notice)
+            torn, context.torn = context.torn, True
             for batch in context.reader.told(notice.parent, notice.gap):
                 self._offer(batch)
+            context.notices.remove(notice)
+            context.torn = torn
 
     def _tell_ends(self) -> None:
         """Tell that partitions were read to their ends; never before their last record was handed out."""
@@ -316,7 +366,7 @@ class Engine(threading.Thread):
             context.views.close,
         ]
         for closer in closers:
-            with suppress(KafkaException, KpsplitError, RuntimeError):
+            with suppress(Exception):
                 closer()
         with suppress(KpsplitError):
             context.life.on(Event.END)
@@ -335,7 +385,9 @@ def statistics(engine: Engine) -> Mapping[str, Any]:
         "edges": {f"{s} {e}": n for (s, e), n in sorted(context.life.edges.items())},
         "slots": {str(h.slot): h.stage.value for h in context.holdings},
         "waiting_bytes": context.sink.waiting_bytes(),
+        "without_slots": {t: list(unread) for t, unread in context.growing.unread.items()},
         "held": engine.confirming.held,
+        "strays": context.reader.strays,
         "view_fresh": context.views.fresh(),
         "offset_log_garbage": context.ledger.garbage,
         "control_garbage": context.views.view.garbage,

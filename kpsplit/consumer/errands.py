@@ -52,5 +52,5 @@ class Errands:
 def _settle(future: Future[T], job: Callable[[], T]) -> None:
     try:
         future.set_result(job())
-    except Exception as error:  # noqa: BLE001 - whoever asked hears of it
+    except BaseException as error:  # noqa: BLE001 - whoever asked hears of it, and the thread goes on
         future.set_exception(error)

@@ -24,9 +24,13 @@ class GapNotices:
         self._given: defaultdict[_Kind, _Spans] = defaultdict(_Spans)
         self._told: defaultdict[_Kind, _Spans] = defaultdict(_Spans)
 
-    def give(self, gap: Gap) -> int:
-        """Return how many records of a gap were not reported yet; they count as reported from now on."""
-        return self._given[_kind(gap)].add(gap.start, gap.end)
+    def new(self, gap: Gap) -> int:
+        """Return how many records of a gap were not reported yet."""
+        return self._given[_kind(gap)].missing(gap.start, gap.end)
+
+    def given(self, gap: Gap) -> None:
+        """A gap was reported: to be noted behind the report, which an exception may end."""
+        self._given[_kind(gap)].add(gap.start, gap.end)
 
     def told(self, gap: Gap) -> None:
         """The application was told of a gap."""
@@ -45,13 +49,19 @@ class _Spans:
     def __init__(self) -> None:
         self._spans: list[tuple[int, int]] = []
 
-    def add(self, start: int, end: int) -> int:
-        """Add a stretch; return how much of it is new."""
-        near = [span for span in self._spans if span[0] <= end and start <= span[1]]
-        known = sum(min(e, end) - max(s, start) for s, e in near)
+    def missing(self, start: int, end: int) -> int:
+        """Return how much of a stretch was not added."""
+        return end - start - sum(min(e, end) - max(s, start) for s, e in self._near(start, end))
+
+    def add(self, start: int, end: int) -> None:
+        """Add a stretch."""
+        near = self._near(start, end)
         whole = min([start, *(s for s, _ in near)]), max([end, *(e for _, e in near)])
         self._spans = [*(span for span in self._spans if span not in near), whole]
-        return end - start - known
+
+    def _near(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the stretches that overlap or touch one."""
+        return [span for span in self._spans if span[0] <= end and start <= span[1]]
 
     def cover(self, start: int, end: int) -> bool:
         """Tell whether all of a stretch was added."""

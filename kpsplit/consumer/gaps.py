@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kpsplit.consumer.lineage_reader import Gap, GapReason
+from kpsplit.consumer.lineage_reader import Gap, GapReason, wrong_topic
 from kpsplit.consumer.physical_reader import LogBounds
 from kpsplit.errors import KpsplitError
-from kpsplit.splitter.lineage import PhysicalPartition, Segment
-from kpsplit.splitter.partition_state import PartitionState, SubTopicState
+from kpsplit.splitter.lineage import Segment
+from kpsplit.splitter.partition_state import PartitionState
 
 _HINT = "seek behind it, or set kpsplit.gap.policy=skip-and-report"
 
@@ -30,6 +30,7 @@ class Loss:
 
     gap: Gap | None
     error: KpsplitError
+    reason: GapReason
 
 
 def loss(state: PartitionState, segment: Segment, position: int, found: Found) -> Loss | None:
@@ -37,7 +38,7 @@ def loss(state: PartitionState, segment: Segment, position: int, found: Found) -
 
     A log that is shorter than a closed segment has lost its end only when reading has come to the log's end.
     """
-    reason = wrong_topic(state, segment.source, found)
+    reason = wrong_topic(state, segment.source, found.topic_id)
     if reason is not None:
         return _loss(segment, position, segment.end, reason)
     if found.bounds is None:
@@ -52,26 +53,9 @@ def loss(state: PartitionState, segment: Segment, position: int, found: Found) -
     return None
 
 
-def wrong_topic(state: PartitionState, source: PhysicalPartition, found: Found) -> GapReason | None:
-    """Return why nothing of a topic can be read, None if it is the one that the lineage means."""
-    subtopic = state.subtopic(source.topic)
-    if subtopic is not None and subtopic.state is SubTopicState.RETIRED:
-        return GapReason.RETIRED
-    if found.topic_id is None:
-        return GapReason.MISSING
-    meant = meant_topic_id(state, source)
-    return GapReason.MADE_ANEW if meant and found.topic_id != meant else None
-
-
-def meant_topic_id(state: PartitionState, source: PhysicalPartition) -> str:
-    """Return Kafka's id of the topic that the lineage means, "" where nobody noted it."""
-    subtopic = state.subtopic(source.topic)
-    return state.topic_id if subtopic is None else subtopic.topic_id or ""
-
-
 def _loss(segment: Segment, start: int, end: int | None, reason: GapReason) -> Loss:
     if end is None:
         what = f"{segment.source} cannot be read from offset {start} on ({reason.replace('_', ' ')})"
-        return Loss(None, KpsplitError(what, hint="look at: kpsplit doctor; then seek"))
+        return Loss(None, KpsplitError(what, hint="look at: kpsplit doctor; then seek"), reason)
     gap = Gap(segment.id, segment.source, start, end, reason)
-    return Loss(gap, KpsplitError(str(gap), hint=_HINT))
+    return Loss(gap, KpsplitError(str(gap), hint=_HINT), reason)

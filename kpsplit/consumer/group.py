@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import confluent_kafka
@@ -20,6 +20,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 
 Places = Sequence[PhysicalPartition]
 
+LOOK_SECONDS = 0.05
 SLOTS_START = 0
 """Slots topics hold no record. An explicit offset saves asking the group for a committed one."""
 
@@ -82,6 +83,14 @@ class GroupConsumer:
         message: Message | None = self._consumer.poll(seconds)
         return None if message is None else message.error()
 
+    def look_at_topics(self) -> None:
+        """Have the client learn now how many partitions topics have, not only at its next refresh.
+
+        It joins the group again where a topic of the group has grown; the answer need not be waited for.
+        """
+        with suppress(KafkaException):
+            self._consumer.list_topics(timeout=LOOK_SECONDS)
+
     def metadata(self) -> Any:
         """Return who we are in the group now: what fences commits."""
         return self._consumer.consumer_group_metadata()
@@ -91,12 +100,17 @@ class GroupConsumer:
         member: str | None = self._consumer.memberid()
         return member
 
-    def commit(self, offsets: Mapping[PhysicalPartition, int]) -> Future[None]:
-        """Commit ordinary offsets, one commit at a time; ``poll`` brings the answer.
+    def commit(
+        self,
+        offsets: Mapping[PhysicalPartition, int],
+        metadata: Mapping[PhysicalPartition, str] | None = None,
+    ) -> Future[None]:
+        """Commit ordinary offsets with their metadata, one commit at a time; ``poll`` brings the answer.
 
         While nothing is polled (``unpolled``) the call itself waits for the answer.
         """
-        parts = [TopicPartition(p.topic, p.partition, offset) for p, offset in offsets.items()]
+        texts = metadata or {}
+        parts = [part_of(place, offset, texts.get(place)) for place, offset in offsets.items()]
         future: Future[None] = Future()
         if self._unpolled:
             self._commit_now(parts, future)
@@ -171,6 +185,13 @@ class GroupConsumer:
             self._consumer.incremental_unassign(parts)
         else:
             self._consumer.unassign()
+
+
+def part_of(place: PhysicalPartition, offset: int, metadata: str | None) -> TopicPartition:
+    """Return a partition as the client library takes it; metadata are text or nothing there, never None."""
+    if not metadata:
+        return TopicPartition(place.topic, place.partition, offset)
+    return TopicPartition(place.topic, place.partition, offset, metadata)
 
 
 def _settle(future: Future[None], error: KafkaError | None, parts: Sequence[TopicPartition]) -> None:

@@ -24,7 +24,7 @@ class Stage(StrEnum):
     """Its start is known; the application is told first."""
     READING = "reading"
     HELD = "held"
-    """Nothing is handed out: the knowledge that its topic is not enrolled is too old, or wrong by now."""
+    """Nothing is handed out: its topic is not shared by partition any more, or that is not known yet."""
     LEAVING = "leaving"
     """It is taken away: nothing more is handed out."""
     STOPPED = "stopped"
@@ -45,7 +45,8 @@ class Holding:
     says of it, as far as this member knows; empty while nothing was committed. ``final``: it is taken away,
     its last commit was asked for, and none begins behind that. ``moves``: how often the application moved it
     to where the group may have been before; ``sought``: which of these moves was the last seek;
-    ``moves_told``: how many of them commits tell of.
+    ``moves_told``: how many of them commits tell of. ``reset``: its offset is outside the log, and it begins
+    anew at ``auto.offset.reset`` when what was read of it is processed.
     """
 
     slot: OwnedSlot
@@ -59,6 +60,7 @@ class Holding:
     moves: int = 0
     sought: int = 0
     moves_told: int = 0
+    reset: bool = False
 
     @property
     def parent(self) -> PhysicalPartition:

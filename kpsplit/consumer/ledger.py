@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 from kpsplit.consumer.asking import Asker
 from kpsplit.consumer.carrier import Carrier, Load
@@ -29,24 +30,29 @@ from kpsplit.consumer.committing import (
 )
 from kpsplit.consumer.given import GivenStart
 from kpsplit.consumer.subscriptions import Mode
-from kpsplit.kafka.clock import Deadline
+from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError
+from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import offsets_partition
-from kpsplit.kafka.error_map import translated
+from kpsplit.kafka.error_map import MISSING, error_of, translated
 from kpsplit.kafka.group_members import Members, describe_members
+from kpsplit.kafka.log_ends import Failed
 from kpsplit.kafka.offset_log import OffsetTail, offset_log_partitions
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.records.keys import group_ids
 from kpsplit.splitter.records.offsets import CommitKey, RangeCommit
 
 ANSWER_SECONDS = 10.0
 OPEN_SECONDS = 10.0
 MEMBERS_SECONDS = 2.0
 """Commits wait behind this question."""
+LOOK_SECONDS = 0.5
+"""How long a commit waits to learn which sub-topics there are."""
 LOG_SECONDS = 3.0
 """How long the log is read at once; what is undecided then is asked for again."""
 UNDECIDED_SECONDS = 45.0
@@ -61,14 +67,30 @@ class NoOffsetError(Exception):
         self.parent = parent
 
 
+class StillOwnedError(DeadlineExceededError):
+    """A member of the group may still work on the partition as a whole: its slots are not started yet."""
+
+    def __init__(self, parent: PhysicalPartition) -> None:
+        super().__init__(
+            f"the slots of {parent} wait: the group rebalances, or a member of it has the partition itself",
+            hint="all members of a group that reads an enrolled topic must use kpsplit",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A slot whose start is asked for; ``given``: where its partition begins if the group has no commit."""
+    """A slot whose start is asked for; ``given``: where its partition begins if the group has no commit.
+
+    ``shared``: other members of the group may have read the partition as a whole until now. ``reset``: its
+    committed offset is of no use, it begins at ``auto.offset.reset``.
+    """
 
     lineage: Lineage
     mode: Mode
     range: KeyRange
     given: GivenStart | None = None
+    shared: bool = False
+    reset: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +104,13 @@ class Start:
     stale: bool = False
     committed: bool = False
 
+
+StartError = KpsplitError | NoOffsetError
+Found = Start | StartError
+"""What is found for a slot: where it starts, or why that is not known now."""
+
+Pieces = list[tuple[KeyRange, Cursor | None]]
+"""What tiles a range, each piece with its cursor; None: the group has no commit of it."""
 
 Outdated = Mapping[PhysicalPartition, frozenset[KeyRange] | None]
 
@@ -100,60 +129,102 @@ class Ledger:
         self._carrying: CommitWriter | None = None
         self._partitions = 0
         self._wrote: dict[PhysicalPartition, Writes] = {}
+        self._gone: frozenset[str] = frozenset()
 
     # -- where slots start -------------------------------------------------------------------------
 
-    def starts(self, wanted: Sequence[Wanted]) -> list[Start]:
-        """Return where slots start.
+    def starts(self, wanted: Sequence[Wanted]) -> list[Found]:
+        """Return where slots start, or why that is not known; what one waits for keeps no other waiting.
 
         Raises:
-            KpsplitError: the offset log or the coordinator cannot be read now, or the log is unfit.
-            NoOffsetError: see there.
+            KpsplitError: nothing can be read now.
         """
-        enrolled = [w for w in wanted if w.mode is not Mode.PLAIN]
-        if enrolled:
-            self._commit_writer().open(Deadline(OPEN_SECONDS))
         if self._carrying is not None:
             self._carrying.open(Deadline(OPEN_SECONDS))
-        if enrolled:  # what they have thrown away is decided now
-            self._read_log({w.lineage.parent for w in enrolled})
-        found = [self._committed(w) for w in wanted]
-        missing = [w for w, pieces in zip(wanted, found, strict=True) if any(c is None for _, c in pieces)]
-        fresh = self._fresh_starts({w.lineage.parent: w for w in missing}.values())
+        failed = self._not_read({w.lineage.parent for w in wanted if w.mode is not Mode.PLAIN})
+        # Before ordinary offsets are read: who still works on a partition commits them.
+        failed |= self._worked_on([w for w in wanted if w.shared and w.lineage.parent not in failed])
+        read = [(w, failed.get(w.lineage.parent) or self._committed(w)) for w in wanted]
+        bare = {w.lineage.parent: w for w, pieces in read if _lacks_commit(pieces)}
+        fresh = self._fresh(bare.values())
         return [
-            _start(w, pieces, fresh.get(w.lineage.parent)) for w, pieces in zip(wanted, found, strict=True)
+            pieces if isinstance(pieces, KpsplitError) else _start(w, pieces, fresh.get(w.lineage.parent))
+            for w, pieces in read
         ]
 
-    def _read_log(self, parents: set[PhysicalPartition]) -> None:
+    def _not_read(self, parents: Collection[PhysicalPartition]) -> dict[PhysicalPartition, KpsplitError]:
+        """Read what groups have committed of enrolled partitions; return those of which it is not known."""
+        if not parents:
+            return {}
+        try:
+            self._commit_writer().open(Deadline(OPEN_SECONDS))  # what was thrown away is decided now
+            return self._read_log(parents)
+        except KpsplitError as error:
+            return dict.fromkeys(parents, error)
+
+    def _worked_on(self, shared: Collection[Wanted]) -> dict[PhysicalPartition, KpsplitError]:
+        """Return the partitions that some member may still read, or work on, as a whole.
+
+        Whoever owned the partition itself lets it go when the record in hand is processed; until then the
+        coordinator names it as the owner, or as a member that has something to let go (the group is not
+        settled). Once a range of the partition was committed, somebody has asked this before and found
+        nobody, and nobody begins to read it as a whole any more.
+        """
+        lineages = {w.lineage.parent: w.lineage for w in shared}
+        never = [p for p, lineage in lineages.items() if not self._has_commits(lineage)]
+        if not never:
+            return {}
+        try:
+            members = self.members()
+        except KpsplitError as error:
+            return dict.fromkeys(never, error)
+        return {p: StillOwnedError(p) for p in never if not members.nobody_on(p)}
+
+    def _has_commits(self, lineage: Lineage) -> bool:
+        """Tell whether the group has committed any range of a partition."""
+        return self._group_id in self._open().fold.groups(lineage.parent)
+
+    def _read_log(self, parents: Collection[PhysicalPartition]) -> dict[PhysicalPartition, KpsplitError]:
+        """Read the offset log about some partitions; return those of which it was not read to its end."""
         tail = self._open()
-        tail.follow({offsets_partition(p, self._partitions) for p in parents})
-        tail.read_to_end(Deadline(LOG_SECONDS))
+        places = {parent: offsets_partition(parent, self._partitions) for parent in parents}
+        tail.follow(places.values())
+        failed = tail.read_each(set(places.values()), Deadline(LOG_SECONDS))
+        return {parent: failed[place] for parent, place in places.items() if place in failed}
 
     def _open(self) -> OffsetTail:
         if self._tail is None:
             self._partitions = offset_log_partitions(self.admin)
-            self._tail = OffsetTail(self._connection)
+            self._tail = OffsetTail(self._connection, group=self._group_id)
         return self._tail
 
-    def _committed(self, wanted: Wanted) -> list[tuple[KeyRange, Cursor | None]]:
+    def _committed(self, wanted: Wanted) -> Pieces | FutureVersionError:
+        """Return what the log has for a range; or that a newer kpsplit has committed some of it."""
         if wanted.mode is Mode.PLAIN:
             return [(wanted.range, None)]
-        return self._open().fold.cursor(self._group_id, wanted.lineage.parent, wanted.range, wanted.lineage)
+        fold, parent, range_ = self._open().fold, wanted.lineage.parent, wanted.range
+        newer = fold.newer(self._group_id, parent, range_)
+        return newer or fold.cursor(self._group_id, parent, range_, wanted.lineage)
 
-    def _fresh_starts(self, missing: Collection[Wanted]) -> dict[PhysicalPartition, Cursor]:
+    def _fresh(self, missing: Collection[Wanted]) -> dict[PhysicalPartition, Cursor | StartError]:
         """Return where ranges of partitions start that have no range commit; each question is asked once.
 
         Args: one for each partition.
         """
         if not missing:
             return {}
-        with translated("read the group's committed offsets"):
-            ordinary = self._asker.committed(_sources(w.lineage for w in missing), ANSWER_SECONDS)
-        found: dict[PhysicalPartition, Cursor] = {}
+        try:
+            with translated("read the group's committed offsets"):
+                ordinary = self._asker.committed(_sources(w.lineage for w in missing), ANSWER_SECONDS)
+        except KpsplitError as error:
+            return {w.lineage.parent: error for w in missing}
+        found: dict[PhysicalPartition, Cursor | StartError] = {}
         bare: dict[str, list[Lineage]] = {}
-        for lineage, given in ((w.lineage, w.given) for w in missing):
+        for lineage, given, reset in ((w.lineage, w.given, w.reset) for w in missing):
             own = {source: ordinary[source] for source in lineage.sources() if source in ordinary}
-            if own:
+            if reset:
+                bare.setdefault(self._reset, []).append(lineage)
+            elif own:
                 found[lineage.parent] = Cursor.from_positions(lineage, WHOLE, own)
             elif isinstance(given, Cursor):
                 found[lineage.parent] = given
@@ -167,28 +238,34 @@ class Ledger:
         """Return the earliest or latest position of a whole lineage.
 
         Raises:
-            NoOffsetError: ``where`` is ``error``.
+            NoOffsetError: ``where`` is ``error``. KpsplitError: its logs do not answer.
         """
-        return self._resets([lineage], where)[lineage.parent]
+        found = self._resets([lineage], where)[lineage.parent]
+        if isinstance(found, Cursor):
+            return found
+        raise found
 
-    def _resets(self, lineages: Collection[Lineage], where: str) -> dict[PhysicalPartition, Cursor]:
-        if not lineages:
-            return {}
+    def _resets(
+        self, lineages: Collection[Lineage], where: str
+    ) -> dict[PhysicalPartition, Cursor | StartError]:
         if where == "error":
-            raise NoOffsetError(next(iter(lineages)).parent)
+            return {lineage.parent: NoOffsetError(lineage.parent) for lineage in lineages}
+        failed: Failed = {}
         if where == "latest":
-            ends = self._log_ends(lineages)
-            return {li.parent: Cursor.at_end(li, WHOLE, _ends_in(li, ends)) for li in lineages}
-        lows = self.admin.start_offsets(_sources(lineages))
-        return {li.parent: _earliest(li, lows) for li in lineages}
+            asked = {s.source for lineage in lineages for s in lineage if s.is_open}
+            ends = self.admin.end_offsets(asked, failed=failed)
+            at_end = {source: end.offset for source, end in ends.items()}
+            found = {li.parent: Cursor.at_end(li, WHOLE, _ends_in(li, at_end)) for li in lineages}
+        else:
+            lows = self.admin.start_offsets(_sources(lineages), failed=failed)
+            found = {li.parent: _earliest(li, lows) for li in lineages}
+        without = {li.parent: failed[s] for li in lineages for s in li.sources() if s in failed}
+        return {**found, **without}
 
     def ends(self, lineage: Lineage) -> dict[int, int]:
         """Return the log end of each open segment."""
-        return _ends_in(lineage, self._log_ends([lineage]))
-
-    def _log_ends(self, lineages: Iterable[Lineage]) -> dict[PhysicalPartition, int]:
-        asked = {s.source for lineage in lineages for s in lineage if s.is_open}
-        return {source: end.offset for source, end in self.admin.end_offsets(asked).items()}
+        found = self.admin.end_offsets({s.source for s in lineage if s.is_open})
+        return _ends_in(lineage, {source: end.offset for source, end in found.items()})
 
     @property
     def admin(self) -> ClusterAdmin:
@@ -230,7 +307,7 @@ class Ledger:
         if not ours:
             return {}
         fold = self._read_on()
-        return {p.parent: outdated(p, member, fold, self._wrote[p.parent]) for p in ours}
+        return {p.parent: outdated(p, member, fold, self._wrote[p.parent], self._gone) for p in ours}
 
     def commit_loaded(
         self,
@@ -257,7 +334,7 @@ class Ledger:
                 records, tombstones = wanted.records, wanted.tombstones
                 offsets = {**offsets, **wanted.offsets}
         if self._carrying is None:
-            name = f"kpsplit.run.{self._group_id}.{secrets.token_hex(8)}"
+            name = f"{group_ids('run', self._group_id)}{secrets.token_hex(8)}"
             self._carrying = CommitWriter(
                 self._connection, name, self._partitions, carrier.make_producer, carrier.abandon
             )
@@ -275,7 +352,20 @@ class Ledger:
         """Return what commits enrolled partitions, by what the log has of other members now."""
         for parent in (p.parent for p in processed):
             self._wrote.pop(parent, None)  # known again when this commit is
-        return writes(processed, member, self._read_on())
+        self._gone = self._missing({t.name for p in processed for t in p.state.subtopics if t.in_lineage})
+        return writes(processed, member, self._read_on(), self._gone)
+
+    def _missing(self, subtopics: Collection[str]) -> frozenset[str]:
+        """Return those of some sub-topics that a broker does not know, as far as it answers at once.
+
+        A coordinator refuses a commit that names a topic that is gone. To leave out the offset of one that is
+        there does no harm.
+        """
+        if not subtopics:
+            return frozenset()
+        asked, end = TopicCollection(sorted(subtopics)), monotonic() + LOOK_SECONDS
+        futures = self.admin.client.describe_topics(asked, request_timeout=LOOK_SECONDS)
+        return frozenset(topic for topic, answer in futures.items() if _says_missing(answer, end))
 
     def _read_on(self) -> CommitFold:
         """Return what the log says now, as far as it has arrived."""
@@ -286,16 +376,21 @@ class Ledger:
     def _commit_writer(self) -> CommitWriter:
         if self._writer is None:
             self._open()
-            name = f"kpsplit.commit.{self._group_id}.{secrets.token_hex(8)}"
+            name = f"{group_ids('commit', self._group_id)}{secrets.token_hex(8)}"
             self._writer = CommitWriter(self._connection, name, self._partitions)
         return self._writer
 
-    def committed(self, wanted: Sequence[Wanted]) -> list[list[tuple[KeyRange, Cursor | None]]]:
+    def committed(self, wanted: Sequence[Wanted]) -> list[Pieces]:
         """Return what the group has committed for ranges, whoever owns them; None where nothing was."""
         enrolled = {w.lineage.parent for w in wanted if w.mode is not Mode.PLAIN}
-        if enrolled:
-            self._read_log(enrolled)
-        return [self._committed(w) for w in wanted]
+        for error in (self._read_log(enrolled) if enrolled else {}).values():
+            raise error
+        found = []
+        for pieces in map(self._committed, wanted):
+            if isinstance(pieces, KpsplitError):
+                raise pieces
+            found.append(pieces)
+        return found
 
     @property
     def garbage(self) -> int:
@@ -304,11 +399,23 @@ class Ledger:
 
     def close(self) -> None:
         """End the clients."""
+        self._admin = None
         if self._tail is not None:
             self._tail.close()
         for writer in (self._writer, self._carrying):
             if writer is not None:
                 writer.close()
+
+
+def _says_missing(answer: Future[Any], end: float) -> bool:
+    try:
+        answer.result(max(0.0, end - monotonic()))
+    except KafkaException as exception:
+        error = error_of(exception)
+        return error is not None and error.code() in MISSING
+    except TimeoutError:
+        return False
+    return False
 
 
 def _sources(lineages: Iterable[Lineage]) -> list[PhysicalPartition]:
@@ -329,9 +436,22 @@ def _also(load: Load, deadline: Deadline) -> Callable[[Any], None]:
     return lambda producer: load.write(producer, deadline)
 
 
-def _start(wanted: Wanted, pieces: Sequence[tuple[KeyRange, Cursor | None]], fresh: Cursor | None) -> Start:
+def _lacks_commit(pieces: Pieces | KpsplitError) -> bool:
+    return not isinstance(pieces, KpsplitError) and any(cursor is None for _, cursor in pieces)
+
+
+def _start(
+    wanted: Wanted, pieces: Sequence[tuple[KeyRange, Cursor | None]], fresh: Cursor | StartError | None
+) -> Found:
+    """Return where a slot starts; ``fresh``: where its partition does that has no range commit."""
+    if isinstance(fresh, StartError) and any(cursor is None for _, cursor in pieces):
+        return fresh
     found = [
-        (fresh.narrowed(range_).settled(wanted.lineage) if fresh is not None else Cursor.at_start(range_))
+        (
+            fresh.narrowed(range_).settled(wanted.lineage)
+            if isinstance(fresh, Cursor)
+            else Cursor.at_start(range_)
+        )
         if cursor is None
         else cursor
         for range_, cursor in pieces

@@ -23,8 +23,9 @@ from kpsplit.consumer.physical_reader import LostStartError, PhysicalReader
 from kpsplit.errors import DeadlineExceededError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.headers import headers_of
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
-from kpsplit.splitter.partition_state import PartitionState, SubTopicState
+from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import (
     Deliver,
     Foreign,
@@ -34,8 +35,10 @@ from kpsplit.splitter.reading import (
     Verdict,
     Wait,
     classify,
+    own_stamp,
     unsettled,
 )
+from kpsplit.splitter.records.stamp import Stamp
 
 Refresh = Callable[[], PartitionState]
 """Reads the control topic to its present end and returns the partition's state."""
@@ -174,13 +177,15 @@ class LineageReader:
 
     def _stretch(self, segment: Segment, start: int, end: int) -> Iterator[LogicalRecord]:
         for message in self._reader.records(segment.source, start, end):
-            ours = read_headers(message.headers())
+            ours = read_headers(headers_of(message))
             self.tally.malformed_headers += ours.malformed
             verdict = self._verdict(segment.source, message, ours)
             match verdict:
                 case Deliver(found, logical) if found.id == segment.id:
                     self.tally.delivered += 1
-                    yield _logical_record(message, found, logical, ours)
+                    yield _logical_record(
+                        message, found, logical, own_stamp(self.state, found.source, ours.stamp)
+                    )
                 case Deliver():
                     return  # a refresh has shown that the segment ended before this record
                 case Skip(reason):
@@ -232,22 +237,29 @@ class LineageReader:
         time.sleep(min(WAIT_SECONDS, limit.left()))
 
     def _lost(self, source: PhysicalPartition) -> GapReason | None:
-        """Return why nothing of a topic can be read, None if it is the one that the lineage means."""
-        subtopic = self.state.subtopic(source.topic)
-        if subtopic is not None and subtopic.state is SubTopicState.RETIRED:
-            return GapReason.RETIRED
-        if source.topic not in self._topic_ids:
+        if source.topic not in self._topic_ids and not self.state.is_retired(source.topic):
             self._topic_ids[source.topic] = self._reader.topic_id(source.topic)
-        found, meant = self._topic_ids[source.topic], self.state.topic_id
-        if subtopic is not None:
-            meant = subtopic.topic_id or ""
-        if found is None:
-            return GapReason.MISSING
-        return GapReason.MADE_ANEW if meant and found != meant else None
+        return wrong_topic(self.state, source, self._topic_ids.get(source.topic))
 
     def _gap(self, segment: Segment, start: int, end: int, reason: GapReason) -> None:
         if end > start:
             self.tally.gaps.append(Gap(segment.id, segment.source, start, end, reason))
+
+
+def wrong_topic(state: PartitionState, source: PhysicalPartition, topic_id: str | None) -> GapReason | None:
+    """Return why nothing of a topic can be read, None if it is the one that the lineage means.
+
+    Args:
+        state: the logical partition that has segments there.
+        source: the physical partition.
+        topic_id: Kafka's id of the topic that has the name now, None if there is none.
+    """
+    if state.is_retired(source.topic):
+        return GapReason.RETIRED
+    if topic_id is None:
+        return GapReason.MISSING
+    meant = state.topic_id_of(source.topic)
+    return GapReason.MADE_ANEW if meant and topic_id != meant else None
 
 
 def _steps_to(segment: Segment, first: int) -> int:
@@ -256,7 +268,7 @@ def _steps_to(segment: Segment, first: int) -> int:
     return max(0, -((base - first) // stride))
 
 
-def _logical_record(message: Message, segment: Segment, logical: int, ours: OurHeaders) -> LogicalRecord:
+def _logical_record(message: Message, segment: Segment, logical: int, stamp: Stamp | None) -> LogicalRecord:
     kind, timestamp = message.timestamp()
     key, value = message.key(), message.value()
     return LogicalRecord(
@@ -265,10 +277,10 @@ def _logical_record(message: Message, segment: Segment, logical: int, ours: OurH
         epoch=segment.opened_epoch,
         key=key,
         value=value,
-        headers=without_stamp(message.headers()),
+        headers=without_stamp(headers_of(message)),
         source_topic=segment.source.topic,
         source_partition=segment.source.partition,
         source_offset=message.offset() or 0,
         timestamp=None if kind == NO_TIMESTAMP else timestamp,
-        stamp=ours.stamp,
+        stamp=stamp,
     )

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kpsplit.errors import FutureVersionError, RecordError
+from kpsplit.kafka.headers import Headers
 from kpsplit.splitter.records import marker as markers
 from kpsplit.splitter.records import stamp as stamps
 from kpsplit.splitter.records.marker import Marker
 from kpsplit.splitter.records.stamp import Stamp
-
-RawHeaders = dict[str, str | bytes | None] | list[tuple[str, str | bytes | None]] | None
-"""What ``Message.headers()`` is said to return; in fact a list of pairs of text and bytes, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +17,8 @@ class LogicalRecord:
     """One delivered record: its logical place, its content, and where it is stored.
 
     ``epoch`` is the epoch that opened its segment. ``headers`` are without the stamp. ``timestamp`` is in
-    milliseconds since 1970, None if the record has none.
+    milliseconds since 1970, None if the record has none. ``stamp`` is None for a record that kpsplit's
+    producers did not write here: one of another writer, or a copy of a record that stood elsewhere.
     """
 
     logical_offset: int
@@ -53,7 +51,7 @@ class OurHeaders:
 NONE_OF_OURS = OurHeaders()
 
 
-def read_headers(headers: RawHeaders) -> OurHeaders:
+def read_headers(headers: Headers | None) -> OurHeaders:
     """Find the stamp and the marker among a record's headers. Garbage is neither: no data are lost by it.
 
     Raises:
@@ -64,7 +62,7 @@ def read_headers(headers: RawHeaders) -> OurHeaders:
     stamp: Stamp | None = None
     marker: Marker | None = None
     malformed = False
-    for name, value in _pairs(headers):
+    for name, value in headers:
         try:
             if name == stamps.HEADER:
                 stamp = Stamp.decode(value)
@@ -77,12 +75,6 @@ def read_headers(headers: RawHeaders) -> OurHeaders:
     return OurHeaders(stamp, marker, malformed)
 
 
-def without_stamp(headers: RawHeaders) -> tuple[tuple[str, bytes | None], ...]:
+def without_stamp(headers: Headers | None) -> tuple[tuple[str, bytes | None], ...]:
     """Return the application's own headers."""
-    return tuple((name, value) for name, value in _pairs(headers) if name != stamps.HEADER)
-
-
-def _pairs(headers: RawHeaders) -> Iterator[tuple[str, bytes | None]]:
-    pairs = headers.items() if isinstance(headers, dict) else headers or ()
-    for name, value in pairs:
-        yield name, value.encode() if isinstance(value, str) else value
+    return tuple((name, value) for name, value in headers or () if name != stamps.HEADER)

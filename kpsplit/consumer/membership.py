@@ -22,6 +22,7 @@ from kpsplit.consumer.given import Given, GivenStart
 from kpsplit.consumer.group import Places
 from kpsplit.consumer.holdings import IN_SINK, STARTING, Holding, Stage
 from kpsplit.consumer.reading import OwnedSlot
+from kpsplit.consumer.sending import COMMIT_SECONDS
 from kpsplit.consumer.subscriptions import Mode, Subscribed
 from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -29,6 +30,9 @@ from kpsplit.splitter.slots import slot_at, slot_number, slot_range
 
 log = logging.getLogger(__name__)
 
+COMMIT_TRIES = 3
+COMMIT_REST_SECONDS = 0.25
+"""Between tries to commit what is handed over; none begins where there might not be time for it."""
 LAST_COMMIT_SECONDS = 5.0
 """How long a member that gives up tries to commit what it has processed."""
 
@@ -41,6 +45,10 @@ class Patience:
         self._seconds = seconds
         self._until = monotonic() + seconds
         self._tries = 2 if policy is RevocationPolicy.RETRY_THEN_LEAVE else 1
+
+    def left(self) -> float:
+        """Return how many seconds are left before the first warning, or the next."""
+        return self._until - monotonic()
 
     def over(self) -> bool:
         """Tell whether the policy's time is over."""
@@ -216,8 +224,8 @@ class Membership:
             self._context.holdings.remove(gone)
 
     def _note(self, error: Exception) -> None:
+        self._context.internal_error()
         log.error("kpsplit: internal error in a rebalance", exc_info=error)
-        self._context.counts["internal_errors"] += 1
         self._context.events.warn(kafka_error(error))
 
     def _stop(self, leaving: list[Holding]) -> list[OwnedSlot]:
@@ -253,12 +261,26 @@ class Membership:
         return told
 
     def _commit(self, leaving: list[Holding], patience: Patience) -> bool:
-        """Commit what slots have processed; tell whether there was an answer, whatever it is."""
+        """Commit what slots have processed, again where that fails early; tell whether there was an answer.
+
+        What is not committed is processed again by the next owner.
+        """
         for holding in leaving:
             holding.final = True
-        if self._context.settings.auto_commit:
-            self._committer.ask(self._committer.changed([h for h in leaving if h.stage in IN_SINK]))
-        return self._wait(self._committer.answered(), patience)
+        if not self._context.settings.auto_commit:
+            return self._wait(self._committer.answered(), patience)
+        left = self._committer.changed([h for h in leaving if h.stage in IN_SINK])
+        self._committer.fenced = False
+        for _ in range(COMMIT_TRIES):
+            self._committer.ask(left)
+            if not self._wait(self._committer.answered(), patience):
+                return False
+            left = self._committer.changed([h for h in leaving if h.stage in IN_SINK])
+            if not left or self._committer.fenced or patience.left() <= COMMIT_SECONDS:
+                break
+            until = monotonic() + COMMIT_REST_SECONDS
+            self._wait(lambda until=until: monotonic() >= until, patience)  # type: ignore[misc]
+        return True
 
     def _wait(self, condition: Callable[[], bool], patience: Patience) -> bool:
         while not condition():

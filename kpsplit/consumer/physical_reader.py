@@ -11,6 +11,7 @@ from functools import cached_property
 from confluent_kafka import IsolationLevel, KafkaError, Message, TopicPartition
 
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
+from kpsplit.kafka.admin_answers import Absence
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
@@ -21,8 +22,10 @@ BATCH = 1000
 BUFFER_KBYTES = 16_384
 """What the client fetches ahead: bounds memory, with the batch."""
 
+AHEAD = 100_000
+"""Records that the client fetches ahead of what is read, if they are not more than ``BUFFER_KBYTES``."""
+
 POLL_SECONDS = 0.5
-CERTAIN_SECONDS = 2.0
 ASK_AGAIN_SECONDS = 0.2
 _TRANSIENT = TRANSIENT_READS | {KafkaError.OFFSET_NOT_AVAILABLE}
 
@@ -44,13 +47,22 @@ class PhysicalReader:
     Args:
         connection: how to reach the cluster.
         patience: seconds without any progress after which a read gives up.
+        most: records in the longest stretch. The client fetches about as many ahead, and not what follows
+            them; not more than ``AHEAD``, which it also fetches when nothing is said.
+
+    Attributes:
+        ahead: how many records the client fetches ahead.
     """
 
-    def __init__(self, connection: Connection, patience: float = 30.0) -> None:
+    def __init__(self, connection: Connection, patience: float = 30.0, most: int = AHEAD) -> None:
         self._patience = patience
         self._connection = connection
+        self.ahead = min(max(most, 1), AHEAD)
         self._consumer = connection.open_reader(
-            "reader", auto_offset_reset="error", queued_max_messages_kbytes=BUFFER_KBYTES
+            "reader",
+            auto_offset_reset="error",
+            queued_max_messages_kbytes=BUFFER_KBYTES,
+            queued_min_messages=self.ahead,
         )
         self._source: PhysicalPartition | None = None
         self._fetched: deque[Message] = deque()
@@ -64,6 +76,12 @@ class PhysicalReader:
     def close(self) -> None:
         """End the consumer."""
         self._consumer.close()
+
+    def rest(self) -> None:
+        """Fetch nothing more until the next stretch; what was fetched and not read is dropped."""
+        self._source = None
+        self._fetched.clear()
+        self._consumer.unassign()
 
     def bounds(self, source: PhysicalPartition) -> LogBounds | None:
         """Return what a physical partition holds now, None if there is no such partition.
@@ -81,10 +99,10 @@ class PhysicalReader:
     def topic_id(self, topic: str) -> str | None:
         """Return Kafka's id of a topic, None if there is no such topic.
 
-        A broker that has just started may not know every topic yet, so "no" is asked for more than once.
+        A broker may not know every topic yet, so "no" is asked for more than once.
         """
-        limit = Deadline(CERTAIN_SECONDS)
-        while (found := self._admin.layout(topic)) is None and limit.left() > 0:
+        absence = Absence()
+        while (found := self._admin.layout(topic)) is None and not absence.denied():
             time.sleep(ASK_AGAIN_SECONDS)
         return None if found is None else found.topic_id
 

@@ -11,31 +11,25 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from kpsplit.consumer.gaps import Found
 from kpsplit.consumer.physical_reader import LogBounds
 from kpsplit.errors import AuthorizationError, KpsplitError
+from kpsplit.kafka.admin_answers import Absence
 from kpsplit.kafka.clock import Deadline
-from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.kafka.error_map import MISSING, error_of, translate
 from kpsplit.kafka.offset_answers import offset_answer
 from kpsplit.splitter.lineage import PhysicalPartition
 
 REQUEST_SECONDS = 5.0
-CERTAIN_SECONDS = 2.0
-"""A broker that has just started may not know every topic yet, so "no" is asked for so long."""
-
 ASK_AGAIN_SECONDS = 0.2
 _EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-_NO_SUCH = {
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_TOPIC,
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError.UNKNOWN_TOPIC_ID,
-}
 
 
 class LogProbe:
     """One question, repeated until it is answered: Kafka's id of the topic, and, if wanted, the log's bounds.
 
     Not thread safe. ``found`` is the answer; ``error`` why it cannot be had (a missing right). ``position``:
-    where reading stood when it was asked; an answer says nothing of any other place.
+    where reading stood when it was asked; an answer says nothing of any other place. ``retired``: the
+    control topic says that the topic is deleted, so the first "no" is believed. ``rest``: how many seconds
+    pass before it is asked.
     """
 
     def __init__(
@@ -46,6 +40,8 @@ class LogProbe:
         *,
         with_bounds: bool,
         holds_up: bool,
+        retired: bool = False,
+        rest: float = 0.0,
     ) -> None:
         self.source = source
         self.position = position
@@ -55,10 +51,14 @@ class LogProbe:
         self.error: KpsplitError | None = None
         self._admin = admin
         self._with_bounds = with_bounds
-        self._certain = Deadline(CERTAIN_SECONDS)
+        self._absence = Absence()
+        self._retired = retired
         self._again: Deadline | None = None
         self._asked: list[Future[Any]] = []
-        self._ask()
+        if rest:
+            self._again = Deadline(rest)
+        else:
+            self._ask()
 
     def done(self) -> bool:
         """Look whether the answer is there; ask again if it has to be."""
@@ -76,13 +76,17 @@ class LogProbe:
         except KafkaException as exception:
             self._take_error(error_of(exception))
         except TimeoutError:
+            self._absence.doubted()
             self._again = Deadline(ASK_AGAIN_SECONDS)
         return self.found is not None or self.error is not None
 
     def _take_error(self, error: KafkaError | None) -> None:
-        if error is not None and error.code() in _NO_SUCH and self._certain.left() <= 0:
-            self.found = Found(None, None)
-            return
+        if error is not None and error.code() in MISSING:
+            if self._retired or self._absence.denied():
+                self.found = Found(None, None)
+                return
+        else:
+            self._absence.doubted()
         translated = translate(error, f"look at {self.source}")
         if isinstance(translated, AuthorizationError):
             self.error = translated

@@ -12,6 +12,9 @@ records in that order; from it follows how far each slot is:
 
 A slot that arrives begins a *tenure*; batches that were read in an earlier tenure of the same slot do not
 move it.
+
+Each change is made in an order that leaves something true behind wherever an exception ends it: a batch may
+stand in two places for a moment, never in none.
 """
 
 from __future__ import annotations
@@ -50,6 +53,14 @@ class _Stretch:
         self.behind = first + len(batch.messages)
         self.tenures = tenures
 
+    def end_at(self, mark: int) -> None:
+        """Forget the records from a mark on."""
+        batch, count = self.batch, mark - self.first
+        batch.end = physical_offset(batch.messages[count])
+        del batch.messages[count:]
+        self.behind = mark
+        batch.bytes = size_of(batch.messages)
+
     def position(self, mark: int) -> int | None:
         """Return how far the batch moves its slots if everything before the mark counts, None: not at all."""
         if self.behind <= mark:
@@ -82,34 +93,53 @@ class Progress:
 
     def taken(self, slot: OwnedSlot, cursor: Cursor) -> None:
         """A slot arrives, or is moved by a seek: ``cursor`` is what counts as processed."""
-        self._tenures[slot] = _Tenure(slot, cursor)
         self._moved_by.clear()
+        self._tenures[slot] = _Tenure(slot, cursor)
 
     def drop(self, slots: Iterable[OwnedSlot]) -> None:
         """Forget slots; batches that hold records of them go on moving the others."""
+        self._moved_by.clear()
         for slot in slots:
             self._tenures.pop(slot, None)
-        self._moved_by.clear()
 
     def add(self, batch: Batch) -> None:
         """Number the records of a batch, in the order in which they will be handed out."""
         stretch = _Stretch(batch, self.added, self._tenures_of(batch))
+        self._waiting.append(stretch)
         self.added = stretch.behind
         self.waiting_bytes += batch.bytes
-        self._waiting.append(stretch)
+
+    def cut(self, mark: int) -> None:
+        """Forget the records from a mark on, none of which was handed out: an exception came between."""
+        while self._waiting and self._waiting[-1].first >= mark:
+            self._waiting.pop()
+        if self._waiting and self._waiting[-1].behind > mark:
+            self._waiting[-1].end_at(mark)
+        self.added = mark
+        self.waiting_bytes = sum(stretch.batch.bytes for stretch in self._waiting)
+
+    def number_of(self, message: Message | None) -> int:
+        """Return the number of a record that waits; of the next one to be added for None."""
+        for stretch in self._waiting:
+            for number, waiting in enumerate(stretch.batch.messages, stretch.first):
+                if waiting is message:
+                    return number
+        return self.added
 
     def advance(self, handed_out: int, processed: int) -> None:
         """Take newer marks; an older one changes nothing."""
         self.handed_out = max(self.handed_out, handed_out)
         self.processed = max(self.processed, processed)
         while self._waiting and self._waiting[0].behind <= self.handed_out:
-            stretch = self._waiting.popleft()
-            self.waiting_bytes -= stretch.batch.bytes
+            stretch = self._waiting[0]
             self._in_work.append(stretch)
+            self._waiting.popleft()
+            self.waiting_bytes -= stretch.batch.bytes
         while self._in_work and self._in_work[0].behind <= self.processed:
-            stretch = self._in_work.popleft()
+            stretch = self._in_work[0]
             for tenure in stretch.tenures:
                 _move(tenure.positions, stretch.batch.segment.id, stretch.batch.end)
+            self._in_work.popleft()
 
     def cursor(self, slot: OwnedSlot, mark: int | None = None) -> Cursor:
         """Return what a slot has processed; with a mark, what it will have when everything before it is.
@@ -152,17 +182,18 @@ class Progress:
                 behind = stretch.batch
             gone = [o for o in behind.slots if self._tenures.get(o) not in stretch.tenures]
             taken_back.append(without(behind, frozenset(gone)))
-        self.added = self.handed_out
-        self.waiting_bytes = 0
-        self._waiting.clear()
         self._in_work.extend(kept)
+        self.added = self.handed_out
+        self._waiting.clear()
+        self.waiting_bytes = 0
         return taken_back
 
-    def give_back(self, count: int) -> list[Batch]:
-        """Take back the records, too, that were handed out last and are not processed: nobody got them."""
-        self.handed_out -= count
+    def give_back(self, mark: int) -> list[Batch]:
+        """Take back the records, too, that were handed out from a mark on and are not processed."""
+        self.handed_out = mark
         while self._in_work and self._in_work[-1].behind > self.handed_out:
-            self._waiting.appendleft(self._in_work.pop())
+            self._waiting.appendleft(self._in_work[-1])
+            self._in_work.pop()
         return self.withdraw()
 
     def _tenures_of(self, batch: Batch) -> tuple[_Tenure, ...]:

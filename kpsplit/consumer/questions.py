@@ -10,6 +10,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, TopicP
 from kpsplit.consumer.asking import Asker
 from kpsplit.consumer.committing import logical_position
 from kpsplit.consumer.ledger import ANSWER_SECONDS, Ledger, Wanted
+from kpsplit.consumer.subscriptions import Mode
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
@@ -22,17 +23,24 @@ class Questions:
         self._ledger = ledger
         self._asker = asker
 
-    def committed(self, wanted: Sequence[Wanted], seconds: float) -> list[int]:
-        """Return the group's committed logical offset per partition: everything below it is processed."""
-        found: list[int] = []
+    def committed(self, wanted: Sequence[Wanted], seconds: float) -> list[tuple[int, str | None]]:
+        """Return the group's committed logical offset per partition: everything below it is processed.
+
+        With it the metadata of the ordinary commit, where that is all there is.
+        """
+        found: list[tuple[int, str | None]] = []
         for asked, pieces in zip(wanted, self._ledger.committed(wanted), strict=True):
-            known = [c for _, c in pieces if c is not None]
+            known, metadata = [c for _, c in pieces if c is not None], None
             if len(known) < len(pieces):
-                ordinary = self._asker.committed(asked.lineage.sources(), seconds)
+                parts = self._asker.committed_parts(asked.lineage.sources(), seconds)
+                ordinary = {place: part.offset for place, part in parts.items()}
+                if asked.mode is Mode.PLAIN and parts:
+                    metadata = parts[asked.lineage.parent].metadata
                 if ordinary:
                     cursor = Cursor.from_positions(asked.lineage, WHOLE, ordinary)
                     known += [cursor.narrowed(r) for r, c in pieces if c is None]
-            found.append(logical_position(asked.lineage, known) if known else OFFSET_INVALID)
+            offset = logical_position(asked.lineage, known) if known else OFFSET_INVALID
+            found.append((offset, metadata))
         return found
 
     def cursor_at(self, lineage: Lineage, offset: int) -> Cursor | None:

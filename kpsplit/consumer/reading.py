@@ -15,18 +15,17 @@ from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from kpsplit.consumer.batch import MESSAGE_BYTES, Batch, OwnedSlot
 from kpsplit.consumer.config import CLIENT_KBYTES, GapPolicy
-from kpsplit.consumer.gaps import meant_topic_id, wrong_topic
-from kpsplit.consumer.lineage_reader import Gap
+from kpsplit.consumer.lineage_reader import Gap, wrong_topic
 from kpsplit.consumer.probing import LogProbe
 from kpsplit.consumer.reading_events import ReadingEvent, Unreadable
 from kpsplit.consumer.sink import Crowded
 from kpsplit.consumer.tracks import PartitionTracks
 from kpsplit.errors import ConfigurationError
-from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.clock import monotonic
+from kpsplit.kafka.connection import AdminUse, Connection
 from kpsplit.kafka.error_map import TRANSIENT_READS, translate, translated
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -45,6 +44,13 @@ LOOK_SECONDS = 0.01
 
 NEAR = 8
 """So many offsets are read over rather than fetched anew: a marker, say."""
+
+FIRST_REST_SECONDS = 1.0
+LONGEST_REST_SECONDS = 30.0
+"""How long a log that cannot be read rests before it is tried again: at first, and at most."""
+
+LOOK_BEHIND_SECONDS = 1.0
+"""How often the bounds of a log are asked for that is held up by an open transaction."""
 
 GROWTH = 4
 _TRANSIENT = TRANSIENT_READS | {
@@ -88,12 +94,11 @@ class SlotReader:
         on_gap: GapPolicy = GapPolicy.ERROR,
         wrap_all: bool = False,
     ) -> None:
-        self._connection = connection
         self._report = report
         self._on_gap = on_gap
         self._wrap_all = wrap_all
         self._consumer = _consumer(connection, settings)
-        self._admin: AdminClient | None = None
+        self._admin = AdminUse(connection)
         self._tickets = itertools.count(1)
         self._partitions: dict[PhysicalPartition, PartitionTracks] = {}
         self._assigned: dict[PhysicalPartition, int] = {}
@@ -101,6 +106,10 @@ class SlotReader:
         self._probes: dict[PhysicalPartition, LogProbe] = {}
         self._identified: set[str] = set()
         self._told: dict[PhysicalPartition | None, int] = {}
+        self._rests: dict[PhysicalPartition, tuple[float, float]] = {}
+        """By stopped log: when it is tried again (0: not set), and how long it rests then."""
+        self._looked: dict[PhysicalPartition, int] = {}
+        """Where the bounds of a log that is held up were asked for."""
         self._held_back = False
         self._count = 16
         self._size = 0
@@ -153,6 +162,22 @@ class SlotReader:
                 tracks.hold_back(crowded.get(parent, frozenset()))
             self._held_back = bool(crowded)
 
+    def start_over(self, cursors: Mapping[OwnedSlot, Cursor]) -> None:
+        """Forget everything that was read, and begin anew for exactly these slots.
+
+        For when an exception came between the brokers and whoever hands out records: what was read then is
+        not known. May itself be ended by one, and called again.
+        """
+        with translated("change what is read"):
+            self._consumer.unassign()
+        for known in (self._assigned, self._owners, self._probes, self._told):
+            known.clear()
+        for parent, tracks in self._partitions.items():
+            self._partitions[parent] = tracks.anew()
+        self._held_back = True  # whether anything is, is said before the next step
+        for slot, cursor in cursors.items():
+            self.own(slot, cursor)
+
     def cursor(self, slot: OwnedSlot) -> Cursor:
         """Return how far has been read for an owned slot (not: processed)."""
         return self._partitions[slot.parent].cursor(slot)
@@ -161,6 +186,11 @@ class SlotReader:
     def tracks(self) -> Mapping[PhysicalPartition, PartitionTracks]:
         """What is known of each logical partition, for statistics."""
         return self._partitions
+
+    @property
+    def strays(self) -> int:
+        """How many records were skipped as strays, in all logical partitions."""
+        return sum(tracks.tally.strays for tracks in self._partitions.values())
 
     # fresh views
 
@@ -187,6 +217,7 @@ class SlotReader:
         """
         if room <= 0:
             return []
+        self._try_again()
         batches = self._look()
         self._arrange()
         if self._probes:
@@ -202,6 +233,8 @@ class SlotReader:
     def close(self) -> None:
         """End the clients."""
         self._consumer.close()
+        self._probes.clear()
+        self._admin.close()
 
     def _fetch(self, seconds: float, count: int) -> list[Message]:
         with translated("read"):
@@ -237,6 +270,7 @@ class SlotReader:
         batches: list[Batch] = []
         if records:
             self._told.pop(source, None)
+            self._rests.pop(source, None)
             self._assigned[source] = (records[-1].offset() or 0) + 1
             batches = self._owners[source].take(source, records, keyed)
         if len(records) < len(run):
@@ -320,16 +354,31 @@ class SlotReader:
     def _may_read(self, tracks: PartitionTracks, source: PhysicalPartition, at: int) -> bool:
         if source in self._probes:
             return not self._probes[source].holds_up
-        if source.topic in self._identified or not meant_topic_id(tracks.state, source):
+        if source.topic in self._identified or not tracks.state.topic_id_of(source.topic):
             return True
         self._probe(tracks, source, at, with_bounds=False)
         return False
 
+    def _try_again(self) -> None:
+        """Try stopped logs again, each after a longer rest, until something of it is read."""
+        for tracks in self._partitions.values():
+            for source in tracks.stopped:
+                due, rest = self._rests.get(source, (0.0, 0.0))
+                if not due:
+                    rest = min(LONGEST_REST_SECONDS, max(FIRST_REST_SECONDS, rest * 2))
+                    self._rests[source] = monotonic() + rest, rest
+                elif monotonic() >= due:
+                    self._rests[source] = 0.0, rest
+                    tracks.try_again(source)
+
     # what brokers are asked
 
     def _look_behind(self, tracks: PartitionTracks, source: PhysicalPartition) -> None:
-        if tracks.cut_short(source):
-            self._probe(tracks, source, self._assigned[source], with_bounds=True, holds_up=False)
+        if tracks.cut_short(source) and source not in self._probes:
+            at = self._assigned[source]
+            rest = LOOK_BEHIND_SECONDS if self._looked.get(source) == at else 0.0
+            self._looked[source] = at
+            self._probe(tracks, source, at, with_bounds=True, holds_up=False, rest=rest)
 
     def _probe(
         self,
@@ -339,13 +388,19 @@ class SlotReader:
         *,
         with_bounds: bool,
         holds_up: bool = True,
+        rest: float = 0.0,
     ) -> None:
         if source in self._probes:
             return
-        if self._admin is None:
-            self._admin = self._connection.shared_admin()
+        retired = tracks.state.is_retired(source.topic)
         self._probes[source] = LogProbe(
-            self._admin, source, position, with_bounds=with_bounds, holds_up=holds_up
+            self._admin(),
+            source,
+            position,
+            with_bounds=with_bounds,
+            holds_up=holds_up,
+            retired=retired,
+            rest=rest,
         )
         if holds_up:
             self._identified.discard(source.topic)
@@ -370,7 +425,7 @@ class SlotReader:
             tracks.stop(probe.source, probe.error)
         if probe.found is None:
             return []
-        if wrong_topic(tracks.state, probe.source, probe.found) is None:
+        if wrong_topic(tracks.state, probe.source, probe.found.topic_id) is None:
             self._identified.add(probe.source.topic)
         return tracks.examine(probe.source, probe.found)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kpsplit.consumer.lineage_reader import Gap
+from kpsplit.consumer.lineage_reader import Gap, GapReason
 from kpsplit.errors import KpsplitError
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.reading import ForeignReason
@@ -38,12 +38,13 @@ class ForeignFound:
 class Unreadable:
     """A physical partition cannot be read: tried again where ``error.retriable``, else left alone.
 
-    Both are None for trouble of the whole client.
+    Both are None for trouble of the whole client. ``reason``: why records are gone, if they are.
     """
 
     parent: PhysicalPartition | None
     source: PhysicalPartition | None
     error: KpsplitError
+    reason: GapReason | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,9 @@ class Righting:
             behind, answer = self._asked
             if answer.done():
                 self._asked = None
-                if behind == commits and self._committer.idle():
+                # A commit that was begun since may have gone further, also one that failed: its outcome may
+                # be unknown.
+                if behind == self._committer.begun and self._committer.idle():
                     self._take(answer)
         elif self._looks and monotonic() >= self._at and self._committer.idle():
             self._look()
@@ -65,7 +67,8 @@ class Righting:
         shared = [p for parent in context.holdings.parents() if (p := self._shared(parent)) is not None]
         if shared:
             member = context.member()
-            self._asked = self._seen, context.errands.run(lambda: context.ledger.outdated(shared, member))
+            asked = context.errands.run(lambda: context.ledger.outdated(shared, member))
+            self._asked = self._committer.begun, asked
 
     def _shared(self, parent: PhysicalPartition) -> Processed | None:
         """Return where this member's ranges stand; None where nobody else has one, or some come or go."""
@@ -102,5 +105,10 @@ class Righting:
 
 
 def _stays(holding: Holding) -> bool:
+    """Tell whether a slot stands where its latest commit says: not where the application has moved it since.
+
+    That commit says nothing of the move, and its success must not count as having told it.
+    """
     here = holding.stage in (Stage.READING, Stage.HELD) and not holding.final
-    return here and not holding.by_hand and bool(holding.committed)
+    moved = holding.moves != holding.moves_told
+    return here and not holding.by_hand and not moved and bool(holding.committed)

@@ -123,7 +123,7 @@ def _in_the_ordinary_way(
         return []
     state = context.keeping.commit(processed, slots)
     if state is None:
-        return [Piece(slots, context.group.commit(offsets))]
+        return [Piece(slots, context.group.commit(offsets, context.metadata_of(offsets)))]
     holdings = [h for h in context.holdings if h.slot in slots]
     flushed = context.errands.run(lambda: state.flush(Deadline(COMMIT_SECONDS)))
     return [Piece(slots, flushed, behind=lambda: _commit_behind(context, offsets, holdings))]
@@ -137,7 +137,7 @@ def _commit_behind(
     ours = {held[id(h)] for h in holdings if id(h) in held}
     left = {parent: offset for parent, offset in offsets.items() if parent in ours}
     if left:
-        return context.group.commit(left)
+        return context.group.commit(left, context.metadata_of(left))
     done: Future[None] = Future()
     done.set_result(None)
     return done

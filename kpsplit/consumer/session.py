@@ -27,6 +27,7 @@ from kpsplit.consumer.views import Views
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.slots_topic import GrowingSlots
 from kpsplit.splitter.ports import Deadline as DeadlinePort
 
 if TYPE_CHECKING:
@@ -65,16 +66,18 @@ class Session:
             on_gap=settings.gap_policy,
             wrap_all=settings.wrap_all,
         )
+        views = Views(self.connection)
         context = Context(
             settings=settings,
             group=group,
-            views=Views(self.connection),
+            views=views,
             reader=reader,
             sink=buffer,
             events=events,
             errands=self.errands,
             asker=asker,
             ledger=ledger,
+            growing=GrowingSlots(views.admin, settings.metadata_refresh),
             keeping=Keeping(state),
         )
         self.context = context

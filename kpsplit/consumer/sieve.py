@@ -13,6 +13,7 @@ from confluent_kafka import Message
 
 from kpsplit.consumer.batch import OwnedSlot, placed_hash
 from kpsplit.consumer.logical_record import OurHeaders, read_headers
+from kpsplit.kafka.headers import headers_of
 from kpsplit.splitter.key_range import MULTIPLIER, KeyRange
 from kpsplit.splitter.lineage import Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
@@ -71,6 +72,7 @@ class Sieve:
     def __init__(self, state: PartitionState, segment: Segment, floors: Mapping[OwnedSlot, int]) -> None:
         self._state = state
         self._segment = segment
+        self._home = state.home(segment.source)
         self._plain = _is_first(state, segment) and segment.kind is not SegmentKind.OVERFLOW
         slots = sorted(floors, key=lambda slot: slot.range)
         self._bounds = _bounds(slot.range for slot in slots)
@@ -100,7 +102,7 @@ class Sieve:
             if self._plain and _key(message) is not None:
                 result.kept.append(message)
                 continue
-            headers = message.headers()
+            headers = headers_of(message)
             if not headers:
                 result.kept.append(message)
                 continue
@@ -116,10 +118,10 @@ class Sieve:
         """Tell whether a record inside the segment is delivered in every view; saves looking it up."""
         if ours.marker is not None:
             return False
-        if ours.stamp is None or self._plain:
+        stamp = ours.stamp
+        if stamp is None or self._plain or not stamp.is_at(self._home):
             return True
-        current = self._segment.opened_epoch <= ours.stamp.epoch <= self._state.epoch
-        return current and self._segment.kind is not SegmentKind.OVERFLOW
+        return self._segment.opened_epoch <= stamp.epoch <= self._state.epoch
 
     def _looked_up(
         self, message: Message, ours: OurHeaders, fresh_to: int, tally: ReadTally, result: Sifted

@@ -54,6 +54,17 @@ class Sink(Protocol):
         Asked again until it says True or the deadline of the revocation has passed.
         """
 
+    @property
+    def torn(self) -> bool:
+        """Whether an exception ended a change of what waits: reading has to begin anew (``start_over``)."""
+
+    def start_over(self) -> Mapping[OwnedSlot, Cursor]:
+        """Something between the brokers and here was ended by an exception: reading begins anew.
+
+        Returns from where for each slot that is not released, so that nothing is missing and nothing comes
+        twice. What waits may be forgotten.
+        """
+
     def mark(self) -> int:
         """Return a mark behind everything that was handed out."""
 

@@ -13,7 +13,16 @@ from kpsplit.consumer.context import Context, kafka_error, named
 from kpsplit.consumer.events import Callback
 from kpsplit.consumer.given import GivenStart
 from kpsplit.consumer.holdings import Holding, Stage
-from kpsplit.consumer.ledger import UNDECIDED_SECONDS, NoOffsetError, Start, Wanted, merged, reset_error
+from kpsplit.consumer.ledger import (
+    UNDECIDED_SECONDS,
+    Found,
+    NoOffsetError,
+    Start,
+    StillOwnedError,
+    Wanted,
+    merged,
+    reset_error,
+)
 from kpsplit.consumer.subscriptions import Mode
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
 from kpsplit.kafka.clock import monotonic
@@ -39,7 +48,7 @@ class Starter:
         self._announce = announce
         self._given = given
         self._asked: list[Holding] = []
-        self._answer: Future[list[Start]] | None = None
+        self._answer: Future[list[Found]] | None = None
         self._told: tuple[Callback, list[Holding]] | None = None
         self._rest_until = 0.0
         self._undecided_until = 0.0
@@ -47,6 +56,7 @@ class Starter:
     def turn(self) -> None:
         """Do what can be done without waiting."""
         self._take_answer()
+        self._reset()
         self._ask()
         self._tell()
         self._begin_told()
@@ -61,6 +71,15 @@ class Starter:
         views = self._context.views
         return holding.mode is not Mode.MOVING and (holding.mode is not Mode.PLAIN or views.fresh())
 
+    def _reset(self) -> None:
+        """Begin partitions anew whose offset is outside their log, once what was read is processed."""
+        reading = self._context.holdings.on((Stage.READING,))
+        start_anew(self._context, [h for h in reading if h.reset and self._worked_off(h)])
+
+    def _worked_off(self, holding: Holding) -> bool:
+        read = self._context.reader.cursor(holding.slot).positions
+        return all(cursor.positions == read for cursor in self._context.sink.cursor(holding.slot))
+
     def _ask(self) -> None:
         context = self._context
         if self._answer is not None or monotonic() < self._rest_until:
@@ -70,7 +89,9 @@ class Starter:
             self._undecided_until = monotonic() + UNDECIDED_SECONDS
             return
         wanted = [
-            Wanted(context.lineage(h.parent), h.mode, h.slot.range, self._given(h.parent))
+            Wanted(
+                context.lineage(h.parent), h.mode, h.slot.range, self._given(h.parent), _shared(h), h.reset
+            )
             for h in self._asked
         ]
         for holding in self._asked:
@@ -81,18 +102,37 @@ class Starter:
         if self._answer is None or not self._answer.done():
             return
         answer, self._answer = self._answer, None
-        waiting = [h for h in self._held(self._asked) if h.stage is Stage.ASKED]
+        waiting = {id(h) for h in self._held(self._asked) if h.stage is Stage.ASKED}
         try:
-            starts = answer.result()
-        except NoOffsetError as error:
-            self._no_offset(error.parent, waiting)
+            found = answer.result()
         except (KpsplitError, KafkaException) as error:
-            self._failed(error, waiting)
-        else:
+            self._failed(error, [h for h in self._asked if id(h) in waiting])
+            return
+        asked = zip(self._asked, found, strict=True)
+        starts = self._judged([(h, start) for h, start in asked if id(h) in waiting])
+        failed = {id(start): start for _, start in starts if isinstance(start, KpsplitError)}
+        if not failed:
             self._context.trouble = None
-            found = {id(h): start for h, start in zip(self._asked, starts, strict=True)}
-            for holding in waiting:
-                self._found(holding, found[id(holding)])
+        for cause in failed.values():
+            self._context.counts["starts_held_up"] += isinstance(cause, StillOwnedError)
+            self._failed(cause, [h for h, start in starts if start is cause])
+        for parent in {start.parent for _, start in starts if isinstance(start, NoOffsetError)}:
+            self._no_offset(parent, [h for h, _ in starts if h.parent == parent])
+        for holding, start in starts:
+            if isinstance(start, Start):
+                self._found(holding, start)
+
+    def _judged(self, starts: list[tuple[Holding, Found]]) -> list[tuple[Holding, Found]]:
+        """Take commits of a newer lineage for wrong when the view has had time to reach it."""
+        stale = [h for h, start in starts if isinstance(start, Start) and start.stale]
+        if not stale or monotonic() < self._undecided_until:
+            return starts
+        names = ", ".join(sorted({str(h.parent) for h in stale}))
+        error = DeadlineExceededError(
+            f"the group's commits for {names} list segments that the control topic does not have",
+            hint="kpsplit doctor names them",
+        )
+        return [(h, error if h in stale else start) for h, start in starts]
 
     def _found(self, holding: Holding, start: Start) -> None:
         if start.stale:
@@ -100,13 +140,13 @@ class Starter:
             self._rest_until = monotonic() + REST_SECONDS / 5
             holding.stage = Stage.WANTED
             return
-        holding.start = start
+        holding.start, holding.reset = start, False
         holding.committed = start.pieces if start.committed else ()
         holding.stage = Stage.FOUND
 
     def _no_offset(self, parent: PhysicalPartition, waiting: list[Holding]) -> None:
         for holding in waiting:
-            holding.stage = Stage.STOPPED if holding.parent == parent else Stage.WANTED
+            holding.stage = Stage.STOPPED
         self._context.events.tell(reset_error(parent), **named(parent))
 
     def _failed(self, error: Exception, waiting: list[Holding]) -> None:
@@ -162,20 +202,36 @@ class Starter:
             begin(self._context, holding)
 
 
+def _shared(holding: Holding) -> bool:
+    """Tell whether others may have read the partition of a slot as a whole."""
+    return holding.mode is Mode.SLOTS and not holding.by_hand
+
+
 def must_be_held(context: Context, holding: Holding) -> bool:
-    """Tell whether nothing of a slot may be handed out now: another member may have its records already."""
+    """Tell whether nothing more of a slot may be handed out: its topic is shared in another way now.
+
+    Not where the view is only old: no first owner of a key range begins while this member has the partition.
+    """
     if holding.mode is Mode.SLOTS or holding.by_hand:
         return False
-    changed = context.views.subscribed(holding.parent.topic).mode is not holding.mode
-    return changed or (holding.mode is Mode.PLAIN and not context.views.fresh())
+    return context.views.subscribed(holding.parent.topic).mode is not holding.mode
+
+
+def may_begin(context: Context, holding: Holding) -> bool:
+    """Tell whether a slot may be handed out that was not until now.
+
+    A partition as a whole only by a fresh view: slots of the topic may have owners already.
+    """
+    fresh = holding.mode is not Mode.PLAIN or holding.by_hand or context.views.fresh()
+    return fresh and not must_be_held(context, holding)
 
 
 def hold(context: Context, holding: Holding) -> None:
     """Hand out nothing more of a slot for now."""
-    holding.stage = Stage.HELD
-    context.counts["slots_withheld"] += 1
     context.reader.disown([holding.slot])
     context.sink.release([holding.slot])
+    context.counts["slots_withheld"] += 1
+    holding.stage = Stage.HELD
 
 
 def begin(context: Context, holding: Holding) -> None:
@@ -191,7 +247,7 @@ def begin(context: Context, holding: Holding) -> None:
     context.reader.own(holding.slot, cursor)
     context.sink.taken(holding.slot, cursor)
     holding.stage = Stage.READING
-    if must_be_held(context, holding):
+    if not may_begin(context, holding):
         hold(context, holding)
 
 
@@ -206,7 +262,7 @@ def start_anew(context: Context, holdings: list[Holding]) -> None:
 
 def start_at(context: Context, holding: Holding, start: Start) -> None:
     """Move a slot, whatever is done for it: a seek, or offsets that on_assign gave."""
-    holding.start = start
+    holding.start, holding.reset = start, False
     if holding.stage in (Stage.READING, Stage.HELD):
         cursor = merged(context.lineage(holding.parent), start)
         context.ahead.pop(holding.slot, None)

@@ -6,19 +6,22 @@ topic takes its place.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
 
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.config import ConsumerSettings
-from kpsplit.consumer.context import Context
+from kpsplit.consumer.context import Context, kafka_error
 from kpsplit.consumer.holdings import Stage
 from kpsplit.consumer.membership import Membership
 from kpsplit.consumer.subscriptions import Mode, Subscribed, resolve, subtopics
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.records.keys import slots_topic
+
+log = logging.getLogger(__name__)
 
 LIST_SECONDS = 10.0
 AGAIN_SECONDS = 1.0
@@ -79,6 +82,7 @@ class Subscribing:
         names = resolve(self._wanted, self._listed or (), subtopics(views.view.states.values()))
         topics = [views.subscribed(name) for name in sorted(names)]
         self._follow_modes(topics)
+        self._follow_growth(topics)
         wanted = frozenset(t.group_topic for t in topics)
         if wanted != self._context.group.topics:
             self._leaving = False
@@ -107,6 +111,16 @@ class Subscribing:
         modes = {t.group_topic: t.mode for t in topics}
         for holding in self._context.holdings.on((Stage.WANTED,)):
             holding.mode = modes.get(holding.place.topic, Mode.MOVING)
+
+    def _follow_growth(self, topics: Sequence[Subscribed]) -> None:
+        """Have slots added where topics have grown; tell ``error_cb`` of partitions that nobody can read."""
+        growing = self._context.growing
+        for error in growing.turn({t.topic: t.slots for t in topics if t.mode is Mode.SLOTS}):
+            log.warning("kpsplit: %s", error)
+            self._context.events.warn(kafka_error(error))
+        if growing.grown:
+            growing.grown = False
+            self._context.group.look_at_topics()
 
     def _known(self, wanted: Sequence[str]) -> bool:
         """Tell whether the cluster's topics are known, where a pattern asks for them; look at them again."""

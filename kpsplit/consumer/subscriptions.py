@@ -2,8 +2,10 @@
 
 A topic that is not enrolled is subscribed to itself: each of its partitions is one slot, the whole key
 space. Of an enrolled topic the *slots topic* is subscribed to, whose partitions are the slots. In between,
-while an enrolment is not settled, the topic is subscribed to and nothing of it is handed out: whoever owns
-its partitions has stopped, at the latest when its view is a lease old, before the first slot has an owner.
+while an enrolment is not settled, the topic is subscribed to and nothing of it is handed out. The first owner
+of a slot waits until nobody has the partition itself any more (``Ledger.starts``).
+An enrolment is settled when its record says so, or when a member has known it for a lease: so nobody waits
+for an operator that died in between.
 """
 
 from __future__ import annotations
@@ -44,11 +46,11 @@ class Subscribed:
     slots: int
 
 
-def subscribed(topic: str, enrolment: Enrolment | None) -> Subscribed:
-    """Return what a member subscribes to for a topic."""
+def subscribed(topic: str, enrolment: Enrolment | None, *, lease_over: bool = False) -> Subscribed:
+    """Return what a member subscribes to; ``lease_over``: it has known the topic's enrolment for a lease."""
     if enrolment is None:
         return Subscribed(topic, topic, Mode.PLAIN, 1)
-    if enrolment.slots is not None and enrolment.settled:
+    if enrolment.slots is not None and (enrolment.settled or lease_over):
         return Subscribed(topic, slots_topic(topic), Mode.SLOTS, enrolment.slots)
     return Subscribed(topic, topic, Mode.WHOLE if enrolment.settled else Mode.MOVING, 1)
 

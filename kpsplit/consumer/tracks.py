@@ -35,6 +35,7 @@ from kpsplit.consumer.logical_record import read_headers
 from kpsplit.consumer.reading_events import EndReached, ForeignFound, GapFound, ReadingEvent, Unreadable
 from kpsplit.consumer.sieve import Doubt, ReadTally, Sieve, Sifted
 from kpsplit.errors import FutureVersionError, InvariantError, KpsplitError
+from kpsplit.kafka.headers import headers_of
 from kpsplit.kafka.logical_message import is_identity, wrapped
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KeyRange
@@ -105,12 +106,25 @@ class PartitionTracks:
         self._questions: dict[PhysicalPartition, _Question] = {}
         self._stale: _Question | None = None
         self._stopped: set[PhysicalPartition] = set()
+        self._said: dict[PhysicalPartition, object] = {}
+        """Why a log cannot be read, as far as that was reported: trying again says nothing new."""
         self._reached: dict[int, int] = {}
         self._fresh_to: dict[PhysicalPartition, int] = {}
         self._notices = GapNotices()
         self._untold: dict[PhysicalPartition, Gap] = {}
         self._at_end: dict[PhysicalPartition, int] = {}
         """Where reading stood when a log's end was read: behind a seek back it has not been read."""
+
+    def anew(self) -> PartitionTracks:
+        """Return tracks that know what these know of partition and application, and have read nothing.
+
+        For when an exception came between: what was read is not known any more. Nobody owns a slot.
+        """
+        new = PartitionTracks(self.state, self._next_ticket, self._report, self._on_gap, self._wrap_all)
+        new.tally, new._paused, new._notices = self.tally, self._paused, self._notices
+        new._said = self._said
+        new.changed = True
+        return new
 
     # what is known and owned
 
@@ -138,6 +152,7 @@ class PartitionTracks:
         self._keep_positions()
         self._cursors[slot] = cursor
         self._stopped.clear()
+        self._said.clear()
         self._unsettle()
 
     def disown(self, slot: OwnedSlot) -> None:
@@ -251,9 +266,11 @@ class PartitionTracks:
             return self._at_gap(track, lost.gap)
         self._stopped.add(source)
         if lost.gap is None:
-            self._report(Unreadable(self.parent, source, lost.error))
-        else:
-            self._report(GapFound(self.parent, lost.gap, self._notices.give(lost.gap), lost.error))
+            self._say(Unreadable(self.parent, source, lost.error, lost.reason))
+        elif self._said.get(source) != (lost.gap.segment, lost.gap.reason):
+            self._report(GapFound(self.parent, lost.gap, self._notices.new(lost.gap), lost.error))
+            self._notices.given(lost.gap)
+            self._said[source] = lost.gap.segment, lost.gap.reason
         return []
 
     def told(self, gap: Gap) -> list[Batch]:
@@ -271,10 +288,25 @@ class PartitionTracks:
         return self._jumped(track, waiting.end if end is None else min(waiting.end, end))
 
     def stop(self, source: PhysicalPartition, error: KpsplitError) -> None:
-        """A physical partition cannot be read on: report it, leave it alone until a slot arrives or seeks."""
+        """A physical partition cannot be read on: report it once, leave it alone until it is tried again."""
         self._stopped.add(source)
         self.changed = True
-        self._report(Unreadable(self.parent, source, error))
+        self._say(Unreadable(self.parent, source, error))
+
+    @property
+    def stopped(self) -> tuple[PhysicalPartition, ...]:
+        """The physical partitions that are left alone."""
+        return tuple(self._stopped)
+
+    def try_again(self, source: PhysicalPartition) -> None:
+        """Read a stopped physical partition again, if that is possible now."""
+        self._stopped.discard(source)
+        self.changed = True
+
+    def _say(self, event: Unreadable) -> None:
+        if event.source is not None and self._said.get(event.source) != event.error.message:
+            self._report(event)
+            self._said[event.source] = event.error.message
 
     def _next_logical(self) -> int:
         return max((t.segment.logical(t.next) for t in self._tracks.values()), default=0)
@@ -332,6 +364,7 @@ class PartitionTracks:
             self.parent, track.segment, track.slots, track.next, end, told, size_of(raw), leader_epoch
         )
         track.next = end
+        self._said.pop(track.segment.source, None)
         self._reached[track.segment.id] = max(end, self._reached.get(track.segment.id, 0))
         if track.segment.end is not None and end >= track.segment.end:
             self._arrange()
@@ -342,9 +375,10 @@ class PartitionTracks:
         if self._notices.knows(gap):
             return self._jumped(track, gap.end)
         self._untold[gap.source] = gap
-        records = self._notices.give(gap)
+        records = self._notices.new(gap)
         if records:
             self._report(GapFound(self.parent, gap, records, None))
+            self._notices.given(gap)
         return []
 
     def _jumped(self, track: Track, to: int) -> list[Batch]:
@@ -356,14 +390,15 @@ class PartitionTracks:
         return batches
 
     def _untouched(self, segment: Segment) -> bool:
-        return not self._wrap_all and is_identity(segment, self.parent)
+        enrolled = bool(self.state.topic_id)  # its records have a stamp, which a wrapped message leaves out
+        return not self._wrap_all and not enrolled and is_identity(segment, self.parent)
 
     def _without_marker(self, source: PhysicalPartition, behind: list[Message]) -> list[Message]:
         """Return what stands behind the place of a marker; report a record that is there instead."""
         end = self._tracks[source].segment.end
         if _offset(behind[0]) != end:
             return behind
-        if read_headers(behind[0].headers()).marker is None:
+        if read_headers(headers_of(behind[0])).marker is None:
             self.tally.foreign[ForeignReason.NOT_THE_MARKER] += 1
             self._tell_foreign(source, [(end, ForeignReason.NOT_THE_MARKER)])
         return behind[1:]
@@ -394,11 +429,12 @@ class PartitionTracks:
     def _arrange(self) -> None:
         """Find out anew what is to be read where."""
         self._keep_positions()
-        self.changed, self._arranged = True, True
+        self.changed = True
         self._tracks = {}
         lineage = self.state.lineage
         if any(cursor.ahead_of(lineage) for cursor in self._cursors.values()):
             self._stale = self._stale or _Question(0, 0, None, self._next_ticket())
+            self._arranged = True
             return
         self._stale = None
         needed: dict[int, dict[OwnedSlot, int]] = {}
@@ -414,6 +450,7 @@ class PartitionTracks:
             if floors and segment.source not in self._tracks:
                 self._tracks[segment.source] = self._track(segment, floors, segment.id not in not_ready)
         self._look_where_tracks_begin()
+        self._arranged = True
 
     def _track(self, segment: Segment, floors: dict[OwnedSlot, int], ready: bool) -> Track:
         sieve = Sieve(self.state, segment, floors)

@@ -17,15 +17,16 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from kpsplit.consumer.subscriptions import Subscribed, subscribed
 from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
 from kpsplit.kafka.clock import monotonic
-from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.connection import AdminUse, Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.end_request import EndRequest
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.control import LOOK_LEASE_MS
+from kpsplit.splitter.records.control import LOOK_LEASE_MS, Enrolment
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
+from kpsplit.splitter.writers import LEASE_MARGIN
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,9 @@ class Views:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._admin = connection.shared_admin()
+        self.admin = AdminUse(connection)
+        """The client for the engine's own looks, until this is closed."""
+        self.admin()  # at once: a client that is asked early knows no leaders
         self._tail: ControlTail | None = None
         self._look: tuple[float, Future[Any]] | None = None
         self._request: EndRequest | None = None
@@ -53,6 +56,10 @@ class Views:
         self._wanted_at: float | None = None
         self._ticket = 0
         self._nothing = ControlView()
+        self._noted = -1
+        self._unsettled: dict[Enrolment, float] = {}
+        """Enrolments that are not settled, and since when they are known: at the latest a lease later nobody
+        hands out by partition any more."""
         self.trouble: KpsplitError | None = None
         self.ready = False
         """What is enrolled has been known once."""
@@ -67,7 +74,7 @@ class Views:
     @property
     def position(self) -> int:
         """Rises when the view changes."""
-        return -1 if self._tail is None else self._tail.position()
+        return -1 if self._tail is None else self._tail.progress()
 
     @property
     def lease(self) -> float:
@@ -80,7 +87,10 @@ class Views:
 
     def subscribed(self, topic: str) -> Subscribed:
         """Return how a topic is shared."""
-        return subscribed(topic, self.view.enrolments.get(topic))
+        enrolment = self.view.enrolments.get(topic)
+        since = None if enrolment is None else self._unsettled.get(enrolment)
+        over = since is not None and monotonic() >= since + self.lease * LEASE_MARGIN
+        return subscribed(topic, enrolment, lease_over=over)
 
     def state(self, parent: PhysicalPartition) -> PartitionState:
         """Return a partition's state; that of a topic that is not enrolled is unsplit."""
@@ -117,6 +127,7 @@ class Views:
         """End the clients."""
         if self._tail is not None:
             self._tail.close()
+        self.admin.close()
 
     def _attempt(self, duty: Callable[[], None]) -> None:
         try:
@@ -136,7 +147,7 @@ class Views:
             if monotonic() < self._good_until - self.lease * 2 / 3 and not self._wanted_at:
                 return
             asked = TopicCollection([CONTROL_TOPIC])
-            futures = self._admin.describe_topics(asked, request_timeout=LOOK_SECONDS)
+            futures = self.admin().describe_topics(asked, request_timeout=LOOK_SECONDS)
             self._look = (monotonic(), futures[CONTROL_TOPIC])
         asked_at, answer = self._look
         if not answer.done():
@@ -166,6 +177,7 @@ class Views:
         if tail is None:
             return
         tail.poll(0)
+        self._note_unsettled(tail)
         if self._request is None:
             if not self._due():
                 return
@@ -183,6 +195,14 @@ class Views:
         self._request = None
         self.ready, self.trouble = True, None
         self._asked, self._good_until = request.asked, request.asked + self.lease
+
+    def _note_unsettled(self, tail: ControlTail) -> None:
+        """Note since when enrolments are known that are not settled, where something new was read."""
+        if tail.progress() == self._noted:
+            return
+        self._noted, now = tail.progress(), monotonic()
+        unsettled = [e for e in tail.view.enrolments.values() if not e.settled]
+        self._unsettled = {e: self._unsettled.get(e, now) for e in unsettled}
 
     def _due(self) -> bool:
         now = monotonic()

@@ -1,9 +1,8 @@
 """Slots of which nothing is handed out for now (design, section 10).
 
 A partition of a topic that is not enrolled is this member's alone only while the topic stays so. When an
-enrolment is seen, or the view is older than a lease, nothing more of it is handed out; what was processed
-is committed. So when the first slot of a topic gets an owner, one lease after the enrolment, all owners of
-its partitions have stopped.
+enrolment is seen, nothing more of it is handed out; what was processed is committed. A member whose view is
+old reads on what it reads: the first owner of a slot waits until nobody has the partition itself.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from kpsplit.consumer.committer import Committer
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.holdings import Holding, Stage
 from kpsplit.consumer.ledger import Start
-from kpsplit.consumer.starter import begin, hold, must_be_held
+from kpsplit.consumer.starter import begin, hold, may_begin, must_be_held
 
 
 class Withholding:
@@ -25,10 +24,9 @@ class Withholding:
     def turn(self) -> None:
         """Hold what must not be handed out now, let go what may be again."""
         for holding in self._context.holdings.on((Stage.READING, Stage.HELD)):
-            held = must_be_held(self._context, holding)
-            if held and holding.stage is Stage.READING:
+            if holding.stage is Stage.READING and must_be_held(self._context, holding):
                 self._hold(holding)
-            elif not held and holding.stage is Stage.HELD:
+            elif holding.stage is Stage.HELD and may_begin(self._context, holding):
                 self._let_go(holding)
 
     def _hold(self, holding: Holding) -> None:
@@ -43,5 +41,4 @@ class Withholding:
         cursors, lineage = context.sink.cursor(holding.slot), context.lineage(holding.parent)
         pieces = context.settled(holding.slot, cursors, lineage)
         holding.start = Start(pieces, committed=bool(holding.committed))
-        context.sink.dropped([holding.slot])
         begin(context, holding)

@@ -2,26 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import cycle
+from math import floor, log10
 
 from kpsplit.demo.chronicle import Span
 from kpsplit.demo.figures import Series, percentile
-from kpsplit.demo.svg import LogScale, Scale, element, points, powers, staircase, svg, text, ticks, title
+from kpsplit.pages.html import Html, element, legend, line, svg, text, tip
+from kpsplit.pages.lineage import PARENT_COLOUR
 
-WIDTH, HEIGHT = 1120.0, 380.0
-LEFT, RIGHT, TOP, BOTTOM = 70.0, 16.0, 64.0, 44.0
+WIDTH, HEIGHT = 1120.0, 370.0
+LEFT, RIGHT, TOP, BOTTOM = 70.0, 16.0, 40.0, 44.0
 _NARROWEST_BAND = 3.0
-_LABEL_ROWS = 3
-_ROW = 15.0
-_PER_CHARACTER = 6.4
 _USUAL_SHARE, _HEADROOM = 0.95, 1.35
+_STEPS = (1, 2, 5, 10)
 
-PARENT_COLOUR = "#1f5fa8"
 PHANTOM_COLOURS = ("#e08214", "#f2b04c", "#c4551b", "#f6cf8f", "#7b3294", "#b58ac9", "#9e4fa5", "#d6bfe0")
-OTHER_COLOURS = ("#c3cad3", "#d2d8df", "#b4bdc8", "#dfe3e8", "#a6b0bd")
-AFFECTED_LINE, OTHER_LINE = "#c4551b", "#6b7685"
+OTHER_COLOURS = ("#9aa5b3", "#b9c2cd", "#8995a4", "#cdd4dc", "#7b8898")
+LINE_COLOURS = ("#d9661f", "#7f8b9a", "#2f8f9d")
+FENCE_COLOUR, SUSPENSION_COLOUR = "#d6224680", "var(--pale)"
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Maps [low, high] of the data to [start, end] of the picture."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        """Return where a value lies in the picture, rounded to what a screen can show."""
+        share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
+        return round(self.start + share * (self.end - self.start), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LogScale:
+    """As Scale, by powers of ten; what is below ``low`` lies at the start."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        """Return where a value lies in the picture."""
+        return Scale(log10(self.low), log10(self.high), self.start, self.end)(log10(max(value, self.low)))
+
+
+def ticks(high: float, most: int = 8) -> list[float]:
+    """Return round numbers from 0 to beyond ``high``, at most so many steps."""
+    if high <= 0:
+        return [0.0, 1.0]
+    power = 10.0 ** floor(log10(high / most))
+    step = next(s * power for s in (*_STEPS, 20) if s * power * most >= high)
+    count = 0
+    while count * step < high:
+        count += 1
+    return [round(i * step, 10) for i in range(count + 1)]
+
+
+def powers(high: float) -> list[float]:
+    """Return 1, 10, 100 … up to the first that is not below ``high``; at least two."""
+    found = [1.0, 10.0]
+    while found[-1] < high:
+        found.append(found[-1] * 10)
+    return found
 
 
 def colours(series: Sequence[Series], affected: int) -> dict[str, str]:
@@ -35,7 +84,7 @@ def colours(series: Sequence[Series], affected: int) -> dict[str, str]:
 
 def throughput_chart(
     series: Sequence[Series], affected: int, fences: Sequence[Span], suspension: Span | None, began: float
-) -> str:
+) -> Html:
     """Return the stacked picture: other partitions below, the affected one and its phantoms above them."""
     order = [*series[affected:], *series[:affected]]
     totals = [sum(v or 0.0 for v in values) for values in zip(*(s.values for s in series), strict=True)]
@@ -43,46 +92,42 @@ def throughput_chart(
     marks = ticks(usual_height(totals), 6)
     y = Scale(0, marks[-1], HEIGHT - BOTTOM, TOP)
     paint = colours(series, affected)
-    floor = [0.0] * len(totals)
+    level = [0.0] * len(totals)
     areas = []
     for one in order:
-        top = [a + (b or 0.0) for a, b in zip(floor, one.values, strict=True)]
+        top = [a + (b or 0.0) for a, b in zip(level, one.values, strict=True)]
         upper, lower = (
-            staircase([min(v, marks[-1]) for v in edge], one.width, x, y) for edge in (top, floor)
+            staircase([min(v, marks[-1]) for v in edge], one.width, x, y) for edge in (top, level)
         )
-        areas.append(
-            element(
-                "polygon",
-                title(one.name),
-                points=points([*upper, *reversed(lower)]),
-                fill=paint[one.name],
-                stroke="white",
-                stroke_width=0.3,
-            )
-        )
-        floor = top
+        corners = points([*upper, *reversed(lower)])
+        areas.append(element("polygon", tip(one.name), points=corners, fill=paint[one.name]))
+        level = top
+    cut = [total if total > marks[-1] else None for total in totals]
     parts = [
         *_axes(x, y, marks, "records/s"),
-        *_suspension(x, suspension, began),
+        *_suspended(x, suspension, began),
         *areas,
-        *_clipped(totals, series[0].width, x, y),
         *_bands(x, fences, began),
+        *(_peak(x((first + len(run) / 2) * series[0].width), max(run)) for first, run in runs(cut)),
     ]
-    return svg(WIDTH, HEIGHT, parts, "Throughput by physical partition over time") + legend(
-        order[::-1], paint
-    )
+    named = [(paint[one.name], one.name) for one in reversed(order)]
+    if suspension:
+        named.append((SUSPENSION_COLOUR, f"{suspension.label}, {suspension.seconds:.1f} s"))
+    if any(cut):
+        named.append(("none", f"▲ higher than the picture, at most {max(totals):,.0f} records/s"))
+    return _chart(parts, "Throughput by physical partition over time", named, fences)
 
 
-def slowness_chart(series: Sequence[Series], fences: Sequence[Span], began: float) -> str:
-    """Return the slowest report by time, on a logarithmic scale: affected partition and others."""
+def slowness_chart(series: Sequence[Series], fences: Sequence[Span], began: float) -> Html:
+    """Return the slowest report by time, on a logarithmic scale."""
     x = Scale(0, _seconds(series), LEFT, WIDTH - RIGHT)
     marks = powers(max((v for s in series for v in s.values if v is not None), default=0.0))
     y = LogScale(1, marks[-1], HEIGHT - BOTTOM, TOP)
-    paint = {s.name: c for s, c in zip(series, (AFFECTED_LINE, OTHER_LINE), strict=True)}
+    paint = {s.name: c for s, c in zip(series, LINE_COLOURS, strict=True)}
     lines = [
         element(
             "polyline",
-            title(one.name),
+            tip(one.name),
             points=points(staircase(run, one.width, x, y, first)),
             fill="none",
             stroke=paint[one.name],
@@ -92,18 +137,9 @@ def slowness_chart(series: Sequence[Series], fences: Sequence[Span], began: floa
         for one in reversed(series)
         for first, run in runs(one.values)
     ]
-    parts = [
-        *_axes(x, y, marks, "ms (log)"),
-        *_bands(x, fences, began),
-        *lines,
-    ]
-    return svg(WIDTH, HEIGHT, parts, "Slowest delivery report over time") + legend(series, paint)
-
-
-def legend(series: Sequence[Series], paint: dict[str, str]) -> str:
-    """Return the legend as HTML."""
-    items = (f'<span><i style="background:{paint[one.name]}"></i>{escape(one.name)}</span>' for one in series)
-    return f'<div class="legend">{"".join(items)}</div>'
+    parts = [*_axes(x, y, marks, "ms (log)"), *_bands(x, fences, began), *lines]
+    named = [(colour, name) for name, colour in paint.items()]
+    return _chart(parts, "Slowest delivery report over time", named, fences)
 
 
 def usual_height(totals: Sequence[float]) -> float:
@@ -125,15 +161,31 @@ def runs(values: Sequence[float | None]) -> list[tuple[int, list[float]]]:
     return found
 
 
-def label_rows(places: Sequence[tuple[float, float]]) -> list[int]:
-    """Return a row for each label (its start and its width), so that no two in a row overlap."""
-    ends = [float("-inf")] * _LABEL_ROWS
-    rows = []
-    for start, width in places:
-        row = next((r for r in range(_LABEL_ROWS) if ends[r] <= start), _LABEL_ROWS - 1)
-        ends[row] = start + width
-        rows.append(row)
-    return rows
+def points(pairs: Iterable[tuple[float, float]]) -> str:
+    """Return the points of a line or polygon."""
+    return " ".join(f"{x:g},{y:g}" for x, y in pairs)
+
+
+def staircase(
+    values: Sequence[float], width: float, x: Scale, y: Scale | LogScale, first: int = 0
+) -> list[tuple[float, float]]:
+    """Return the corners of a line that is level within each bin; ``first``: the first bin's index."""
+    corners = []
+    for index, value in enumerate(values, first):
+        level = y(value)
+        corners += [(x(min(index * width, x.high)), level), (x(min((index + 1) * width, x.high)), level)]
+    return corners
+
+
+def _chart(
+    parts: Iterable[str], label: str, named: Iterable[tuple[str, str]], fences: Sequence[Span]
+) -> Html:
+    """Return a picture with its legend: fences have numbers in the picture, and names only below it."""
+    numbered = [
+        (FENCE_COLOUR, f"{number}: {fence.label}, fence of {fence.seconds * 1000:.0f} ms")
+        for number, fence in enumerate(fences, 1)
+    ]
+    return Html(svg(WIDTH, HEIGHT, parts, label) + legend([*named, *numbered]))
 
 
 def _seconds(series: Sequence[Series]) -> float:
@@ -141,83 +193,45 @@ def _seconds(series: Sequence[Series]) -> float:
 
 
 def _axes(x: Scale, y: Scale | LogScale, marks: Sequence[float], unit: str) -> list[str]:
-    parts = []
+    bottom = HEIGHT - BOTTOM
+    parts = [
+        text(unit, LEFT - 8, TOP - 18, "end"),
+        text("seconds since the writers started", WIDTH - RIGHT, HEIGHT - 6, "end"),
+    ]
     for mark in marks:
-        at = y(mark)
-        parts.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at, class_="grid"))
-        parts.append(text(f"{mark:,.0f}", LEFT - 8, at + 4, text_anchor="end"))
+        parts.append(line(LEFT, y(mark), WIDTH - RIGHT, y(mark), "grid"))
+        parts.append(text(f"{mark:,.0f}", LEFT - 8, y(mark) + 4, "end"))
     for second in ticks(x.high, 12):
         if second <= x.high:
-            at = x(second)
-            parts.append(
-                element("line", x1=at, x2=at, y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM + 5, class_="axis")
-            )
-            parts.append(text(f"{second:g} s", at, HEIGHT - BOTTOM + 19, text_anchor="middle"))
-    parts.append(
-        element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM, class_="axis")
-    )
-    parts.append(text(unit, LEFT - 8, TOP - 12, text_anchor="end", class_="unit"))
-    parts.append(
-        text("seconds since the writers started", WIDTH - RIGHT, HEIGHT - 6, text_anchor="end", class_="unit")
-    )
-    return parts
+            parts.append(line(x(second), bottom, x(second), bottom + 5, "axis"))
+            parts.append(text(f"{second:g} s", x(second), bottom + 19, "middle"))
+    return [*parts, line(LEFT, bottom, WIDTH - RIGHT, bottom, "axis")]
 
 
 def _bands(x: Scale, fences: Sequence[Span], began: float) -> list[str]:
-    """Return the fences as bands with labels above the picture."""
-    labels = [f"{fence.label}: fence {fence.seconds * 1000:.0f} ms" for fence in fences]
-    starts = []
-    for fence, label in zip(fences, labels, strict=True):
-        width = len(label) * _PER_CHARACTER
-        starts.append((min(x(fence.began - began) + 4, WIDTH - RIGHT - width), width))
+    """Return the fences as bands with their numbers above the picture."""
     parts = []
-    for fence, label, (at, _), row in zip(fences, labels, starts, label_rows(starts), strict=True):
+    for number, fence in enumerate(fences, 1):
         left = x(fence.began - began)
         width = max(_NARROWEST_BAND, x(fence.ended - began) - left)
-        top = TOP - _ROW * (row + 1)
-        parts.append(
-            element(
-                "rect",
-                title(label),
-                x=left,
-                y=top,
-                width=round(width, 1),
-                height=HEIGHT - BOTTOM - top,
-                class_="fence",
-            )
-        )
-        parts.append(text(label, at + width, top + 11, class_="label"))
+        parts.append(_band(left, width, FENCE_COLOUR, f"{fence.label}: {fence.seconds * 1000:.0f} ms"))
+        parts.append(text(f"{number}", left + width / 2, TOP - 18, "middle", "head"))
     return parts
 
 
-def _clipped(totals: Sequence[float], width: float, x: Scale, y: Scale) -> list[str]:
-    """Return the heights of bins that are higher than the picture, one label for neighbours."""
-    high = runs([total if total > y.high else None for total in totals])
-    return [
-        text(
-            f"▲{max(peak):,.0f}",
-            x((first + len(peak) / 2) * width),
-            TOP - 2,
-            text_anchor="middle",
-            class_="clipped",
-        )
-        for first, peak in high
-    ]
-
-
-def _suspension(x: Scale, suspension: Span | None, began: float) -> list[str]:
+def _suspended(x: Scale, suspension: Span | None, began: float) -> list[str]:
     if suspension is None:
         return []
     left, right = x(suspension.began - began), x(suspension.ended - began)
-    return [
-        element(
-            "rect",
-            title(f"{suspension.label}: {suspension.seconds:.1f} s"),
-            x=left,
-            y=TOP,
-            width=round(right - left, 1),
-            height=HEIGHT - BOTTOM - TOP,
-            class_="suspended",
-        ),
-        text(suspension.label, (left + right) / 2, TOP + 14, text_anchor="middle", class_="label"),
-    ]
+    return [_band(left, right - left, SUSPENSION_COLOUR, f"{suspension.label}: {suspension.seconds:.1f} s")]
+
+
+def _band(left: float, width: float, colour: str, label: str) -> str:
+    return element(
+        "rect", tip(label), x=left, y=TOP, width=round(width, 1), height=HEIGHT - BOTTOM - TOP, fill=colour
+    )
+
+
+def _peak(at: float, height: float) -> str:
+    """Mark bins that are higher than the picture."""
+    return element("text", f"{tip(f'{height:,.0f} records/s')}▲", x=at, y=TOP - 2, text_anchor="middle")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from kpsplit.errors import EXIT_CHECK, ConfigurationError, KpsplitError
+from kpsplit.errors import EXIT_CHECK, ConfigurationError, KpsplitError, UsageError
 from kpsplit.files import check_writable, write_whole
 
 if TYPE_CHECKING:
@@ -106,9 +106,12 @@ def demo(
     """
     from kpsplit.demo.options import Options
     from kpsplit.demo.traffic import read_lines
+    from kpsplit.splitter.records.keys import is_topic_name
 
     if key_regex is not None and input_file is None:
         raise click.UsageError("--key-regex belongs to --input")
+    if topic is not None and not is_topic_name(topic):
+        raise ConfigurationError(f"{topic[:300]!r} is not the name of a topic", hint="choose another --topic")
     expression = key_regex or DEFAULT_EXPRESSION
     lines = None if input_file is None else read_lines(input_file, expression)
     check_writable(html, "choose another --html")
@@ -151,7 +154,7 @@ def cluster_given(
     for pair in properties:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise ConfigurationError("-X takes KEY=VALUE")
+            raise ConfigurationError("-X takes KEY=VALUE", hint="write for example -X security.protocol=SSL")
         found[name] = value
     brokers = bootstrap or above.get("bootstrap_server")
     if brokers:
@@ -174,7 +177,9 @@ def roles_given(pairs: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     for pair in pairs:
         role, _, file = pair.partition("=")
         if role not in ROLES or not file:
-            raise ConfigurationError(f"--role-config takes ROLE=FILE, ROLE one of {', '.join(ROLES)}")
+            raise ConfigurationError(
+                "--role-config takes ROLE=FILE", hint=f"write a ROLE of {', '.join(ROLES)}"
+            )
         if role in found:
             raise ConfigurationError(f"--role-config is given twice for {role}")
         found[role] = read_properties(Path(file))
@@ -238,6 +243,8 @@ def _staged(
     try:
         with narrator() as teller, ground(given, roles, teller) as played_on:
             return stage(played_on, options, lines, teller)
+    except UsageError:
+        raise
     except KpsplitError as error:
         return error
     except KafkaException as exception:

@@ -49,7 +49,7 @@ def commits_table(group: GroupOutcome) -> Rows:
 def _row(range_: RangeProgress, left: SegmentLeft) -> tuple[str, ...]:
     return (
         str(range_.range),
-        "–" if range_.owner is None else range_.owner.client_id,
+        str(range_.owner or "–"),
         f"{left.segment.id} {left.segment.source}",
         f"{left.next:,}",
         f"{left.logical:,}",

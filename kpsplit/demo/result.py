@@ -46,6 +46,7 @@ class PhantomStart:
 class DemoResult:
     """Everything.
 
+    ``control``: the latencies of the plain writer, which no fence can hold: where it waits, brokers are slow.
     ``held_elsewhere``: records of other partitions that were held. ``catching_up``: seconds from the end of
     the suspension until all that the suspended writer had under way was reported.
     """
@@ -57,6 +58,7 @@ class DemoResult:
     group: GroupOutcome
     pauses: Spread
     latencies: Latencies
+    control: Latencies
     longest_waits: tuple[float, ...]
     held_elsewhere: int
     catching_up: float

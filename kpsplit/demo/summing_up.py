@@ -46,6 +46,7 @@ def sum_up(
     fences = chronicle.fences
     late = _catching_up(journals, chronicle)
     ours = _undisturbed(journals, chronicle)
+    plain = [e for e in journals.get(PLAIN_WRITER, ()) if e.sent_at >= chronicle.began]
     first = {i: seen.first for i, seen in back.segments[state.parent].items()}
     return DemoResult(
         chronicle=chronicle,
@@ -55,12 +56,13 @@ def sum_up(
         group=group,
         pauses=Spread.of(ms for n in news.values() for ms in n.pauses_ms),
         latencies=latencies(ours, hot, fences),
+        control=latencies(plain, hot, fences),
         longest_waits=tuple(longest_waits(ours, hot, fences)),
         held_elsewhere=_held_elsewhere(before, news, str(state.parent)),
         catching_up=late.ended - chronicle.suspension.ended if late and chronicle.suspension else 0.0,
         starts=phantom_starts(state.lineage, first),
         throughput=_throughput(chronicle, state, back, journals),
-        slowness=_slowness(chronicle, ours, hot),
+        slowness=_slowness(chronicle, ours, plain, hot),
     )
 
 
@@ -120,14 +122,21 @@ def _place_of(back: ReadBack, writer: str, entry: Entry) -> PhysicalPartition | 
     return back.places.get((writer, entry.sequence)) or back.places.get(by_line)
 
 
-def _slowness(chronicle: Chronicle, entries: Sequence[Entry], hot: int) -> tuple[Series, ...]:
-    """Return the greatest latency (ms) by time, of the affected partition and of the others."""
+def _slowness(
+    chronicle: Chronicle, ours: Sequence[Entry], plain: Sequence[Entry], hot: int
+) -> tuple[Series, ...]:
+    """Return the greatest latency (ms) by time: affected partition, the others, the others of the control."""
     span = chronicle.ended - chronicle.began
-    found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-    for entry in entries:
-        if entry.latency is not None:
-            found[entry.partition == hot].append((entry.sent_at, entry.latency * 1000))
+    chosen = (
+        ("affected partition", [e for e in ours if e.partition == hot]),
+        ("other partitions", [e for e in ours if e.partition != hot]),
+        ("other partitions, plain writer", [e for e in plain if e.partition != hot]),
+    )
     return tuple(
-        by_time(name, found[affected], chronicle.began, span, BIN_SECONDS, max)
-        for name, affected in (("affected partition", True), ("other partitions", False))
+        by_time(
+            name,
+            [(e.sent_at, e.latency * 1000) for e in entries if e.latency is not None],
+            *(chronicle.began, span, BIN_SECONDS, max),
+        )
+        for name, entries in chosen
     )

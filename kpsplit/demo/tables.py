@@ -89,7 +89,7 @@ def pauses_table(result: DemoResult) -> Rows:
 
 def latencies_table(result: DemoResult) -> Rows:
     """Return latencies from produce() to report, inside and outside the fences."""
-    found = result.latencies
+    found, control = result.latencies, result.control
     rows = tuple(
         (name, f"{s.count:,}", f"{s.p50:.1f}", f"{s.p99:.1f}", f"{s.most:.1f}")
         for name, s in (
@@ -97,6 +97,8 @@ def latencies_table(result: DemoResult) -> Rows:
             ("affected partition, otherwise", found.affected_outside),
             ("other partitions, under way in a fence", found.others_in),
             ("other partitions, otherwise", found.others_outside),
+            ("plain writer: other partitions, under way in a fence", control.others_in),
+            ("plain writer: other partitions, otherwise", control.others_outside),
         )
     )
     held = ("records of other partitions that were held", f"{result.held_elsewhere:,}", "", "", "")

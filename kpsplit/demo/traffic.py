@@ -115,7 +115,7 @@ def read_lines(path: Path, expression: str) -> list[Line]:
     try:
         texts = path.read_bytes().splitlines()
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="choose another --input") from None
     if not texts:
         raise UsageError(f"{path} is empty")
     return [Line(number, text, _key_of(pattern, text)) for number, text in enumerate(texts)]

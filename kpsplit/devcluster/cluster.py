@@ -142,7 +142,7 @@ class DevCluster:
         kafka = KafkaRuntime.find(heap_mb=self._heap_mb, log_level=self._log_level, plugins=self._plugins)
         deadline = Deadline(timeout)
         folder = self._data_dir or self._temporary_folder()
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = self._resources.enter_context(storage.locked(folder))
         keeper = KeeperClient(temporary=None if self._data_dir else folder, inherited=[lock])
         self._resources.callback(keeper.close)

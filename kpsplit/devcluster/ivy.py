@@ -23,6 +23,9 @@ from kpsplit.devcluster.progress import Progress
 from kpsplit.devcluster.truststore import java_trust_options
 from kpsplit.errors import KpsplitError
 
+LIST = "jars.sha256"
+"""The checksums of jars that were trusted as they were fetched, in their own folder."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -52,15 +55,19 @@ def read_list(path: Path) -> Mapping[str, str]:
     return {name: digest for digest, name in (line.split() for line in path.read_text().splitlines())}
 
 
-def write_list(path: Path, jars: Path) -> None:
-    """Write the checksums of all jars in a folder."""
-    lines = (f"{_sha256(jar)}  {jar.name}\n" for jar in sorted(jars.glob("*.jar")))
-    path.write_text("".join(lines))
+def write_list(jars: Path) -> None:
+    """Write the checksums of all jars in a folder into it."""
+    lines = [f"{_sha256(jar)}  {jar.name}\n" for jar in sorted(jars.glob("*.jar"))]
+    (jars / LIST).write_text("".join(lines))
 
 
 def faults(folder: Path, expected: Mapping[str, str]) -> list[str]:
-    """Return what is wrong with the jars in a folder, one sentence each; empty when all is well."""
-    found = []
+    """Return what is wrong with the jars in a folder, one sentence each; empty when all is well.
+
+    What the list does not name is wrong too: nothing that was put there later is ever run.
+    """
+    there = {path.name for path in folder.iterdir()} - {LIST} if folder.is_dir() else set()
+    found = [f"{name} is not in the list of checksums" for name in sorted(there - expected.keys())]
     for name, digest in expected.items():
         path = folder / name
         if not path.is_file():
@@ -73,7 +80,7 @@ def faults(folder: Path, expected: Mapping[str, str]) -> list[str]:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock that stands beside a folder; the system releases it if this process dies."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder.parent / f"{folder.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -21,7 +21,7 @@ from kpsplit.devcluster.ivy import Wanted, faults, fetch, locked, put_in_place, 
 from kpsplit.devcluster.java import Java, find_java
 from kpsplit.errors import KpsplitError
 
-KAFKA_VERSION = "4.1.1"
+KAFKA_VERSION = "4.1.2"
 
 _HERE = Path(__file__).parent
 _NEXT_STEP = "check the network, then run `python -m kpsplit.devcluster.jars` again"

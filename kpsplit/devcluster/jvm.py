@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from kpsplit.devcluster.jars import ensure_jars
+from kpsplit.devcluster.jars import ensure_jars, expected_jars
 from kpsplit.devcluster.java import Java, find_java
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
@@ -60,7 +60,11 @@ class KafkaRuntime:
             # Room for new objects from the start: growing it bit by bit cost a broker 1 s of pauses a minute.
             *(f"-Xmn{self.heap_mb // 6}m", f"-Xms{self.heap_mb // 3}m", f"-Xmx{self.heap_mb}m"),
             f"-Dkpsplit.log.level={self.log_level}",
-            *("-cp", os.pathsep.join(map(str, (self.jars / "*", *self.plugins)))),
+            *("-cp", os.pathsep.join(map(str, (*self._jars(), *self.plugins)))),
             main_class,
             *arguments,
         ]
+
+    def _jars(self) -> list[Path]:
+        """The jars by name, not ``*``: nothing that was put into the folder later is ever run."""
+        return [self.jars / name for name in expected_jars()]

@@ -95,5 +95,5 @@ def state_file(folder: Path) -> Path:
 def run_folder(data: Path | None) -> Path:
     """Where a cluster's file is: in its data folder, or in the cache folder if it has none; created."""
     folder = data if data is not None else cache_folder() / "cluster"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder.resolve()

@@ -10,8 +10,9 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from kpsplit.errors import AuthorizationError, ConfigurationError, UnreachableError
+from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.kafka.error_map import MISSING, error_of, translate
 
 ANSWER_SECONDS = 8.0
 """How long any one answer may take: unreachable brokers must be an error within 10 s."""
@@ -19,10 +20,30 @@ ANSWER_SECONDS = 8.0
 GRACE = 0.5
 """Seconds for which an answer is waited for beyond the time that the brokers were given."""
 
-MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
-"""Errors that say that there is no such topic or partition."""
+CERTAIN_SECONDS = 10.0
+"""A broker that lags behind the controller may not know every topic: so long "no" is asked for again."""
 
 _REFUSALS = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL}
+
+
+class Absence:
+    """Decides whether a topic that a broker does not know is gone. Not thread safe.
+
+    Admin clients ask any broker, another one each time. A topic is gone when nothing but "no such topic" was
+    answered for ``CERTAIN_SECONDS``.
+    """
+
+    def __init__(self) -> None:
+        self._since: Deadline | None = None
+
+    def denied(self) -> bool:
+        """Take the answer that there is no such topic; return whether that is certain by now."""
+        self._since = self._since or Deadline(CERTAIN_SECONDS)
+        return self._since.expired()
+
+    def doubted(self) -> None:
+        """Take any other answer, or none: what was denied before is not certain."""
+        self._since = None
 
 
 class AdminAnswers:

@@ -73,6 +73,16 @@ def flag(given: Mapping[str, Any], name: str, default: bool) -> bool:
     return found == "true"
 
 
+def metadata_refresh(given: Mapping[str, Any]) -> float:
+    """Return ``topic.metadata.refresh.interval.ms`` in seconds, at least one; infinite if switched off.
+
+    Raises:
+        ConfigurationError: as ``number``.
+    """
+    milliseconds = number(given, "topic.metadata.refresh.interval.ms", 300_000, least=-1)
+    return float("inf") if milliseconds < 0 else max(milliseconds / 1000, 1.0)
+
+
 def number(given: Mapping[str, Any], name: str, default: int, least: int | None = None) -> int:
     """Return a setting that is a whole number.
 

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from kpsplit.errors import DeadlineExceededError
 
-monotonic = (
-    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
-)
+
+def monotonic_clock(clocks: Any, platform: str) -> Callable[[], float]:
+    """Return the system's clock that also counts the time in which the machine is suspended.
+
+    Linux has one by that name. On macOS it is the raw clock: ``time.monotonic()`` stands still there.
+    """
+    if hasattr(clocks, "CLOCK_BOOTTIME"):
+        return partial(clocks.clock_gettime, clocks.CLOCK_BOOTTIME)
+    if platform == "darwin":
+        return partial(clocks.clock_gettime, clocks.CLOCK_MONOTONIC_RAW)
+    return clocks.monotonic  # type: ignore[no-any-return]
+
+
+monotonic = monotonic_clock(time, sys.platform)
 """Seconds that also pass while the machine is suspended, where the system can tell: leases depend on it."""
 
 

@@ -22,8 +22,9 @@ from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.error_map import error_of
 from kpsplit.kafka.log_ends import LogEnd, LogEnds
 from kpsplit.kafka.topic_facts import PartitionFacts, TopicFacts
+from kpsplit.splitter.lineage import PhysicalPartition
 
-__all__ = ["ANSWER_SECONDS", "ClusterAdmin", "LogEnd", "PartitionFacts", "TopicFacts"]
+__all__ = ["ANSWER_SECONDS", "ClusterAdmin", "LogEnd", "PartitionFacts", "TopicFacts", "no_partition"]
 
 _PATIENCE = 1.5
 _PAUSE = 0.1
@@ -176,6 +177,14 @@ class ClusterAdmin(LogEnds):
             return self._client.list_topics(timeout=seconds)
         except KafkaException as exception:
             raise self.explained(error_of(exception), "read the cluster's topics") from exception
+
+
+def no_partition(parent: PhysicalPartition, count: int) -> UsageError:
+    """Return the error for a partition that its topic, with so many of them, does not have."""
+    return UsageError(
+        f"topic {parent.topic} has no partition {parent.partition}",
+        hint=f"its partitions are 0 to {count - 1}",
+    )
 
 
 def _values(entries: Mapping[str, ConfigEntry]) -> dict[str, str]:

@@ -45,8 +45,11 @@ _log = logging.getLogger(__name__)
 ABORT_SECONDS = 5.0
 """How long a refused commit may take to be undone; after that its producer is thrown away."""
 
+OFFSETS_SECONDS = 5.0
+"""How long the group's coordinator may take to take offsets before the commit is begun anew."""
+
 GRACE_SECONDS = 2.0
-"""How much longer than its time a commit is waited for before its thread is given up."""
+"""How much longer than its time a call is waited for before its thread is given up."""
 
 RETRY_MS = 10
 """A coordinator that still finishes the last transaction is asked again after so long."""
@@ -145,15 +148,26 @@ class CommitWriter:
         if bool(offsets) != (metadata is not None):
             raise InvariantError("a commit without ordinary offsets would not be fenced")
         contents = _Contents(records, tombstones, offsets, metadata, also)
+        while not self._committed(contents, deadline):
+            if deadline.left() <= 0:
+                raise UnreachableError(
+                    "could not commit ranges: the group's coordinator was not found; nothing was committed"
+                )
+
+    def _committed(self, contents: _Contents, deadline: Deadline) -> bool:
+        """Commit; False if the library hangs before it is asked for it: another producer may do it."""
         transaction = _Transaction(self._ready(deadline), self._partitions, contents, deadline)
-        seconds = max(deadline.left(), MIN_TIMEOUT) + ABORT_SECONDS + GRACE_SECONDS
+        seconds = max(deadline.left(), MIN_TIMEOUT) + ABORT_SECONDS + 2 * GRACE_SECONDS
         try:
             bounded(transaction.run, seconds, "kpsplit-commit", transaction.give_up)
+        except _NotAskedError:
+            return False
         except AbandonedError:
             raise UnknownOutcomeError("could not commit ranges: the client library hangs") from None
         finally:
             if not transaction.decided:
                 self._throw_away()
+        return True
 
     def close(self) -> None:
         """Let go of the producer."""
@@ -171,6 +185,10 @@ class CommitWriter:
                 self._producer = self._taking.take(deadline)
                 self._producer.list_topics(OFFSETS_TOPIC, timeout=max(deadline.left(), MIN_TIMEOUT))
         return self._producer
+
+
+class _NotAskedError(Exception):
+    """The library hangs, and the commit was not asked for: nothing was committed, nor will be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +223,8 @@ class _Transaction:
         try:
             self._write()
             self._go_on()
+        except _NotAskedError:
+            raise  # its producer is inside a call, and whoever takes its id aborts the transaction
         except BaseException as exception:
             aborted = self._abort()
             if not isinstance(exception, KafkaException):
@@ -228,9 +248,31 @@ class _Transaction:
         # Purged records do not say why: the transaction refuses the offsets with the reason.
         offsets = [TopicPartition(p.topic, p.partition, at) for p, at in sorted(contents.offsets.items())]
         if offsets:
-            self._producer.send_offsets_to_transaction(offsets, contents.metadata, self._left())
+            self._send(offsets)
         if purged:
             raise KafkaException(self._failures[0])
+
+    def _send(self, offsets: list[TopicPartition]) -> None:
+        """Send the offsets, in a thread of its own.
+
+        librdkafka (2.16) asks for the group's coordinator three times within some ten milliseconds. When none
+        is available by then (a broker comes back, ``__consumer_offsets`` moves) it waits for the next broker
+        that connects or disconnects, whatever time the call was given: so for ever, in a cluster at rest.
+
+        Raises:
+            _NotAskedError: it does not return. KafkaException: the coordinator refused.
+        """
+        seconds = min(self._left(), OFFSETS_SECONDS)
+        metadata = self._contents.metadata
+
+        def send() -> None:
+            self._producer.send_offsets_to_transaction(offsets, metadata, seconds)
+
+        try:
+            bounded(send, seconds + GRACE_SECONDS, "kpsplit-offsets", lambda: None)
+        except AbandonedError:
+            _log.info("the group's coordinator was not found; the commit is begun anew")
+            raise _NotAskedError from None
 
     def _produce(self, records: Sequence[RangeCommit], tombstones: Iterable[CommitKey]) -> None:
         def report(error: KafkaError | None, _message: Message) -> None:

@@ -13,6 +13,7 @@ from weakref import ref
 
 from kpsplit.errors import ConfigurationError
 from kpsplit.kafka.credentials import C, Credentials
+from kpsplit.kafka.java_properties import LONG, UntranslatableError, translated
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -29,8 +30,28 @@ long as a request waits for it: thousands of times a second, which costs a core.
 to every broker, and waits between two tries: no longer than ``TRY_AGAIN_MS``, so that it is found when back.
 """
 
+AUTO_CREATE = "allow.auto.create.topics"
+"""Off: librdkafka's producers and admin clients have brokers make a topic again that they once knew, and that
+was deleted since (a retired sub-topic), whenever they refresh their metadata."""
+
 TRY_AGAIN_MS = 1000
 LONGEST_PAUSE = "reconnect.backoff.max.ms"
+FIRST_PAUSE = "reconnect.backoff.ms"
+FIRST_PAUSE_MS = 500
+"""Between two tries to connect, unless the user says otherwise.
+
+librdkafka (2.16) with sparse connections does not lengthen the pause while a broker accepts connections and
+closes them again, as one does that starts: with its default of 100 ms each client then tries some twenty
+times a second, and a program of kpsplit has several. Behind TLS that can keep a small broker from starting.
+"""
+
+ANSWER_MS = 10_000
+"""How long the clients that read and write kpsplit's own topics wait for an answer before they connect anew.
+
+A broker that stands still keeps its connections open, and loses its partitions after some 9 s; a client that
+waits for it any longer (librdkafka: 60 s) does not ask the new leader.
+"""
+SOCKET_TIMEOUT = "socket.timeout.ms"
 
 _CONNECTION_PREFIXES = (
     "security.",
@@ -48,7 +69,7 @@ _CONNECTION_KEYS = frozenset(
         "client.dns.lookup",
         "client.rack",
         "connections.max.idle.ms",
-        "reconnect.backoff.ms",
+        FIRST_PAUSE,
         LONGEST_PAUSE,
         SPARSE,
         "api.version.request",
@@ -77,6 +98,8 @@ FETCH_WAIT_MS = 100
 
 MOST_PROPERTIES = 1 << 20
 """Bytes of the largest file of properties."""
+
+FILE_HINT = "give a file of key=value lines"
 
 BROKERS_PROPERTIES = ("bootstrap.servers", "metadata.broker.list")
 
@@ -125,7 +148,9 @@ class Connection:
     def client(self, role: str, **extra: Any) -> dict[str, Any]:
         """Return the configuration of a client of ours; ``extra`` uses ``_`` for ``.`` in names."""
         ours = {n if n.endswith("_cb") else n.replace("_", "."): value for n, value in extra.items()}
-        return {**self.properties, "client.id": f"kpsplit-{role}", "logger": quiet, **ours}
+        first = {FIRST_PAUSE: self._first_pause()}
+        given = {**first, **self.properties, AUTO_CREATE: False}
+        return {**given, "client.id": f"kpsplit-{role}", "logger": quiet, **ours}
 
     def reader(self, role: str, **extra: Any) -> dict[str, Any]:
         """Return the configuration of a consumer that is assigned by hand and changes nothing.
@@ -138,7 +163,6 @@ class Connection:
             "enable_auto_offset_store": False,
             "enable_partition_eof": True,
             "isolation_level": "read_committed",
-            "allow_auto_create_topics": False,
             "fetch_wait_max_ms": FETCH_WAIT_MS,
         }
         return self.client(role, **{**ours, **extra})
@@ -151,7 +175,11 @@ class Connection:
         """
         from confluent_kafka.admin import AdminClient
 
-        calm = {SPARSE: False, LONGEST_PAUSE: self.longest_pause(TRY_AGAIN_MS)}
+        calm = {
+            SPARSE: False,
+            LONGEST_PAUSE: self.longest_pause(TRY_AGAIN_MS),
+            SOCKET_TIMEOUT: ANSWER_MS,
+        }
         return self.follow(AdminClient({**calm, **self.client(role, **extra)}))
 
     def shared_admin(self) -> AdminClient:
@@ -201,10 +229,22 @@ class Connection:
         """
         self._credentials.change(username, password)
 
+    def answer_ms(self) -> int:
+        """Return how long clients for kpsplit's own topics wait for an answer; the user may say so."""
+        given = self.get(SOCKET_TIMEOUT)
+        return ANSWER_MS if given is None else given
+
+    def _first_pause(self) -> int:
+        """Return a ``reconnect.backoff.ms`` that does not contradict the user's own longest pause."""
+        try:
+            return min(FIRST_PAUSE_MS, int(self.get(LONGEST_PAUSE, FIRST_PAUSE_MS)))
+        except (TypeError, ValueError):  # librdkafka refuses it, by its name
+            return FIRST_PAUSE_MS
+
     def longest_pause(self, milliseconds: int) -> int:
         """Return a ``reconnect.backoff.max.ms`` that does not contradict the user's own first pause."""
         try:
-            return max(milliseconds, int(self.get("reconnect.backoff.ms", 0)))
+            return max(milliseconds, int(self.get(FIRST_PAUSE, 0)))
         except (TypeError, ValueError):  # librdkafka refuses it, by its name
             return milliseconds
 
@@ -216,6 +256,30 @@ class Connection:
     def get(self, name: str, default: Any = None) -> Any:
         """Return one property."""
         return self.properties.get(name, default)
+
+
+class AdminUse:
+    """One user's hold on the admin client of a connection, which ends when its last user lets go of it.
+
+    What is closed must let go: objects that refer to each other are collected late or never, and the client's
+    threads and connections to every broker stay until then.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._client: AdminClient | None = None
+
+    def __call__(self) -> AdminClient:
+        """Return the client, made when it is first needed.
+
+        Raises: as ``Connection.open_admin``.
+        """
+        client = self._client = self._client or self._connection.shared_admin()
+        return client
+
+    def close(self) -> None:
+        """Let go of the client."""
+        self._client = None
 
 
 def names_brokers(properties: Mapping[str, Any]) -> bool:
@@ -236,19 +300,40 @@ def is_secret(name: str) -> bool:
 def read_properties(path: Path) -> dict[str, str]:
     """Read ``key=value`` lines, as Kafka's tools do; ``#`` and ``!`` begin comments.
 
+    Java's names are translated where librdkafka has another one (``java_properties``).
+
     Raises:
-        ConfigurationError: the file cannot be read or a line has no ``=``; the line itself is never shown.
+        ConfigurationError: the file cannot be read, a line has no ``=``, or Java's name in it has no
+            counterpart; the line itself is never shown.
     """
-    properties: dict[str, str] = {}
-    for number, line in enumerate(LINE_END.split(_text_of(path)), 1):
+    found = _assignments(path)
+    try:
+        return translated({name: value for name, (_, value) in found.items()})
+    except UntranslatableError as error:
+        line = found[error.name][0]
+        raise ConfigurationError(f"{path}, line {line}: {error.message}", hint=error.hint) from None
+
+
+def line_of(path: Path, name: str) -> int | None:
+    """Return the line of a file of properties that sets one of them, None if none does; errors as there."""
+    return _assignments(path).get(name, (None, ""))[0]
+
+
+def _assignments(path: Path) -> dict[str, tuple[int, str]]:
+    """Return the values of a file with the numbers of their lines."""
+    found: dict[str, tuple[int, str]] = {}
+    lines = iter(enumerate(LINE_END.split(_text_of(path)), 1))
+    for number, line in lines:
         text = line.strip()
         if not text or text[0] in "#!":
             continue
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise ConfigurationError(f"{path}, line {number}: not a key=value line")
-        properties[name.strip()] = value.strip()
-    return properties
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not name:
+            raise ConfigurationError(f"{path}, line {number}: not a key=value line", hint=FILE_HINT)
+        while name in LONG and value.endswith("\\"):
+            value = f"{value[:-1]} {next(lines, (0, ''))[1].strip()}"
+        found[name] = number, value
+    return found
 
 
 def _text_of(path: Path) -> str:
@@ -262,4 +347,4 @@ def _text_of(path: Path) -> str:
         reason = error.strerror or type(error).__name__
     except ValueError:
         reason = "not UTF-8 text"
-    raise ConfigurationError(f"cannot read {path}: {reason}")
+    raise ConfigurationError(f"cannot read {path}: {reason}", hint=FILE_HINT)

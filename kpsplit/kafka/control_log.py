@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from binascii import crc32
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from secrets import token_hex
+from time import sleep
 
 from confluent_kafka import KafkaException, Message, Producer
 
@@ -13,25 +15,32 @@ from kpsplit.errors import (
     AuthorizationError,
     FencedError,
     InvariantError,
+    KpsplitError,
+    RecordError,
     UnknownOutcomeError,
     UsageError,
-    behind_a_change,
 )
 from kpsplit.kafka.clock import Deadline as RealDeadline
+from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.log_tail import LogTail
+from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.kafka.taking_id import MIN_TIMEOUT, TakingId
+from kpsplit.splitter.claim_queue import ClaimQueue
+from kpsplit.splitter.claimed_log import ClaimedLog
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.events import Commit, Event, Fence, Prepare
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.ports import Deadline
+from kpsplit.splitter.records.claims import Claim, claim_key, decode_claim, encode_claim
 from kpsplit.splitter.records.control import encode_state
 from kpsplit.splitter.records.keys import (
+    CONTROL_PARTITIONS,
     CONTROL_TOPIC,
     OFFSETS_TOPIC,
+    control_partition,
     operator_transactional_id,
     partition_key,
 )
@@ -42,6 +51,7 @@ TRANSACTION_TIMEOUT_MS = 10_000
 
 READ_BACK_SECONDS = 10.0
 """For what is written already, however little time is left for the operation."""
+WITHDRAW_SECONDS = 1.0
 FENCE_READ_BACK_SECONDS = 1.0
 """The same for a fence: behind max-pause there is nothing to wait for."""
 
@@ -52,11 +62,16 @@ def offsets_partition(parent: PhysicalPartition, count: int) -> int:
 
 
 class ControlTail(LogTail):
-    """A view of the control topic that follows it. Not thread safe: one thread owns it."""
+    """A view of the control topic that follows it. Not thread safe: one thread owns it.
 
-    def __init__(self, connection: Connection) -> None:
+    ``partitions``: those that are followed; what stands in others is not in the view.
+    """
+
+    def __init__(self, connection: Connection, partitions: Iterable[int] = range(CONTROL_PARTITIONS)) -> None:
         self.view = ControlView()
-        super().__init__(connection, CONTROL_TOPIC, self._fold_record)
+        self.offsets: dict[PhysicalPartition, int] = {}
+        """Where the latest state of each logical partition stands."""
+        super().__init__(connection, CONTROL_TOPIC, self._fold_record, partitions)
 
     def read_all(self, deadline: Deadline) -> ControlView:
         """Read everything that was decided when the call began; return the view.
@@ -68,19 +83,36 @@ class ControlTail(LogTail):
         return self.view
 
     def _fold_record(self, message: Message) -> None:
-        self.view.fold(message.key(), message.value())
+        subject = self.view.fold(message.key(), message.value(), message.partition())
+        if isinstance(subject, PhysicalPartition):
+            self.offsets[subject] = message.offset() or 0
 
 
-class OperationLog:
-    """Implements the driver's ControlPort for one logical partition. Not thread safe."""
+class OperationLog(ClaimedLog):
+    """Implements the driver's ControlPort for one logical partition. Not thread safe.
 
-    def __init__(self, connection: Connection, parent: PhysicalPartition) -> None:
+    ``queue``: that of an earlier try of the same claimer.
+    """
+
+    def __init__(
+        self, connection: Connection, parent: PhysicalPartition, queue: ClaimQueue | None = None
+    ) -> None:
+        super().__init__(queue or ClaimQueue(token_hex(8)))
         self._connection = connection
         self._parent = parent
-        self._tail = ControlTail(connection)
+        self._place = control_partition(parent)
+        self._tail = ControlTail(connection, {control_partition(None), self._place})
         self._taking = TakingId(partial(_operators_producer, connection, parent))
         self._producer: Producer | None = None
         self._offsets_partitions = 0
+        self._claims: list[Claim] = []
+        self._claims_tail: LogTail | None = None
+        self._announcer: AcknowledgedWriter | None = None
+
+    def connect(self) -> None:
+        """Have the clients that a claim needs connect side by side."""
+        self._taking.open()
+        self._open_announcer()
 
     def lease_seconds(self) -> float:
         """Return the length of the producers' lease."""
@@ -95,8 +127,61 @@ class OperationLog:
         """Return the state that was read last, without asking again."""
         return self._state()
 
-    def claim(self, deadline: Deadline) -> PartitionState:
-        """Fence every earlier holder, read the log to its end, return the state.
+    def _announced(self, deadline: Deadline) -> Sequence[Claim]:
+        """Read the announcements; before the state that the first claim is about none counts."""
+        if self._claims_tail is None:
+            begin = self._tail.offsets.get(self._parent, 0)
+            self._claims_tail = LogTail(
+                self._connection,
+                CONTROL_TOPIC,
+                self._fold_claim,
+                (self._place,),
+                everything=True,
+                begin=begin,
+            )
+        self._claims_tail.read_to_end(deadline)
+        return self._claims
+
+    def _fold_claim(self, message: Message) -> None:
+        if message.key() != claim_key(self._parent):
+            return
+        if message.value() is None:  # withdrawn: nobody is at it
+            self._claims.clear()
+            return
+        with suppress(RecordError):  # garbage: counted by those who read states
+            self._claims.append(decode_claim(message.value()))
+
+    def _announce(self, claim: Claim, deadline: Deadline) -> int:
+        return self._write_claim(encode_claim(claim), deadline) + 1
+
+    def _write_claim(self, value: bytes | None, deadline: Deadline) -> int:
+        key = claim_key(self._parent)
+        return self._open_announcer().write(CONTROL_TOPIC, key, value, deadline, partition=self._place)
+
+    def _open_announcer(self) -> AcknowledgedWriter:
+        self._announcer = self._announcer or AcknowledgedWriter(self._connection, "claim", idempotent=False)
+        return self._announcer
+
+    def _withdraw(self) -> None:
+        """Let nobody wait for a claim that led to nothing; where that fails they wait for its turn to end.
+
+        Not where the turn is somebody else's by now: who is at work would be fenced by the next to come.
+        """
+        revision, deadline = self._state().revision, RealDeadline(WITHDRAW_SECONDS)
+        if self._queue.has_turn(revision, self._claims) and self._queue.has_turn(
+            revision, self._announced(deadline)
+        ):
+            self._write_claim(None, deadline)
+
+    def _wait(self, seconds: float, deadline: Deadline) -> None:
+        deadline.check(f"somebody else's claim of {self._parent}")
+        sleep(min(seconds, deadline.left()))
+
+    def _now(self) -> float:
+        return monotonic()
+
+    def _take(self, deadline: Deadline) -> None:
+        """See ClaimedLog.
 
         Where an earlier call did not come through in time somebody may have claimed it since: the first
         write is refused then.
@@ -107,28 +192,22 @@ class OperationLog:
         except KafkaException as exception:
             what = f"claim {self._parent} as {operator_transactional_id(self._parent)}"
             raise translate(error_of(exception), what) from exception
-        with suppress(KafkaException):  # it only learns the leaders early
-            self._producer.list_topics(OFFSETS_TOPIC, timeout=min(max(deadline.left(), MIN_TIMEOUT), 1.0))
-        self._tail.read_to_end(deadline)
-        return self._state()
+        if self._offsets_partitions:
+            self._learn_leaders(self._producer, deadline)
 
-    def record(self, before: PartitionState, event: Event, deadline: Deadline) -> PartitionState:
-        """Apply and write an event in one transaction and read it back."""
-        after = apply(before, event)
-        deadline.check(f"the {event.kind} of {self._parent}")
-        offset = self._write(after, event, deadline)
+    def _read_decided(self, end: int, deadline: Deadline) -> None:
+        self._tail.read_to({self._place: end}, deadline)
+
+    def _read_back(self, end: int, event: Event, deadline: Deadline) -> None:
         patience = FENCE_READ_BACK_SECONDS if isinstance(event, Fence) else READ_BACK_SECONDS
-        with behind_a_change():
-            self._tail.read_to({0: offset + 1}, RealDeadline(max(deadline.left(), patience)))
-            seen = self._state()
-        if seen != after:
-            raise FencedError(
-                f"{self._parent}: the control topic does not say what was just written", changed=None
-            )
-        return after
+        self._tail.read_to({self._place: end}, RealDeadline(max(deadline.left(), patience)))
 
     def close(self) -> None:
         """Let go of the claim and end the clients."""
+        with suppress(KpsplitError):
+            self._withdraw()
+        if self._claims_tail is not None:
+            self._claims_tail.close()
         self._destroy()
         self._taking.forget()
         self._tail.close()
@@ -136,10 +215,7 @@ class OperationLog:
     def _state(self) -> PartitionState:
         state = self._tail.view.state(self._parent)
         if state is None:
-            raise UsageError(
-                f"topic {self._parent.topic} is not enrolled",
-                hint=f"run: kpsplit enroll {self._parent.topic}",
-            )
+            raise self._tail.view.not_enrolled(self._parent.topic)
         return state
 
     def _count_offsets_partitions(self, deadline: Deadline) -> int:
@@ -154,13 +230,16 @@ class OperationLog:
 
     def _write(self, after: PartitionState, event: Event, deadline: Deadline) -> int:
         """Write one transaction; return the offset of the control record."""
+        deadline.check(f"the {event.kind} of {self._parent}")
         producer = self._producer
         if producer is None:
             raise InvariantError(f"{self._parent} is not claimed")
         offsets: list[int] = []
-        records = [(CONTROL_TOPIC, 0, partition_key(self._parent), encode_state(after))]
+        records = [(CONTROL_TOPIC, self._place, partition_key(self._parent), encode_state(after))]
         if isinstance(event, Prepare | Commit):  # whoever only rolls back need not know it
             self._offsets_partitions = self._offsets_partitions or self._count_offsets_partitions(deadline)
+        if isinstance(event, Prepare):
+            self._learn_leaders(producer, deadline)
         if isinstance(event, Commit):
             records += self._boundary_records(after)
         topics = " and ".join(dict.fromkeys(topic for topic, *_ in records))
@@ -182,6 +261,11 @@ class OperationLog:
             self._destroy()
             raise UnknownOutcomeError(f"could not {what}: no acknowledgement")
         return offsets[0]
+
+    def _learn_leaders(self, producer: Producer, deadline: Deadline) -> None:
+        """Look for the leaders of the offset log before the fence: at the commit that would be pause."""
+        with suppress(KafkaException):
+            producer.list_topics(OFFSETS_TOPIC, timeout=min(max(deadline.left(), MIN_TIMEOUT), 1.0))
 
     def _boundary_records(self, after: PartitionState) -> Iterable[tuple[str, int, bytes, bytes]]:
         partition = offsets_partition(self._parent, self._offsets_partitions)

@@ -6,21 +6,26 @@ without trouble is one check that holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import groupby
 
 from kpsplit.kafka.cluster_admin import TopicFacts
-from kpsplit.kafka.enrolment import looks_like_subtopic
+from kpsplit.kafka.facts import OpenTransaction
 from kpsplit.kafka.initialise import misfits, own_topics
 from kpsplit.kafka.plans import Check
 from kpsplit.kafka.preconditions import LogFacts, truncation
-from kpsplit.kafka.subtopics import copied_config, is_sealed
+from kpsplit.kafka.sampling import WRITERS, Sample
+from kpsplit.kafka.subtopics import SEALED_CONFIG, copied_config, is_sealed
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState, SubTopic, SubTopicState
-from kpsplit.splitter.records.keys import CONTROL_TOPIC, PRODUCERS_TOPIC
+from kpsplit.splitter.records.keys import CONTROL_TOPIC, PRODUCERS_TOPIC, slots_topic, subtopics_prefix
+from kpsplit.splitter.slots import unread_text, without_slots
 from kpsplit.splitter.states import Phase
-from kpsplit.splitter.writers import Registrations
+from kpsplit.splitter.writers import Registrations, unacknowledged
 
 SHORTEST_LEASE_MS = 1000
 LONGEST_LEASE_MS = 60_000
@@ -31,20 +36,79 @@ _CLOCK_TOLERANCE_MS = 60_000
 _OVERRIDDEN = {"max.message.bytes"}
 
 
+_MOST_NAMED = 3
+_PLAIN = re.compile(rb"[A-Za-z0-9._/!-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SetAside:
+    """A record of kpsplit's topics that ``kpsplit doctor`` names and ``--forget NAME`` removes.
+
+    ``check``: the kind of trouble that it is. ``why``: what is wrong with it.
+    """
+
+    check: str
+    topic: str
+    why: str
+    partition: int
+    key: bytes
+
+    @property
+    def name(self) -> str:
+        """What people call it: short, and safe in any shell, whatever the key is."""
+        plain = _PLAIN.fullmatch(self.key) is not None
+        key = self.key.decode("ascii") if plain else f"sha256-{sha256(self.key).hexdigest()[:16]}"
+        return f"{self.topic.removeprefix('__kpsplit.')}/{self.partition}:{key}"
+
+
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was found in the cluster. ``topics`` holds own, enrolled and sub-topics as far as they exist."""
+    """What was found in the cluster.
+
+    ``counts`` is the partition count of every topic by its name; ``topics`` holds own, enrolled and
+    sub-topics as far as they exist.
+    """
 
     view: ControlView
-    registrations: Registrations
-    producers_garbage: int
     brokers: int
-    names: frozenset[str]
+    counts: Mapping[str, int]
     topics: dict[str, TopicFacts]
     logs: dict[PhysicalPartition, dict[PhysicalPartition, LogFacts]]
     now_ms: int
     newer: tuple[str, ...] = field(default=())
     """What records of a newer version were found, by topic."""
+    set_aside: tuple[SetAside, ...] = field(default=())
+    open_transaction: OpenTransaction | None = None
+    """The first that was found in kpsplit's own topics."""
+    plain: Mapping[PhysicalPartition, Sample] = field(default_factory=dict)
+    """The newest records in the overflow of each parent that is split."""
+
+
+def producers_set_aside(
+    view: ControlView, registrations: Registrations, garbage: Mapping[bytes, str]
+) -> Iterator[SetAside]:
+    """Yield the records of the producers topic that no operation goes by, or that hold operations up."""
+    owners = {record.key: record.client_id for record in registrations.all()}
+
+    def aside(check: str, key: bytes, why: str) -> SetAside:
+        over = (
+            f", over the registration of {owners[key]}" if key in owners and check != "registrations" else ""
+        )
+        return SetAside(check, PRODUCERS_TOPIC, f"{why}{over}", 0, key)
+
+    for key, why in garbage.items():
+        yield aside("garbage", key, f"not written by kpsplit ({why})")
+    for newer in registrations.newer.values():
+        topics = sorted(set(newer.topics) & view.enrolments.keys())
+        refused = f"no split or merge of {', '.join(topics)}" if topics else "of no enrolled topic"
+        yield aside("versions", newer.key, f"a producer of a newer kpsplit: {refused}")
+    for record in registrations.all():
+        if not record.closed and not view.enrolments.keys() & set(record.topics):
+            yield aside("registrations", record.key, "of no enrolled topic: no operation asks its producer")
+    for parent, state in sorted(view.states.items()):
+        for record in unacknowledged(registrations.all(), state):
+            why = f"{parent} was rolled back because it did not acknowledge the fence"
+            yield aside("registrations", record.key, why)
 
 
 def diagnose(found: Findings) -> list[Check]:
@@ -55,19 +119,7 @@ def diagnose(found: Findings) -> list[Check]:
         checks += [Check(name, False, *trouble) for trouble in troubles]
         if not troubles:
             checks.append(Check(name, True, well))
-    expired = [r for r in found.registrations.all() if not r.closed and found.registrations.is_expired(r)]
-    checks.append(
-        Check(
-            "expired producers",
-            True,
-            f"{len(expired)} registrations have expired"
-            + (f", of {', '.join(sorted({r.client_id for r in expired})[:5])}" if expired else ""),
-            "none: they register again before they write, and those that are gone need nothing"
-            if expired
-            else "",
-        )
-    )
-    return checks
+    return [*checks, *_plain_writers(found)]
 
 
 Trouble = tuple[str, str]
@@ -87,6 +139,9 @@ def _own_topics(found: Findings) -> Iterator[Trouble]:
 def _versions(found: Findings) -> Iterator[Trouble]:
     for text in found.newer:
         yield text, "upgrade this kpsplit: it cannot see what the newer one has recorded"
+    yield from _set_aside(
+        found, "versions", "upgrade this kpsplit; if the program that wrote it is gone for good, run: {}"
+    )
 
 
 def _settings(found: Findings) -> Iterator[Trouble]:
@@ -96,7 +151,7 @@ def _settings(found: Findings) -> Iterator[Trouble]:
     elif not SHORTEST_LEASE_MS <= lease <= LONGEST_LEASE_MS:
         yield (
             f"the lease of {lease} ms is outside {SHORTEST_LEASE_MS} to {LONGEST_LEASE_MS} ms",
-            "a short one expires slow producers, a long one makes operations wait for dead ones",
+            "a short one runs out for slow producers, a long one makes operations wait for dead ones",
         )
 
 
@@ -108,8 +163,38 @@ def _garbage(found: Findings) -> Iterator[Trouble]:
             f"(the last: {found.view.last_garbage})",
             remedy,
         )
-    if found.producers_garbage:
-        yield f"{PRODUCERS_TOPIC} holds {found.producers_garbage} records that kpsplit did not write", remedy
+    yield from _set_aside(found, "garbage", f"{remedy}; to remove them: {{}}")
+
+
+def _registrations(found: Findings) -> Iterator[Trouble]:
+    yield from _set_aside(found, "registrations", "if that producer does not run any more, run: {}")
+
+
+def _set_aside(found: Findings, check: str, remedy: str) -> Iterator[Trouble]:
+    """Yield one trouble for all records with the same thing wrong; ``remedy`` has a place for the command."""
+    wrong = sorted(record for record in found.set_aside if record.check == check)
+    for (topic, why), records in groupby(wrong, lambda record: (record.topic, record.why)):
+        names = [record.name for record in records]
+        more = f" and {len(names) - _MOST_NAMED} more (-o json names them)" if names[_MOST_NAMED:] else ""
+        text = f"{topic}: {why}: {', '.join(names[:_MOST_NAMED])}{more}"
+        yield text, remedy.format(forget_command(names[:_MOST_NAMED]))
+
+
+def forget_command(names: Iterable[str]) -> str:
+    """Return how records are removed on the command line."""
+    return " ".join(["kpsplit doctor", *(f"--forget {name}" for name in names)])
+
+
+def _transactions(found: Findings) -> Iterator[Trouble]:
+    hung = found.open_transaction
+    if hung is not None:
+        place = hung.place
+        yield (
+            hung.text,
+            "it ends with its time-out (transaction.max.timeout.ms at most); to end it now run: "
+            f"kafka-transactions.sh abort --topic {place.topic} --partition {place.partition} "
+            f"--start-offset {hung.offset}",
+        )
 
 
 def _enrolments(found: Findings) -> Iterator[Trouble]:
@@ -136,7 +221,21 @@ def _enrolments(found: Findings) -> Iterator[Trouble]:
                 f"set unclean.leader.election.enable=false on {name}",
             )
         if not enrolment.settled:
-            yield f"the enrolment of {name} is not settled", f"run: kpsplit enroll {name}"
+            yield (
+                f"the enrolment of {name} is not settled: every member waits a lease when it starts",
+                f"run: kpsplit enroll {name}",
+            )
+
+
+def _growth(found: Findings) -> Iterator[Trouble]:
+    for name, enrolment in sorted(found.view.enrolments.items()):
+        topic, slots = found.topics.get(name), enrolment.slots
+        if topic is None or slots is None:
+            continue
+        has = found.counts.get(slots_topic(name), 0)
+        unread = without_slots(len(topic.partitions), slots, has)
+        if unread:
+            yield unread_text(name, unread), f"run: kpsplit enroll {name}"
 
 
 def _attempts(found: Findings) -> Iterator[Trouble]:
@@ -200,12 +299,14 @@ def _subtopic(
     if subtopic.topic_id is not None and topic.topic_id != subtopic.topic_id:
         return f"{subtopic.name} was deleted and made again", "restore the old one; do not write to this one"
     if kind in (SubTopicState.ABANDONED, SubTopicState.RETIRED):
-        remedy = f"run: kpsplit retire {parent}" if kind is SubTopicState.ABANDONED else "delete it"
-        return f"{subtopic.name} is left over from an attempt that is over ({kind})", remedy
+        cause = (
+            "an attempt that is over" if kind is SubTopicState.ABANDONED else "a retirement that broke off"
+        )
+        return f"{subtopic.name} is left over from {cause}", f"run: kpsplit retire {parent}"
     if kind is SubTopicState.SEALED and not is_sealed(topic.config):
         return (
             f"sealed sub-topic {subtopic.name} accepts writes",
-            f"set max.message.bytes=0 on {subtopic.name}",
+            f"set {'='.join(SEALED_CONFIG)} on {subtopic.name}",
         )
     if kind is SubTopicState.ACTIVE:
         return _differing(found, parent, topic)
@@ -226,14 +327,29 @@ def _differing(found: Findings, parent: PhysicalPartition, topic: TopicFacts) ->
     )
 
 
+def _plain_writers(found: Findings) -> Iterator[Check]:
+    """Tell which split partitions are written to without kpsplit: that is legal, and nobody else says it."""
+    for parent, sample in sorted(found.plain.items()):
+        plain = sample.records - sample.stamped
+        if plain:
+            yield Check(
+                WRITERS,
+                True,
+                f"{parent}: {plain} of the newest {sample.records} records in its overflow come from "
+                "programs that do not use kpsplit (a plain Producer, an AIOProducer): they are read from "
+                "there, in no order with those of the phantoms",
+            )
+
+
 def _strangers(found: Findings) -> Iterator[Trouble]:
     owned = {t.name for s in found.view.states.values() for t in s.subtopics}
-    for name in sorted(found.names - owned):
-        parent = name.rpartition(".split-")[0]
-        if looks_like_subtopic(name) and parent in found.view.enrolments:
+    for name in sorted(found.counts.keys() - owned):
+        parent = next((t for t in found.view.enrolments if name.startswith(subtopics_prefix(t))), None)
+        if parent is not None:
             yield (
-                f"{name} looks like a sub-topic of {parent}, but is in no lineage",
-                "kpsplit never touches it: delete it if nobody needs it",
+                f"{name} begins like a sub-topic of {parent}, but is in no lineage",
+                "kpsplit never touches it, but who has rights on the sub-topics has them there: delete it if "
+                "nobody needs it, or rename it",
             )
 
 
@@ -242,11 +358,19 @@ _KINDS: tuple[tuple[str, str, Callable[[Findings], Iterator[Trouble]]], ...] = (
     ("versions", "no records of a newer kpsplit", _versions),
     ("settings", "the lease is set", _settings),
     ("garbage", "nobody else writes to kpsplit's topics", _garbage),
+    ("registrations", "no registration holds operations up or is of no use", _registrations),
+    ("transactions", "no transaction stays open in kpsplit's topics", _transactions),
     ("enrolments", "every enrolled topic is as it has to be", _enrolments),
+    (
+        "partitions",
+        "every partition has slots; before you add partitions to an enrolled topic: keys move to other "
+        "partitions, and their order across that is not kept",
+        _growth,
+    ),
     ("attempts", "no attempt has been left behind", _attempts),
     ("clocks", "no operator's clock is ahead", _clocks),
     ("frozen", "no partition is frozen", _frozen),
     ("logs", "no log is shorter than its lineage", _truncated),
     ("sub-topics", "every sub-topic is what its lineage says", _subtopics),
-    ("strangers", "no other topic looks like a sub-topic", _strangers),
+    ("strangers", "no other topic begins like a sub-topic", _strangers),
 )

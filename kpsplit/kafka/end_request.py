@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from kpsplit.errors import UnreachableError
+from kpsplit.errors import KpsplitError, UnreachableError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.offset_answers import offset_answer
@@ -62,6 +62,21 @@ class EndRequest:
             place.partition: int(offset_answer(future, max(0.0, end - monotonic())).offset)
             for place, future in self._futures.items()
         }
+
+    def each(self) -> dict[int, int | KpsplitError]:
+        """Return the end of each partition, or why it has none, waiting for the answers."""
+        end = monotonic() + self._seconds + _GRACE_SECONDS
+        return {
+            place.partition: self._one(future, max(0.0, end - monotonic()))
+            for place, future in self._futures.items()
+        }
+
+    def _one(self, future: Future[Any], seconds: float) -> int | KpsplitError:
+        try:
+            with answered(self._topic):
+                return int(offset_answer(future, seconds).offset)
+        except KpsplitError as error:
+            return error
 
     def result(self) -> dict[int, int]:
         """Return the ends like ``answer``, with kpsplit's errors.

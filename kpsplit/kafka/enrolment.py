@@ -1,11 +1,10 @@
-"""Enrolment: a topic is recorded, one lease passes, and only then it is settled and has slots.
+"""Enrolment: a topic is recorded with its slots, one lease passes, and only then it is settled.
 
 See the design, sections 6 and 10.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -31,13 +30,7 @@ RECORDS_SAMPLED = 250
 EFFORT_SECONDS = 10.0
 """For what an enrolment does besides waiting for a lease."""
 _OWN_PREFIX = "__"
-_UNSETTLED = "nobody reads the topic until it is settled; run: kpsplit enroll {}"
-_LIKE_SUBTOPIC = re.compile(r".+\.split-[0-9]+-[0-9]+")
-
-
-def looks_like_subtopic(topic: str) -> bool:
-    """Tell whether a name has the form of a sub-topic's."""
-    return _LIKE_SUBTOPIC.fullmatch(topic) is not None
+_UNSETTLED = "groups go on a lease after they have seen it; to have it settled run: kpsplit enroll {}"
 
 
 def refuse_unfit(topic: TopicFacts, view: ControlView) -> None:
@@ -48,7 +41,7 @@ def refuse_unfit(topic: TopicFacts, view: ControlView) -> None:
     """
     if topic.name.startswith(_OWN_PREFIX):
         raise UsageError(f"{topic.name} is an internal topic", hint="enroll topics of applications only")
-    owner = next((s.parent for s in view.states.values() if s.subtopic(topic.name)), None)
+    owner = view.owner_of(topic.name)
     if owner is not None:
         raise UsageError(f"{topic.name} is a sub-topic of {owner}", hint=f"to split it again, split {owner}")
     if topic.compacted:
@@ -118,10 +111,11 @@ def _lease_seconds(tail: ControlTail) -> float:
 class Enroller:
     """Writes enrolments. Not thread safe.
 
-    The steps, each harmless if the next does not follow: the slots topic; the enrolment, not settled; one
-    lease; the enrolment, settled and with its slots. While an enrolment is not settled no group's member
-    hands out records of the topic's partitions, so whoever owned them by partition has stopped when the first
-    slot can be owned: at the latest when its view was a lease old.
+    The steps, each harmless if the next does not follow: the slots topic; the enrolment with its slots, not
+    settled; one lease; the enrolment, settled. While an enrolment is not settled no group's member begins to
+    hand out records of the topic's partitions; when it is, the first owner of a slot waits until nobody has
+    the partition itself (``consumer.ledger``). Where the last step does not follow each member waits a lease
+    on its own.
     """
 
     def __init__(
@@ -160,7 +154,7 @@ class Enroller:
         wanted = self._slots_topics.decide(topic, known, slots)
         recorded = known is not None and known.slots is not None
         complete = known is not None and known.settled and recorded
-        begun = Enrolment(topic.name, topic.topic_id, partitioner, settled=False)
+        begun = Enrolment(topic.name, topic.topic_id, partitioner, settled=False, slots=wanted)
         if not complete and known != begun:
             self._refuse_too_little_time(deadline)
         self._make_slots_topic(topic, wanted, recorded, deadline)
@@ -169,10 +163,10 @@ class Enroller:
         if known != begun:
             self._write(begun, deadline)
         with behind_a_change(_UNSETTLED.format(topic.name)):
-            return self._settle(replace(begun, settled=True, slots=wanted), deadline)
+            return self._settle(replace(begun, settled=True), deadline)
 
     def _refuse_too_little_time(self, deadline: Deadline) -> None:
-        """Do nothing if a lease can pass in time: until an enrolment is settled nobody reads the topic."""
+        """Do nothing if a lease can pass in time: one that is left unsettled costs every member a lease."""
         wait = _lease_seconds(self._tail)
         if deadline.left() <= wait:
             raise DeadlineExceededError(
@@ -197,7 +191,7 @@ class Enroller:
         started = monotonic()
         wait_a_lease(self._tail, deadline)
         known = self._tail.read_all(deadline).enrolments.get(settled.topic)
-        if known is None or known not in (settled, replace(settled, settled=False, slots=None)):
+        if known is None or known not in (settled, replace(settled, settled=False)):
             raise ConflictError(
                 f"topic {settled.topic} was enrolled by somebody else at the same time",
                 hint="look at: kpsplit status",

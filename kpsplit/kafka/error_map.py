@@ -86,7 +86,13 @@ TRANSIENT_READS = frozenset(
 librdkafka looks for the coordinator of a group even where none is used; whoever may read need not be in one.
 """
 
-_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+MISSING = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNKNOWN_TOPIC_ID,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+}
+"""Errors that say that there is no such topic or partition."""
 
 
 def error_of(exception: KafkaException | KafkaError) -> KafkaError | None:
@@ -133,7 +139,7 @@ def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> 
         return UnreachableError(text, hint="it is moving to another broker: retry", retriable=True)
     if code == KafkaError.CONCURRENT_TRANSACTIONS:
         return UnreachableError(text, hint="the last transaction is still being ended: retry", retriable=True)
-    if code in _MISSING:
+    if code in MISSING:
         return UsageError(f"could not {what}: no such topic or partition")
     return KpsplitError(text, retriable=error.retriable())
 

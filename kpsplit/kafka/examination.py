@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from kpsplit.errors import FutureVersionError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
-from kpsplit.kafka.doctor import Findings
+from kpsplit.kafka.doctor import Findings, SetAside, producers_set_aside
 from kpsplit.kafka.facts import FactsGatherer
 from kpsplit.kafka.initialise import own_topics
+from kpsplit.kafka.offset_log import OffsetExamination
 from kpsplit.kafka.plans import wall_ms
+from kpsplit.kafka.precondition_facts import LogFacts
 from kpsplit.kafka.producers_log import ProducersLog
+from kpsplit.kafka.sampling import Sample, sample_partition
 from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
-from kpsplit.splitter.records.keys import CONTROL_TOPIC, PRODUCERS_TOPIC
-from kpsplit.splitter.writers import Registrations
+from kpsplit.splitter.records.keys import CONTROL_TOPIC, OFFSETS_TOPIC, OWN_TOPICS, PRODUCERS_TOPIC
+
+OVERFLOW_SAMPLED = 200
+"""So many of the newest records of an overflow are looked at."""
 
 
 def examine(connection: Connection, admin: ClusterAdmin, deadline: Deadline) -> Findings:
     """Look at everything that kpsplit owns; with fresh readers, as other ones may have stopped."""
-    names = frozenset(admin.topics())
+    counts = admin.topics()
+    names = frozenset(counts)
+    offsets = OffsetExamination(counts.get(OFFSETS_TOPIC, 0))
+    if OFFSETS_TOPIC in names:
+        offsets.read(connection, deadline)
     view, newer = _view(connection, names, deadline)
-    registrations, garbage, newer_too = _producers(connection, names, deadline)
     gatherer = FactsGatherer(connection, admin)
     logs = {}
     for parent, state in view.states.items():
@@ -29,15 +40,40 @@ def examine(connection: Connection, admin: ClusterAdmin, deadline: Deadline) -> 
         logs[parent] = gatherer.logs(state, places, deadline)
     return Findings(
         view=view,
-        registrations=registrations,
-        producers_garbage=garbage,
         brokers=len(admin.brokers()),
-        names=names,
+        counts=counts,
         topics=_topics(admin, view, names),
         logs=logs,
         now_ms=wall_ms(),
-        newer=tuple(text for text in (newer, newer_too) if text),
+        newer=(newer,) if newer else (),
+        set_aside=tuple(
+            sorted([*_of_producers(connection, view, names, deadline), *_of_offsets(offsets, view)])
+        ),
+        open_transaction=gatherer.hung(_own_places(counts), deadline),
+        plain=_plain(connection, admin, view, logs, deadline),
     )
+
+
+def _plain(
+    connection: Connection,
+    admin: ClusterAdmin,
+    view: ControlView,
+    logs: Mapping[PhysicalPartition, Mapping[PhysicalPartition, LogFacts]],
+    deadline: Deadline,
+) -> dict[PhysicalPartition, Sample]:
+    """Return the newest records in the overflow of each parent that is split, where there are any."""
+    found = {}
+    for parent, state in view.states.items():
+        end = logs[parent][parent].end if parent in logs[parent] else None
+        start = next((s.start for s in state.lineage.open_overflows() if s.source == parent), None)
+        if start is None or end is None or end <= start:
+            continue
+        most, count = min(OVERFLOW_SAMPLED, end - start), admin.partition_count(parent.topic)
+        logical = parent.partition, count
+        found[parent] = sample_partition(
+            *(connection, admin, parent, most, logical, deadline, state.home(parent))
+        )
+    return found
 
 
 def _view(
@@ -55,18 +91,35 @@ def _view(
     return tail.view, None
 
 
-def _producers(
-    connection: Connection, names: frozenset[str], deadline: Deadline
-) -> tuple[Registrations, int, str | None]:
-    if PRODUCERS_TOPIC not in names:
-        return Registrations(), 0, None
-    log = ProducersLog(connection)
-    try:
-        return log.read(deadline), log.garbage, None
-    except FutureVersionError as error:
-        return Registrations(), log.garbage, f"{PRODUCERS_TOPIC}: {error.message}"
-    finally:
-        log.close()
+def _of_producers(
+    connection: Connection, view: ControlView, names: frozenset[str], deadline: Deadline
+) -> Iterator[SetAside]:
+    if PRODUCERS_TOPIC in names:
+        log = ProducersLog(connection)
+        try:
+            yield from producers_set_aside(view, log.read(deadline), log.garbage)
+        finally:
+            log.close()
+
+
+def _of_offsets(offsets: OffsetExamination, view: ControlView) -> Iterator[SetAside]:
+    """``view``: read after the offset log, so that it knows every segment that an honest commit lists."""
+
+    def segments(parent: PhysicalPartition) -> set[int] | None:
+        state = view.state(parent)
+        return None if state is None else {segment.id for segment in state.lineage}
+
+    for record in offsets.unfit(segments):
+        check, why = (
+            ("versions", record.why)
+            if record.newer
+            else ("garbage", f"not written by kpsplit ({record.why})")
+        )
+        yield SetAside(check, OFFSETS_TOPIC, why, record.partition, record.key)
+
+
+def _own_places(counts: Mapping[str, int]) -> list[PhysicalPartition]:
+    return [PhysicalPartition(name, n) for name in OWN_TOPICS for n in range(counts.get(name, 0))]
 
 
 def _topics(admin: ClusterAdmin, view: ControlView, names: frozenset[str]) -> dict[str, TopicFacts]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from confluent_kafka import IsolationLevel
@@ -54,6 +54,15 @@ def attempt_age(attempt: Attempt | None) -> float | None:
     return None if attempt is None else max(0.0, (wall_ms() - attempt.started_ms) / 1000)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """One that has been open for TRANSACTION_SECONDS: where its first record stands, and whose it is."""
+
+    place: PhysicalPartition
+    offset: int
+    text: str
+
+
 class FactsGatherer:
     """Asks the cluster. Not thread safe."""
 
@@ -86,6 +95,7 @@ class FactsGatherer:
         if topic is None or state is None or attempt is None or parent.partition >= len(topic.partitions):
             return facts
         closing = closing_segments(state, attempt)
+        sources = [s.source for s in closing]
         logs = self.logs(state, {s.source for s in state.lineage if s.is_open}, deadline)
         return replace(
             facts,
@@ -97,7 +107,7 @@ class FactsGatherer:
             under_way=under_way(state),
             sources=self._layouts(closing, topic),
             logs=logs,
-            hung_transaction=self._hung([s.source for s in closing], deadline),
+            hung_transaction=hung.text if (hung := self.hung(sources, deadline)) else None,
             partitioner=found[0],
             strange_writers=found[1],
             useful=found[2],
@@ -148,8 +158,8 @@ class FactsGatherer:
         names = {s.source.topic for s in closing} - {topic.name}
         return tuple(t for t in map(self._admin.layout, sorted(names)) if t is not None)
 
-    def _hung(self, places: list[PhysicalPartition], deadline: Deadline) -> str | None:
-        """Watch the last stable offset for a while where a transaction is open."""
+    def hung(self, places: Collection[PhysicalPartition], deadline: Deadline) -> OpenTransaction | None:
+        """Watch the last stable offset for a while where one is open; return the first that stays."""
         before = self._admin.end_offsets(places)
         limit = RealDeadline(min(TRANSACTION_SECONDS, deadline.left()))
         while True:
@@ -158,7 +168,7 @@ class FactsGatherer:
             if not hung:
                 return None
             if limit.left() <= 0:
-                return self._describe_hung(hung[0])
+                return OpenTransaction(hung[0], stable[hung[0]].offset, self._describe_hung(hung[0]))
             time.sleep(_PAUSE)
 
     def _describe_hung(self, place: PhysicalPartition) -> str:

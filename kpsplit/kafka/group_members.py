@@ -18,6 +18,9 @@ from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import slots_topic
 from kpsplit.splitter.slots import slot_number, slot_range
 
+MEMBER_LETTERS = 8
+"""So much of a member id is shown."""
+
 WITHOUT_MEMBERS = {ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD}
 
 
@@ -29,6 +32,11 @@ class Owner:
     client_id: str
     host: str
 
+    def __str__(self) -> str:
+        """Return client id, begin of the member id, host: members without a client id are told apart."""
+        number = self.member.removeprefix(f"{self.client_id}-")[:MEMBER_LETTERS]
+        return f"{self.client_id}-{number}@{self.host}"
+
 
 @dataclass(frozen=True, slots=True)
 class Members:
@@ -38,6 +46,10 @@ class Members:
     settled: bool
     """No rebalance is going on, so ``assigned`` is all there is."""
     assigned: dict[PhysicalPartition, Owner]
+
+    def nobody_on(self, place: PhysicalPartition) -> bool:
+        """Tell whether for certain no member owns a partition, or still works on what it read there."""
+        return self.active and self.settled and place not in self.assigned
 
     def on(self, topics: Iterable[str]) -> bool:
         """Tell whether a member owns something of these topics, or may be about to."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from confluent_kafka import IsolationLevel
 
 from kpsplit.errors import UsageError
-from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.group_members import describe_members, owners
 from kpsplit.kafka.group_progress import Basis, PartitionProgress, progress_of
@@ -34,7 +34,7 @@ def group_progress(
         KpsplitError: the cluster could not be asked.
     """
     parents = _partitions(admin, topic, partition)
-    fold = range_commits(connection, admin, parents, deadline)
+    fold = range_commits(connection, admin, parents, deadline, group)
     ordinary = positions_of(admin, group)
     members = describe_members(admin, group)
     view = read_view()  # after the commits, so that it knows every segment that they list
@@ -59,7 +59,5 @@ def _partitions(admin: ClusterAdmin, topic: str, partition: int | None) -> list[
     if count is None:
         raise UsageError(f"there is no topic {topic}", hint="check the name and the right to describe it")
     if partition is not None and partition >= count:
-        raise UsageError(
-            f"topic {topic} has no partition {partition}", hint=f"its partitions are 0 to {count - 1}"
-        )
+        raise no_partition(PhysicalPartition(topic, partition), count)
     return [PhysicalPartition(topic, p) for p in (range(count) if partition is None else (partition,))]

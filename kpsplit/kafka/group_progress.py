@@ -21,6 +21,7 @@ class Basis(StrEnum):
 
     RANGE_COMMIT = "range commit"
     ORDINARY = "ordinary commit"
+    NEWER = "commit of a newer kpsplit"
     NOTHING = "no commit"
 
 
@@ -50,7 +51,7 @@ class SegmentLeft:
 
 @dataclass(frozen=True, slots=True)
 class RangeProgress:
-    """One key range. ``left`` is empty where there is no commit: then nothing is drained."""
+    """One key range. ``left`` is empty where there is no commit that can be read: then nothing is drained."""
 
     range: KeyRange
     basis: Basis
@@ -111,7 +112,10 @@ def progress_of(
     pieces = fold.cursor(group, state.parent, WHOLE, state.lineage)
     ranges = []
     for whole, cursor in pieces:
-        basis, known = _known(state, whole, cursor, ordinary)
+        if fold.newer(group, state.parent, whole) is not None:
+            basis, known = Basis.NEWER, None
+        else:
+            basis, known = _known(state, whole, cursor, ordinary)
         for range_ in _cut(whole, cuts):
             owner = next((o for r, o in owners if r.covers(range_)), None)
             left = () if known is None else _left(state, known.narrowed(range_), ends)

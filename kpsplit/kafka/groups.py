@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import time
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
+from difflib import get_close_matches
 from typing import Any
 from uuid import uuid4
 
@@ -13,22 +15,26 @@ from confluent_kafka import (
     KafkaException,
 )
 
-from kpsplit.errors import AuthorizationError, KpsplitError, UnreachableError
+from kpsplit.errors import AuthorizationError, ConflictError, KpsplitError, UnreachableError
+from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.kafka.error_map import RIGHTS_HINT, error_of, translate, translated
 from kpsplit.kafka.group_members import WITHOUT_MEMBERS, describe_members
 from kpsplit.kafka.offset_log import OffsetTail
+from kpsplit.kafka.python_settings import KafkaPythonError, NotExpressibleError, ask_kafka_python
 from kpsplit.splitter.commits import CommitFold, ordinary_offsets
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.ports import Deadline
-from kpsplit.splitter.records.keys import OFFSETS_TOPIC
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC, slots_topic
 from kpsplit.splitter.rights import EVERY_GROUP
 
 _AT_A_TIME = 50
+_REBALANCE_SECONDS = 10.0
+_PAUSE = 0.1
 
 Positions = dict[PhysicalPartition, int]
 """The next offset that a group will read, by partition."""
@@ -63,19 +69,76 @@ def positions_of(admin: ClusterAdmin, group: str) -> Positions:
     return _positions(group, _ask(admin, group))
 
 
-def range_commits(
-    connection: Connection, admin: ClusterAdmin, parents: Iterable[PhysicalPartition], deadline: Deadline
-) -> CommitFold:
-    """Return the range commits of all groups for some logical partitions; none without an offset log.
+def nearest_group(admin: ClusterAdmin, group: str, more: Iterable[str] = ()) -> str | None:
+    """Return the existing group whose name is most like this one, None if none is, or none may be seen."""
+    try:
+        names = {*_group_ids(admin), *more}
+    except KpsplitError:
+        names = set(more)
+    return next(iter(get_close_matches(group, sorted(names), n=1)), None)
+
+
+def delete_positions(connection: Connection, group: str, places: Collection[PhysicalPartition]) -> None:
+    """Have the coordinator forget ordinary offsets of a group, by means of kafka-python.
 
     Raises:
-        FutureVersionError: a newer kpsplit wrote to the log: its groups could be overlooked.
+        ConflictError: it has members on one of the topics.
+        KpsplitError: it could not be done; some may be forgotten.
+    """
+    from kafka import TopicPartition as Place
+    from kafka import errors
+
+    what = f"forget the ordinary offsets of group {group}"
+    asked = [Place(p.topic, p.partition) for p in places]
+    try:
+        answers = ask_kafka_python(
+            connection.properties,
+            "kpsplit-groups",
+            ANSWER_SECONDS,
+            lambda client: client.delete_group_offsets(group, asked),
+        )
+    except NotExpressibleError as error:
+        hint = "kafka-consumer-groups.sh --delete-offsets does it"
+        raise KpsplitError(f"could not {what}: kafka-python cannot be given {error}", hint=hint) from None
+    except KafkaPythonError as error:
+        if error.kind is errors.GroupIdNotFoundError:
+            return
+        raise _refused(what, error.kind) from None
+    gone = (errors.NoError, errors.UnknownTopicOrPartitionError, None)
+    for kind in answers.values():
+        if kind not in gone:
+            raise _refused(what, kind)
+
+
+def _refused(what: str, kind: type[BaseException]) -> KpsplitError:
+    name = kind.__name__
+    if "Authorization" in name:
+        return AuthorizationError(
+            f"could not {what}: missing the right Delete on the group", hint=RIGHTS_HINT
+        )
+    if name in ("NonEmptyGroupError", "GroupSubscribedToTopicError"):
+        return ConflictError(f"could not {what}: it has members", hint="stop them, then retry")
+    return KpsplitError(f"could not {what} ({name})")
+
+
+def range_commits(
+    connection: Connection,
+    admin: ClusterAdmin,
+    parents: Iterable[PhysicalPartition],
+    deadline: Deadline,
+    group: str | None = None,
+) -> CommitFold:
+    """Return a group's range commits (None: those of all groups) for some logical partitions.
+
+    There are none without an offset log.
+
+    Raises:
         DeadlineExceededError: it could not be read to its end in time.
     """
     count = admin.topics().get(OFFSETS_TOPIC, 0)
     if not count:
         return CommitFold()
-    tail = OffsetTail(connection, {offsets_partition(parent, count) for parent in parents})
+    tail = OffsetTail(connection, {offsets_partition(parent, count) for parent in parents}, group)
     try:
         return tail.read_all(deadline)
     finally:
@@ -92,6 +155,36 @@ def positions_by_range_commits(fold: CommitFold, state: PartitionState) -> dict[
         pieces = fold.cursor(group, state.parent, WHOLE, state.lineage)
         found[group] = ordinary_offsets(state, (cursor for _, cursor in pieces if cursor is not None))
     return found
+
+
+def proven_positions(
+    ordinary: Mapping[str, Positions], fold: CommitFold, state: PartitionState
+) -> dict[str, Positions]:
+    """Return what each group has read for certain: the lesser of its ordinary offsets and its range commits.
+
+    Whoever may commit for one group can write range commits of any; ordinary offsets take the right on the
+    group itself. A member commits both in one transaction, so of a group that brokers know on the topic both
+    count, and an ordinary offset that is missing is *not drained*. Brokers forget a group that has stopped
+    (``offsets.retention.minutes``): then the range commits count alone.
+
+    Args:
+        ordinary: the committed positions of every group.
+        fold: the range commits of every group.
+        state: a fresh state.
+    """
+    found = {group: ordinary[group] for group in groups_of(ordinary, topics_of(state))}
+    for group, by_range in positions_by_range_commits(fold, state).items():
+        plain = found.get(group)
+        if plain is None:
+            found[group] = by_range
+        else:
+            found[group] = {place: min(at, plain[place]) for place, at in by_range.items() if place in plain}
+    return found
+
+
+def topics_of(state: PartitionState) -> set[str]:
+    """Return the topics in which readers of a logical partition commit, or of which they own something."""
+    return {state.parent.topic, slots_topic(state.parent.topic), *(t.name for t in state.subtopics)}
 
 
 def _check_none_is_hidden(admin: ClusterAdmin, deadline: Deadline) -> None:
@@ -112,15 +205,20 @@ def readers_without_commit(
 ) -> list[str]:
     """Return the groups besides those that ``committed`` of which a member owns something of these topics.
 
+    While a group rebalances nobody knows what its members will own. It is asked again for a while, and
+    counts as a reader if it does not come to rest.
+
     Raises:
         KpsplitError: a group could not be asked; what is not known must not be taken for drained.
     """
     found = []
+    limit = RealDeadline(min(_REBALANCE_SECONDS, deadline.left()))
     for group in _listed(admin):
         if group.group_id not in committed and group.state not in WITHOUT_MEMBERS:
             deadline.check("the members of the consumer groups")
-            assigned = describe_members(admin, group.group_id).assigned
-            found += [group.group_id] if any(p.topic in topics for p in assigned) else []
+            while not (members := describe_members(admin, group.group_id)).settled and limit.left() > 0:
+                time.sleep(_PAUSE)
+            found += [group.group_id] if members.on(topics) else []
     return sorted(found)
 
 
@@ -168,7 +266,7 @@ def _positions(group: str, future: Future[Any]) -> Positions:
     return positions
 
 
-def groups_of(positions: dict[str, Positions], topics: Iterable[str]) -> set[str]:
+def groups_of(positions: Mapping[str, Positions], topics: Iterable[str]) -> set[str]:
     """Return the groups that have a position in one of the topics."""
     wanted = set(topics)
     return {group for group, known in positions.items() if any(p.topic in wanted for p in known)}

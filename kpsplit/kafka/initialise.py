@@ -13,7 +13,13 @@ from kpsplit.kafka.served import await_served
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import DEFAULT_LEASE_MS, Settings, decode_settings, encode_settings
-from kpsplit.splitter.records.keys import CONTROL_TOPIC, OFFSETS_TOPIC, PRODUCERS_TOPIC, SETTINGS_KEY
+from kpsplit.splitter.records.keys import (
+    CONTROL_PARTITIONS,
+    CONTROL_TOPIC,
+    OFFSETS_TOPIC,
+    PRODUCERS_TOPIC,
+    SETTINGS_KEY,
+)
 
 REPLICATION = 3
 DEFAULT_OFFSETS_PARTITIONS = 16
@@ -33,8 +39,8 @@ class OwnTopic:
 def own_topics(offsets_partitions: int | None) -> tuple[OwnTopic, ...]:
     """Return kpsplit's topics."""
     return (
-        OwnTopic(CONTROL_TOPIC, 1),
         OwnTopic(PRODUCERS_TOPIC, 1),
+        OwnTopic(CONTROL_TOPIC, CONTROL_PARTITIONS),
         OwnTopic(OFFSETS_TOPIC, offsets_partitions),
     )
 
@@ -96,8 +102,17 @@ def create_own_topics(
     for own in wanted:
         partitions = own.partitions or DEFAULT_OFFSETS_PARTITIONS
         with behind_a_change(AGAIN, done=bool(created)):
-            if found[own.name] is None and admin.create(
-                own.name, topic_config(replication), partitions=partitions, replication=replication
+            if found[own.name] is not None:
+                continue
+            together = own.name == CONTROL_TOPIC
+            if together:
+                await_served(connection, brokers, {PRODUCERS_TOPIC: 1}, deadline)
+            if admin.create(
+                own.name,
+                topic_config(replication),
+                partitions=partitions,
+                replication=replication,
+                assignment=_beside(admin.describe(PRODUCERS_TOPIC), partitions) if together else None,
             ):
                 created.append(own.name)
     with behind_a_change(AGAIN, done=bool(created)):
@@ -107,6 +122,15 @@ def create_own_topics(
                 _refuse_misfit(own, found[own.name], len(brokers))
         await_served(connection, brokers, _counts(wanted, found), deadline)
     return created
+
+
+def _beside(topic: TopicFacts, partitions: int) -> list[tuple[int, ...]]:
+    """Place all partitions on the brokers of a topic, in the same order.
+
+    A lease needs the ends of all partitions of the control topic. So they have one leader: no more brokers
+    than one must answer for it.
+    """
+    return [topic.partitions[0].replicas] * partitions
 
 
 def _refuse_misfit(own: OwnTopic, topic: TopicFacts | None, brokers: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from confluent_kafka import ElectionType, KafkaException, TopicPartition
 
@@ -17,7 +16,7 @@ from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, PartitionFacts
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
-from kpsplit.kafka.python_settings import NotExpressibleError, kafka_python_settings
+from kpsplit.kafka.python_settings import KafkaPythonError, NotExpressibleError, ask_kafka_python
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
 
@@ -27,7 +26,6 @@ LONGEST = 15.0
 _PAUSE = 0.05
 _LONGEST_PAUSE = 3.0
 _MARGIN = 0.2
-_SETTING_UP = 5.0
 
 Tell = Callable[[str], None]
 
@@ -134,26 +132,18 @@ def reassign(connection: Connection, lists: Mapping[PhysicalPartition, list[int]
         KpsplitError: it could not be done.
     """
     from kafka import TopicPartition as Place
-    from kafka.admin import KafkaAdminClient
-    from kafka.errors import KafkaError as PythonError
 
-    answer = int(max(0.5, min(ANSWER_SECONDS, limit.left())) * 1000)
-    settings: dict[str, Any] = {
-        **kafka_python_settings(connection.properties),
-        "client_id": "kpsplit-reassign",
-        "request_timeout_ms": answer,
-        "bootstrap_timeout_ms": min(answer, int(_SETTING_UP * 1000)),
-    }
+    seconds = max(0.5, min(ANSWER_SECONDS, limit.left()))
+    asked = {Place(p.topic, p.partition): brokers for p, brokers in lists.items()}
     try:
-        client = KafkaAdminClient(**settings)
-        try:
-            asked = {Place(p.topic, p.partition): brokers for p, brokers in lists.items()}
-            results = client.alter_partition_reassignments(asked, timeout_ms=answer)
-        finally:
-            client.close()
-    except (PythonError, OSError, ValueError, ImportError) as error:
-        # Only the kind of error: its text may quote settings.
-        raise KpsplitError(f"replica lists cannot be set ({type(error).__name__})") from None
+        results = ask_kafka_python(
+            connection.properties,
+            "kpsplit-reassign",
+            seconds,
+            lambda client: client.alter_partition_reassignments(asked, timeout_ms=int(seconds * 1000)),
+        )
+    except KafkaPythonError as error:
+        raise KpsplitError(f"replica lists cannot be set ({error})") from None
     refused = {error.__name__ for error in results.values() if error is not None}
     if refused:
         raise KpsplitError(f"replica lists cannot be set ({', '.join(sorted(refused))})")

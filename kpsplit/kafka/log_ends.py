@@ -7,20 +7,23 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from kpsplit.errors import UnreachableError
-from kpsplit.kafka.admin_answers import ANSWER_SECONDS, GRACE, MISSING, AdminAnswers
+from kpsplit.errors import KpsplitError, UnreachableError
+from kpsplit.kafka.admin_answers import ANSWER_SECONDS, GRACE, AdminAnswers
 from kpsplit.kafka.clock import monotonic
-from kpsplit.kafka.error_map import error_of
+from kpsplit.kafka.error_map import MISSING, error_of
 from kpsplit.kafka.offset_answers import offset_answer
-from kpsplit.kafka.retries import while_leaders_move
+from kpsplit.kafka.retries import exists, while_leaders_move
 from kpsplit.splitter.lineage import PhysicalPartition
 
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _NEWEST: OffsetSpec = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
+
+
+Failed = dict[PhysicalPartition, KpsplitError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +42,23 @@ class LogEnds(AdminAnswers):
         places: Iterable[PhysicalPartition],
         isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
         seconds: float = ANSWER_SECONDS,
+        failed: Failed | None = None,
     ) -> dict[PhysicalPartition, LogEnd]:
         """Return where logs end: the high watermark, or the last stable offset if read committed.
 
-        Partitions that do not exist are left out.
+        Partitions that do not exist are left out. ``failed`` takes why others did not answer; None: the first
+        of them is raised.
         """
-        return self._offsets(places, _LATEST, isolation, seconds)
+        return self._offsets(places, _LATEST, isolation, seconds, failed)
 
     def start_offsets(
-        self, places: Iterable[PhysicalPartition], seconds: float = ANSWER_SECONDS
+        self,
+        places: Iterable[PhysicalPartition],
+        seconds: float = ANSWER_SECONDS,
+        failed: Failed | None = None,
     ) -> dict[PhysicalPartition, int]:
-        """Return the first offset that logs still have; partitions that do not exist are left out."""
-        found = self._offsets(places, _EARLIEST, IsolationLevel.READ_UNCOMMITTED, seconds)
+        """Return the first offset that logs still have; the rest is as for ``end_offsets``."""
+        found = self._offsets(places, _EARLIEST, IsolationLevel.READ_UNCOMMITTED, seconds, failed)
         return {place: end.offset for place, end in found.items()}
 
     def newest_timestamps(self, places: Iterable[PhysicalPartition]) -> dict[PhysicalPartition, int]:
@@ -72,8 +80,9 @@ class LogEnds(AdminAnswers):
         spec: OffsetSpec,
         isolation: IsolationLevel,
         seconds: float,
+        failed: Failed | None,
     ) -> dict[PhysicalPartition, LogEnd]:
-        found = self._list_offsets(places, spec, isolation, seconds)
+        found = self._list_offsets(places, spec, isolation, seconds, failed)
         return {
             place: LogEnd(r.offset, None if r.leader_epoch is None or r.leader_epoch < 0 else r.leader_epoch)
             for place, r in found.items()
@@ -85,6 +94,7 @@ class LogEnds(AdminAnswers):
         spec: OffsetSpec,
         isolation: IsolationLevel,
         seconds: float,
+        failed: Failed | None = None,
     ) -> dict[PhysicalPartition, Any]:
         end = monotonic() + max(seconds, 0.05)
         wanted = {TopicPartition(p.topic, p.partition): spec for p in places}
@@ -94,7 +104,13 @@ class LogEnds(AdminAnswers):
         found: dict[PhysicalPartition, Any] = {}
         for asked in wanted:
             place = PhysicalPartition(asked.topic, asked.partition)
-            answer = self._one_offset(asked, spec, isolation, futures, end)
+            try:
+                answer = self._one_offset(asked, spec, isolation, futures, end)
+            except KpsplitError as error:
+                if failed is None:
+                    raise
+                failed[place] = error
+                continue
             if answer is not None:
                 found[place] = answer
         return found
@@ -122,9 +138,18 @@ class LogEnds(AdminAnswers):
             raise UnreachableError(f"could not {what}: no answer in time") from None
         except KafkaException as exception:
             error = error_of(exception)
-            if error is not None and error.code() in MISSING:
+            if error is not None and self._is_missing(asked.topic, error):
                 return None
             raise self.explained(error, what) from exception
+
+    def _is_missing(self, topic: str, error: KafkaError) -> bool:
+        """Tell whether an error says that there is no such partition.
+
+        Where none of those that are asked for is there librdkafka says only that it found no leaders.
+        """
+        if error.code() == KafkaError._NOENT:
+            return exists(self._client, topic) is False
+        return error.code() in MISSING
 
     def _ask_offsets(
         self, wanted: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel, end: float

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 
-from kpsplit.errors import FutureVersionError
-from kpsplit.kafka.connection import TRY_AGAIN_MS, Connection
+from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError
+from kpsplit.kafka.connection import TRY_AGAIN_MS, AdminUse, Connection
 from kpsplit.kafka.end_request import MIN_REQUEST_SECONDS, OFFSET_REQUEST_SECONDS, EndRequest, answered
 from kpsplit.kafka.error_map import TRANSIENT_READS, is_late, translate
 from kpsplit.kafka.retries import learn_leaders, while_leaders_move
@@ -21,7 +21,8 @@ class LogTail:
 
     Not thread safe: one thread owns it. Each record is handed to ``fold`` once, in its partition's order.
     ``decided``: ends are asked for as last stable offsets, so that everything before them is decided; else as
-    high watermarks, which a transaction that is still open holds up.
+    high watermarks, which a transaction that is still open holds up. ``everything``: records of open and of
+    aborted transactions are handed over as well, and nothing holds anything up. ``begin``: the first offset.
     """
 
     def __init__(
@@ -32,16 +33,23 @@ class LogTail:
         partitions: Iterable[int] = (0,),
         *,
         decided: bool = True,
+        everything: bool = False,
+        begin: int = 0,
     ) -> None:
         self._topic = topic
         self._fold = fold
-        self._isolation = IsolationLevel.READ_COMMITTED if decided else IsolationLevel.READ_UNCOMMITTED
+        committed = decided and not everything
+        self._isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        self._begin = begin
         self._positions: dict[int, int] = {}
-        self._admin = connection.shared_admin()
+        self._admin = AdminUse(connection)
+        self._admin()  # at once: a client that is asked early knows no leaders
         self._consumer = connection.open_reader(
             "tail",
             auto_offset_reset="earliest",
+            isolation_level="read_uncommitted" if everything else "read_committed",
             fetch_error_backoff_ms=50,
+            socket_timeout_ms=connection.answer_ms(),
             reconnect_backoff_max_ms=connection.longest_pause(TRY_AGAIN_MS),
         )
         self._asked: EndRequest | None = None
@@ -52,12 +60,12 @@ class LogTail:
         """Follow these partitions too."""
         new = sorted(set(partitions) - self._positions.keys())
         if new:
-            self._consumer.incremental_assign([TopicPartition(self._topic, p, 0) for p in new])
-            self._positions.update(dict.fromkeys(new, 0))
+            self._consumer.incremental_assign([TopicPartition(self._topic, p, self._begin) for p in new])
+            self._positions.update(dict.fromkeys(new, self._begin))
 
-    def position(self, partition: int = 0) -> int:
-        """Return the offset before which everything was handed over, transaction markers included."""
-        return self._positions[partition]
+    def progress(self) -> int:
+        """Return a number that rises with everything that is read, transaction markers included."""
+        return sum(self._positions.values())
 
     def reached(self, ends: Mapping[int, int]) -> bool:
         """Tell whether everything before these ends is decided and handed over."""
@@ -85,9 +93,12 @@ class LogTail:
         Waits up to a second for the leaders before the first question and behind one that failed: a client
         that is asked before it knows any leader may look for one only seconds later.
         """
+        return self._ask(self._isolation, seconds)
+
+    def _ask(self, isolation: IsolationLevel, seconds: float) -> EndRequest:
         if self._asked is None or self._asked.failed:
-            learn_leaders(self._admin, self._topic, seconds)
-        self._asked = EndRequest(self._admin, self._topic, self._positions, self._isolation, seconds)
+            learn_leaders(self._admin(), self._topic, seconds)
+        self._asked = EndRequest(self._admin(), self._topic, self._positions, isolation, seconds)
         return self._asked
 
     def read_to(self, ends: Mapping[int, int], deadline: Deadline) -> None:
@@ -97,7 +108,7 @@ class LogTail:
             DeadlineExceededError: it did not arrive in time, or a transaction is open for longer.
         """
         while not self.reached(ends):
-            deadline.check(f"{self._topic} to be read to its end (an open transaction may hold it up)")
+            deadline.check(self._to_be_read())
             self.poll(min(_POLL_SECONDS, deadline.left()))
 
     def read_to_end(self, deadline: Deadline) -> None:
@@ -106,31 +117,76 @@ class LogTail:
         Raises:
             DeadlineExceededError: not in time. KpsplitError: the topic cannot be read.
         """
-        with answered(self._topic):
-            ends = self._ends(deadline)
-        self.read_to(ends, deadline)
+        self.read_to(self._ends(self._isolation, deadline), deadline)
 
-    def _ends(self, deadline: Deadline) -> dict[int, int]:
+    def read_each(self, partitions: Collection[int], deadline: Deadline) -> dict[int, KpsplitError]:
+        """Hand over what was there in some of the followed partitions when the call began.
+
+        One that cannot be read to that end in time keeps no other from being read.
+
+        Returns:
+            By partition, why it was not read to that end: the others were.
+
+        Raises:
+            KpsplitError: the topic cannot be read.
+        """
+        ends: dict[int, int] = {}
+        failed: dict[int, KpsplitError] = {}
+        half = deadline.left() / 2
+        while deadline.left() > half and len(ends) < len(partitions):
+            waiting = [p for p in partitions if p not in ends]
+            if failed:
+                self.poll(min(_POLL_SECONDS, deadline.left() - half))
+            if self._asked is None or failed:
+                learn_leaders(self._admin(), self._topic, deadline.left() - half)
+            seconds = max(deadline.left() - half, MIN_REQUEST_SECONDS)
+            self._asked = EndRequest(self._admin(), self._topic, waiting, self._isolation, seconds)
+            answers = self._asked.each()
+            ends |= {p: end for p, end in answers.items() if isinstance(end, int)}
+            failed = {p: error for p, error in answers.items() if isinstance(error, KpsplitError)}
+        self.poll(0)
+        while not self.reached(ends) and deadline.left() > 0:
+            self.poll(min(_POLL_SECONDS, deadline.left()))
+        behind = [p for p, end in ends.items() if not self.reached({p: end})]
+        hint = "kpsplit doctor names whose transaction it is, and how to end it"
+        return failed | {
+            p: DeadlineExceededError(f"waited for {self._to_be_read(p)}", hint=hint) for p in behind
+        }
+
+    def _to_be_read(self, partition: int | None = None) -> str:
+        name = self._topic if partition is None else f"{self._topic}/{partition}"
+        return f"{name} to be read to its end (an open transaction may hold it up)"
+
+    def _ends(self, isolation: IsolationLevel, deadline: Deadline) -> dict[int, int]:
+        with answered(self._topic):
+            return self._ends_in_time(isolation, deadline)
+
+    def _ends_in_time(self, isolation: IsolationLevel, deadline: Deadline) -> dict[int, int]:
         """Ask where the log ends, as often as there is time: a question is lost while the client connects."""
+
+        def ask(seconds: float) -> dict[int, int]:
+            return self._ask(isolation, seconds).answer()
+
         while True:
             seconds = max(min(OFFSET_REQUEST_SECONDS, deadline.left()), MIN_REQUEST_SECONDS)
             try:
-                return while_leaders_move(
-                    self._admin, self._topic, lambda left: self.ask_end(left).answer(), seconds
-                )
+                return while_leaders_move(self._admin(), self._topic, ask, seconds)
             except (TimeoutError, KafkaException) as error:
                 if deadline.left() <= 0 or not is_late(error):
                     raise
-                learn_leaders(self._admin, self._topic, deadline.left())
+                learn_leaders(self._admin(), self._topic, deadline.left())
 
     def close(self) -> None:
-        """End the consumer."""
+        """End the consumer, and let go of the admin client."""
         self._consumer.close()
+        self._admin.close()
 
     def _take(self, message: Message) -> bool:
         error = message.error()
         partition, offset = message.partition() or 0, message.offset() or 0
         if error is None:
+            if offset < self._positions[partition]:
+                return False  # librdkafka began anew: an old state must not count as the latest one
             self._hand_over(message)
             self._reach(partition, offset + 1)
             return True

@@ -1,7 +1,7 @@
 """Messages in logical terms: topic, partition and offset as applications know them (design, section 3).
 
-A message of a segment whose numbers are Kafka's own needs no translation and is handed on untouched. Every
-other one is wrapped, not copied. ``place_of`` tells the physical place of both kinds.
+A message of a topic that is not enrolled needs no translation and is handed on untouched. Every other one is
+wrapped, not copied. ``place_of`` tells the physical place of both kinds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Any
 
 from confluent_kafka import Message
 
+from kpsplit.kafka.headers import headers_of
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
+from kpsplit.splitter.records.stamp import HEADER as STAMP
 
 _new = Message.__new__
 
@@ -31,8 +33,8 @@ class Place:
 class LogicalMessage(Message):
     """A message with the logical topic, partition and offset; ``source()`` tells the physical place.
 
-    Everything else is the wrapped message's, headers included. Made by ``wrapped`` and
-    ``wrapped_one`` only.
+    Everything else is the wrapped message's, but for kpsplit's stamp, which is none of the application's
+    headers: whoever sends them on would send it on. Made by ``wrapped`` and ``wrapped_one`` only.
     """
 
     __slots__ = ("_parent", "_raw", "_segment")
@@ -50,8 +52,9 @@ class LogicalMessage(Message):
         return self._parent.partition
 
     def offset(self) -> int:
-        """Return the logical offset."""
-        return self._segment.logical(self._raw.offset() or 0)
+        """Return the logical offset; None in a delivery report whose place librdkafka does not know."""
+        at = self._raw.offset()
+        return None if at is None else self._segment.logical(at)  # type: ignore[return-value]
 
     @property
     def segment(self) -> int:
@@ -80,8 +83,11 @@ class LogicalMessage(Message):
         return self._raw.value()
 
     def headers(self) -> Any:
-        """Return the record's headers."""
-        return self._raw.headers()
+        """Return the record's headers, without kpsplit's stamp."""
+        headers = headers_of(self._raw)
+        if not headers:
+            return headers
+        return [header for header in headers if header[0] != STAMP] or None
 
     def timestamp(self) -> tuple[int, int]:
         """Return the kind of the record's time, and the time in ms."""

@@ -9,16 +9,17 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from kpsplit.errors import FutureVersionError, RecordError, UnknownOutcomeError
+from kpsplit.errors import UnknownOutcomeError
 from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, LogEnd
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.kafka.headers import headers_of
 from kpsplit.kafka.log_slice import read_slice
 from kpsplit.splitter.events import Cut
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
-from kpsplit.splitter.records.marker import HEADER, Marker, newest_of
+from kpsplit.splitter.records.marker import HEADER, Marker, marker_among, newest_of
 from kpsplit.splitter.steps import PlannedMarker
 
 _POLL = 0.001
@@ -41,8 +42,8 @@ class _Append:
     def report(self, error: KafkaError | None, message: Message) -> None:
         self.done, self.error, self.offset = True, error, message.offset()
 
-    def outdated(self) -> bool:
-        """Tell whether the broker takes no record of that time: message.timestamp.before.max.ms."""
+    def misdated(self) -> bool:
+        """Tell whether the broker takes no record of that time: its clock and ours are an hour apart."""
         return self.error is not None and self.error.code() == KafkaError.INVALID_TIMESTAMP
 
     def renew(self) -> None:
@@ -117,11 +118,11 @@ class Markers:
         attempts = {a.planned.marker.attempt_id for a in appends}
         self._producers = self._producers or [_WarmProducer(self._connection)]
         try:
-            self._send_dated(appends, self._newest, deadline)
-            outdated = [a for a in appends if a.outdated()]
-            for append in outdated:
+            self._send_dated(appends, {}, deadline)
+            misdated = [a for a in appends if a.misdated()]
+            for append in misdated:
                 append.renew()
-            self._send_dated(outdated, {}, deadline)
+            self._send_dated(misdated, self._newest, deadline)
         except KafkaException as exception:
             self._unknown |= attempts
             self.close()
@@ -211,7 +212,8 @@ class _WarmProducer:
             value,
             partition=place.partition,
             on_delivery=append.report,
-            # The time of the newest record there: brokers refuse that of a clock that is an hour ahead.
+            # The time of the cut, for reports and seeks to a time. Brokers refuse that of a clock that is an
+            # hour ahead: then the time of the newest record there, which they took before.
             timestamp=timestamp,
             headers=[(HEADER, value)],
         )
@@ -253,16 +255,7 @@ def is_connected(statistics: Mapping[str, Any]) -> bool:
 
 def marker_of(message: Message) -> Marker | None:
     """Return what a record says if it is a marker that can be read, else None."""
-    headers: Any = message.headers()
-    for name, value in headers or []:
-        if name == HEADER:
-            try:
-                return Marker.decode(value)
-            except FutureVersionError:
-                raise
-            except RecordError:
-                return None
-    return None
+    return marker_among(headers_of(message) or ())
 
 
 def _failure(failed: _Append) -> Exception:

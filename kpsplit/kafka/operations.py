@@ -5,15 +5,16 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
 from kpsplit.errors import ConflictError, UsageError, behind_a_change
 from kpsplit.kafka.clock import Deadline
-from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
-from kpsplit.kafka.doctor import diagnose
+from kpsplit.kafka.doctor import Findings, SetAside, diagnose
 from kpsplit.kafka.enrolment import (
     Enroller,
     check_records,
@@ -32,7 +33,7 @@ from kpsplit.kafka.preconditions import LOG_WHOLE, refusal
 from kpsplit.kafka.producers_log import AcknowledgedWriter, ProducersLog
 from kpsplit.kafka.retirement import Retirable, Retirement
 from kpsplit.kafka.runner import Runner, refuse_moved_on
-from kpsplit.kafka.seeking import Seek, Seeker, Target
+from kpsplit.kafka.seeking import Forgettable, Seek, Seeker, Target
 from kpsplit.kafka.slots_topic import SlotsTopics
 from kpsplit.kafka.status import PartitionStatus, Report, statuses
 from kpsplit.splitter.control_view import ControlView
@@ -215,6 +216,7 @@ class Operations:
             state = runner.peek(deadline)
             view = self._read(deadline)
             refuse_moved_on(plan, state)
+            self._registrations().read(deadline).to_ask(plan.parent.topic)  # nobody is refused in the middle
             enrolment = view.enrolments.get(plan.parent.topic)
             if enrolment is not None and not enrolment.settled:
                 facts = self._admin.describe(plan.parent.topic)
@@ -243,7 +245,7 @@ class Operations:
         deadline = self._begin()
         if max_pause_ms is not None:
             _check_pause(max_pause_ms)
-        self._read(deadline)
+        self._read_about(parent, deadline)
         with self._runner(parent, observer) as runner:
             runner.peek(deadline)
             if thaw:
@@ -266,11 +268,10 @@ class Operations:
             ConflictError: it is committed and can only go forward.
         """
         deadline = self._begin()
-        self._read(deadline)
+        self._read_about(parent, deadline)
         with self._runner(parent, observer) as runner:
-            if runner.peek(deadline).attempt is None:
-                return None
-            return runner.abort(reason, deadline)
+            attempt = runner.peek(deadline).attempt
+            return None if attempt is None else runner.abort(attempt.id, reason, deadline)
 
     def retire(
         self, parent: PhysicalPartition, *, observer: Observer = ignore_steps, force: bool = False
@@ -283,7 +284,7 @@ class Operations:
             CheckFailedError: there was something to retire and nothing could be; names the groups.
         """
         deadline = self._begin()
-        self._read(deadline)
+        self._read_about(parent, deadline)
         with self._runner(parent, observer) as runner:
             return Retirement(self._connection, self._admin, runner, observer).run(force, deadline)
 
@@ -292,7 +293,7 @@ class Operations:
     ) -> Retirable:
         """Return what ``retire`` would delete now, and what it would keep; changes nothing."""
         deadline = self._begin()
-        self._read(deadline)
+        self._read_about(parent, deadline)
         with self._runner(parent, observer) as runner:
             return Retirement(self._connection, self._admin, runner, observer).plan(force, deadline)
 
@@ -326,16 +327,25 @@ class Operations:
 
         return group_progress(self._connection, self._admin, view, group, topic, partition, deadline)
 
-    def plan_seek(self, group: str, parent: PhysicalPartition, range_: KeyRange, target: Target) -> Seek:
+    def plan_seek(
+        self,
+        group: str,
+        parent: PhysicalPartition,
+        range_: KeyRange,
+        target: Target,
+        *,
+        new_group: bool = False,
+    ) -> Seek:
         """Return what a seek of a group would do.
 
         Raises:
-            UsageError: the topic is not enrolled. ConflictError: the group has members on it.
+            UsageError: the topic is not enrolled; or, unless it is to be a ``new_group``, the group has
+                neither commits nor members. ConflictError: the group has members on the topic.
         """
         deadline = self._begin()
-        return Seeker(self._connection, self._admin).plan(
-            group, self._state(parent, deadline), range_, target
-        )
+        state = self._state(parent, deadline)
+        seeker = Seeker(self._connection, self._admin)
+        return seeker.plan(group, state, range_, target, deadline, new_group=new_group)
 
     def seek(self, seek: Seek) -> None:
         """Carry out a seek.
@@ -350,8 +360,50 @@ class Operations:
 
     def doctor(self) -> list[Check]:
         """Look at everything that kpsplit owns and return the checks, failed ones with a remedy."""
+        return diagnose(self.findings())
+
+    def findings(self) -> Findings:
+        """Look at everything that kpsplit owns and return what the doctor judges."""
+        return examine(self._connection, self._admin, self._begin())
+
+    def forget_records(self, records: Iterable[SetAside]) -> None:
+        """Remove records that ``findings`` has set aside.
+
+        The caller vouches that no producer behind them runs: one that does would not be waited for any more.
+
+        Raises:
+            ConflictError: something else stands there now; nothing was removed.
+        """
+        wanted, there = set(records), set(self.findings().set_aside)
+        if not wanted <= there:
+            missing = min(wanted - there).name
+            raise ConflictError(f"{missing} is not what it was any more", hint="run: kpsplit doctor")
+        deadline, where = self._begin(), {(r.topic, r.partition) for r in wanted}
+        for topic, partition in sorted(where):
+            keys = {r.key for r in wanted if (r.topic, r.partition) == (topic, partition)}
+            tombstones = [(key, None) for key in sorted(keys)]
+            self._acknowledged().write_all(topic, tombstones, deadline, partition=partition)
+
+    def plan_forget_group(self, group: str, topic: str) -> Forgettable:
+        """Return what ``forget_group`` would remove.
+
+        Raises:
+            UsageError: the topic is not enrolled, or the group has committed nothing there.
+            ConflictError: the group has members on it.
+        """
         deadline = self._begin()
-        return diagnose(examine(self._connection, self._admin, deadline))
+        first = self._state(PhysicalPartition(topic, 0), deadline)
+        count = self._admin.topics()[topic]
+        rest = [self._state(PhysicalPartition(topic, n), deadline) for n in range(1, count)]
+        return Seeker(self._connection, self._admin).plan_forget(group, [first, *rest], deadline)
+
+    def forget_group(self, found: Forgettable) -> None:
+        """Remove what a group has committed on a topic: it is as if it had never read it.
+
+        Raises:
+            ConflictError: the group has members on the topic now.
+        """
+        Seeker(self._connection, self._admin).forget(found, self._begin())
 
     def _begin(self) -> Deadline:
         """Begin a call: brokers that cannot be reached are an error at once, not at its deadline."""
@@ -368,17 +420,29 @@ class Operations:
     def _read(self, deadline: Deadline) -> ControlView:
         return self._tail().read_all(deadline)
 
+    def _read_about(self, parent: PhysicalPartition, deadline: Deadline) -> None:
+        """Read the control topic; refuse a topic that is not enrolled, and a partition that it does not have.
+
+        Where the topic is gone, what is left of its partitions can still be dealt with.
+        """
+        view = self._read(deadline)
+        if view.state(parent) is None:
+            raise view.not_enrolled(parent.topic)
+        count = self._admin.topics().get(parent.topic)
+        if count is not None and parent.partition >= count and parent not in view.states:
+            raise no_partition(parent, count)
+
     def _state(self, parent: PhysicalPartition, deadline: Deadline) -> PartitionState:
         """Return a partition's state; the topic has to have such a partition."""
-        state = self._read(deadline).state(parent)
+        view = self._read(deadline)
+        state = view.state(parent)
         count = self._admin.topics().get(parent.topic)
         if count is None:
             raise UsageError(f"there is no topic {parent.topic}", hint="check the name")
         if parent.partition >= count:
-            raise UsageError(f"topic {parent.topic} has no partition {parent.partition}: it has {count}")
+            raise no_partition(parent, count)
         if state is None:
-            hint = f"run: kpsplit enroll {parent.topic}"
-            raise UsageError(f"topic {parent.topic} is not enrolled", hint=hint)
+            raise view.not_enrolled(parent.topic)
         return state
 
     def _registrations(self) -> ProducersLog:

@@ -27,6 +27,7 @@ from kpsplit.splitter.partition_state import (
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import subtopic_name
 from kpsplit.splitter.sizing import Sizing
+from kpsplit.splitter.words import many
 
 _PRECISION = 6
 
@@ -54,7 +55,7 @@ class Planner:
         sizing.even(WHOLE, parts)  # refuses a wrong number of ranges before anything else is asked
         state = self._state(parent, view, OperationKind.SPLIT, deadline)
         segment = segment_to_split(state, of)
-        seen = self._sample(parent, segment, sample, deadline)
+        seen = self._sample(state, segment, sample, deadline)
         sized = _sized(seen, segment.range, parts, even) if known is None else _fitting(known, segment)
         attempt = _draft(state, OperationKind.SPLIT, (segment.id,), sized.ranges, Target.PHANTOMS)
         return self._plan(view, attempt, state, deadline, seen, sized)
@@ -109,18 +110,19 @@ class Planner:
         """Return the partition's state, or refuse what cannot even be planned."""
         facts = self._facts.gather(parent, view, None, kind, deadline)
         for check in checks(facts):
-            if not check.ok and check.name in ("topic", "partition", "enrolled", "same topic"):
+            if not check.ok and check.name == "enrolled":
+                raise view.not_enrolled(parent.topic)
+            if not check.ok and check.name in ("topic", "partition", "same topic"):
                 raise refusal(check)
         if facts.state is None:
-            raise UsageError(
-                f"topic {parent.topic} is not enrolled", hint=f"run: kpsplit enroll {parent.topic}"
-            )
+            raise view.not_enrolled(parent.topic)
         return facts.state
 
-    def _sample(self, parent: PhysicalPartition, segment: Segment, most: int, deadline: Deadline) -> Sample:
-        count = self._admin.topics().get(parent.topic, 1)
-        logical = (parent.partition, count)
-        return sample_partition(self._connection, self._admin, segment.source, most, logical, deadline)
+    def _sample(self, state: PartitionState, segment: Segment, most: int, deadline: Deadline) -> Sample:
+        parent, place = state.parent, segment.source
+        logical = (parent.partition, self._admin.topics().get(parent.topic, 1))
+        home = state.home(place)
+        return sample_partition(self._connection, self._admin, place, most, logical, deadline, home)
 
     def _plan(
         self,
@@ -167,7 +169,7 @@ class Planner:
     def _draining(self, facts: Facts, deadline: Deadline) -> tuple[tuple[Drain, ...], str]:
         """Return how much groups have to read before they go on with what the merge opens, and a note."""
         places = {s.source for s in facts.closing}
-        text = f"closes {len(facts.closing)} segments in {len(places)} partitions"
+        text = f"closes {many(len(facts.closing), 'segment')} in {many(len(places), 'partition')}"
         try:
             drains = look_twice(
                 lambda: left_to_read(facts, committed_positions(self._admin, deadline)), deadline
@@ -178,8 +180,8 @@ class Planner:
             return (), f"{text}; no group has committed positions there"
         longest = drains[0]
         return drains, (
-            f"{text}; {len(drains)} groups drain them first, "
-            f"{longest.group} has {longest.left} records to read"
+            f"{text}; {many(len(drains), 'group')} to drain them first, "
+            f"{longest.group} has {many(longest.left, 'record')} to read"
         )
 
 
@@ -192,16 +194,17 @@ def segment_to_split(state: PartitionState, of: KeyRange | None) -> Segment:
     layout = state.lineage.open_segments()
     if of is None and len(layout) == 1:
         return layout[0]
-    known = ", ".join(str(s.range) for s in layout[:8]) + (", …" if len(layout) > 8 else "")
+    known = " or ".join(f"--of {s.range.lo:08x}:{s.range.hi:08x}" for s in layout[:8])
+    known += " or …" if len(layout) > 8 else ""
     if of is None:
         raise UsageError(
-            f"{state.parent} is split already, into {len(layout)} ranges",
-            hint=f"name the range to split again: one of {known}",
+            f"{state.parent} is split already, into {many(len(layout), 'range')}",
+            hint=f"name the range to split again: {known}",
         )
     for segment in layout:
         if segment.range == of:
             return segment
-    raise UsageError(f"{state.parent} has no open range {of}", hint=f"name one of {known}")
+    raise UsageError(f"{state.parent} has no open range {of}", hint=f"name one: {known}")
 
 
 def segments_to_merge(state: PartitionState, range_: KeyRange | None) -> Sequence[Segment]:

@@ -16,6 +16,7 @@ from kpsplit.kafka.precondition_facts import Facts, LogFacts
 from kpsplit.kafka.topic_facts import TopicFacts
 from kpsplit.splitter.partition_state import MAX_RANGES, OperationKind, PartitionState
 from kpsplit.splitter.states import Phase
+from kpsplit.splitter.words import many
 
 __all__ = ["LOG_WHOLE", "Facts", "LogFacts", "checks", "refusal", "truncation"]
 
@@ -44,7 +45,7 @@ def _existence(facts: Facts) -> tuple[Check, ...]:
         Check(
             "partition",
             number < count,
-            f"topic {topic} has {count} partitions, 0 to {count - 1}",
+            f"topic {topic} has {many(count, 'partition')}, 0 to {count - 1}",
             "" if number < count else f"choose one of them, not {number}",
         )
     )

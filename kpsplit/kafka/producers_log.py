@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 from confluent_kafka import KafkaException, Message
 
-from kpsplit.errors import FutureVersionError, KpsplitError, RecordError, UnknownOutcomeError
-from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.errors import RecordError, UnknownOutcomeError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.log_tail import LogTail
-from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
-from kpsplit.splitter.records.producers import Expiry, ProducerRecord, decode_record
+from kpsplit.splitter.records.producers import ProducerRecord, decode_entry
 from kpsplit.splitter.writers import Registrations
 
 
 class AcknowledgedWriter:
     """Writes single records with acks=all, and knows when each one was acknowledged. Not thread safe."""
 
-    def __init__(self, connection: Connection, role: str) -> None:
+    def __init__(self, connection: Connection, role: str, *, idempotent: bool = True) -> None:
         self._producer = connection.open_producer(
-            role, enable_idempotence=True, linger_ms=0, message_timeout_ms=60_000
+            role,
+            enable_idempotence=idempotent,
+            acks="all",
+            linger_ms=0,
+            message_timeout_ms=60_000,
+            socket_timeout_ms=connection.answer_ms(),
         )
 
     def write(
@@ -42,43 +46,82 @@ class AcknowledgedWriter:
             UnknownOutcomeError: no acknowledgement in time; the record may be written.
             KpsplitError: it was refused.
         """
+        (offset,) = self.write_all(topic, [(key, value)], deadline, partition=partition, headers=headers)
+        return offset
+
+    def send(self, topic: str, key: bytes, value: bytes, partition: int) -> None:
+        """Write one record without waiting; nobody hears whether that succeeded."""
+        with suppress(BufferError, KafkaException):
+            self._producer.produce(topic, value, key, partition)
+            self._producer.poll(0)
+
+    def write_all(
+        self,
+        topic: str,
+        records: Iterable[tuple[bytes | None, bytes | None]],
+        deadline: Deadline,
+        *,
+        partition: int = 0,
+        headers: list[tuple[str, str | bytes | None]] | None = None,
+    ) -> list[int]:
+        """Write records (key, value) in this order, wait for them together, return their offsets.
+
+        Raises: as ``write``; some of the records may be written then.
+        """
         reports: list[tuple[object, Message]] = []
         what = f"write to {topic}/{partition}"
-        try:
-            self._producer.produce(
-                topic, value, key, partition, lambda e, m: reports.append((e, m)), headers=headers or []
-            )
-        except KafkaException as exception:
-            raise translate(error_of(exception), what) from exception
-        while not reports and deadline.left() > 0:
+        count = 0
+        for key, value in records:
+            self._produce(topic, value, key, partition, headers or [], reports, deadline, what)
+            count += 1
+        while len(reports) < count and deadline.left() > 0:
             self._producer.poll(min(0.1, deadline.left()))
-        if not reports:
+        if len(reports) < count:
             raise UnknownOutcomeError(f"could not {what}: no acknowledgement in time")
-        error, message = reports[0]
-        if error is not None:
-            raise translate(message.error(), what, writing=True)
-        return message.offset() or 0
+        for error, message in reports:
+            if error is not None:
+                raise translate(message.error(), what, writing=True)
+        return [message.offset() or 0 for _, message in reports]
 
-
-def end_of_registrations(connection: Connection, seconds: float) -> int | None:
-    """Return where the producers topic ends; None if there is none, or that cannot be asked in time."""
-    place = PhysicalPartition(PRODUCERS_TOPIC, 0)
-    try:
-        found = ClusterAdmin(connection).end_offsets([place], seconds=seconds).get(place)
-    except KpsplitError:
-        return None
-    return None if found is None else found.offset
+    def _produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int,
+        headers: list[tuple[str, str | bytes | None]],
+        reports: list[tuple[object, Message]],
+        deadline: Deadline,
+        what: str,
+    ) -> None:
+        while True:
+            try:
+                self._producer.produce(
+                    topic, value, key, partition, lambda e, m: reports.append((e, m)), headers=headers
+                )
+            except BufferError:  # the client's queue is full
+                deadline.check(what)
+                self._producer.poll(min(0.1, deadline.left()))
+            except KafkaException as exception:
+                raise translate(error_of(exception), what) from exception
+            else:
+                return
 
 
 class ProducersLog:
-    """Implements the driver's WritersPort. Not thread safe."""
+    """Implements the driver's WritersPort. Not thread safe.
+
+    No client of kpsplit writes there in transactions. Everything is read, whatever transaction it is of: one
+    that somebody holds open would hide the registrations and answers behind it.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._registrations = Registrations()
-        self._tail = LogTail(connection, PRODUCERS_TOPIC, self._fold)
+        self._tail = LogTail(connection, PRODUCERS_TOPIC, self._fold, everything=True)
         self._writer: AcknowledgedWriter | None = None
-        self.garbage = 0
+        self.garbage: dict[bytes, str] = {}
+        """Keys whose latest record is none that kpsplit writes, and what is wrong with it."""
 
     def read(self, deadline: Deadline) -> Registrations:
         """Read the topic to the end that it has now."""
@@ -89,39 +132,19 @@ class ProducersLog:
         """Return when a record arrived, or after that many seconds."""
         self._tail.poll(seconds)
 
-    def expire(self, producers: Iterable[ProducerRecord], deadline: Deadline) -> None:
-        """Note that these producers stayed silent; abort what their transactions left open.
-
-        Not where another producer has taken the id since: it would be that one's transaction.
-        """
-        for record in producers:
-            if record.transactional_id is not None and not self._registrations.superseded(record):
-                self._fence_transactions(record.transactional_id, deadline)
-            expiry = Expiry(record.instance, record.generation)
-            self._writer = self._writer or AcknowledgedWriter(self._connection, "expiry")
-            offset = self._writer.write(PRODUCERS_TOPIC, expiry.key, expiry.encode(), deadline)
-            self._registrations.fold(expiry, offset)
+    def remove(self, producers: Iterable[ProducerRecord], deadline: Deadline) -> None:
+        """Remove registrations that are over, all together."""
+        self._writer = self._writer or AcknowledgedWriter(self._connection, "registrations")
+        self._writer.write_all(PRODUCERS_TOPIC, [(record.key, None) for record in producers], deadline)
 
     def close(self) -> None:
         """End the clients."""
         self._tail.close()
 
     def _fold(self, message: Message) -> None:
+        key = message.key() or b""
+        self.garbage.pop(key, None)
         try:
-            record = decode_record(message.key(), message.value())
-        except FutureVersionError:
-            raise
-        except RecordError:
-            self.garbage += 1
-        else:
-            self._registrations.fold(record, message.offset() or 0)
-
-    def _fence_transactions(self, transactional_id: str, deadline: Deadline) -> None:
-        """Make the broker refuse the silent producer's open transaction: it may not commit beyond the cut."""
-        fencer = self._connection.open_producer("fencer", transactional_id=transactional_id, linger_ms=0)
-        try:
-            fencer.init_transactions(max(deadline.left(), 0.05))
-        except KafkaException as exception:
-            raise translate(
-                error_of(exception), f"end the open transaction of silent producer {transactional_id}"
-            ) from exception
+            self._registrations.fold(decode_entry(key, message.value()))
+        except RecordError as error:
+            self.garbage[key] = error.message

@@ -1,9 +1,14 @@
-"""librdkafka's security properties in kafka-python's words; needed for one call only (see leaders.py)."""
+"""librdkafka's security properties in kafka-python's words, for calls that confluent-kafka lacks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kpsplit.kafka.bounded import AbandonedError, bounded
+
+if TYPE_CHECKING:
+    from kafka.admin import KafkaAdminClient
 
 _SIMPLE = {
     "security.protocol": "security_protocol",
@@ -16,7 +21,6 @@ _SIMPLE = {
     "ssl.certificate.location": "ssl_certfile",
     "ssl.key.location": "ssl_keyfile",
     "ssl.key.password": "ssl_password",
-    "ssl.crl.location": "ssl_crlfile",
     "ssl.endpoint.identification.algorithm": "ssl_check_hostname",
 }
 _CONVERT: dict[str, Callable[[str], Any]] = {
@@ -37,8 +41,57 @@ _HARMLESS = {
 }
 
 
+T = TypeVar("T")
+
+_FAILURES = (OSError, ValueError, ImportError, AttributeError, LookupError, TypeError, RuntimeError)
+"""What kafka-python raises besides its own errors where a setting, library or answer is not as it expects."""
+
+
 class NotExpressibleError(Exception):
     """These settings cannot be said to kafka-python; the message names the property, never its value."""
+
+
+class KafkaPythonError(Exception):
+    """A call of kafka-python failed. Only the kind of the error is told: its text may quote settings."""
+
+    def __init__(self, kind: type[BaseException]) -> None:
+        super().__init__(kind.__name__)
+        self.kind = kind
+
+
+def ask_kafka_python(
+    properties: Mapping[str, Any], client_id: str, seconds: float, question: Callable[[KafkaAdminClient], T]
+) -> T:
+    """Ask the same brokers something by means of kafka-python, with a client of its own.
+
+    In a thread, and given up when the time is over: kafka-python (3.0) waits for ever for a TLS handshake
+    that a broker does not answer.
+
+    Raises:
+        NotExpressibleError: a security property has no counterpart.
+        KafkaPythonError: it failed, or was not answered in time: the outcome is unknown then.
+    """
+    from kafka.admin import KafkaAdminClient
+    from kafka.errors import KafkaError
+
+    settings = kafka_python_settings(properties)
+    answer_ms = int(seconds * 1000)
+
+    def call() -> T:
+        client = KafkaAdminClient(
+            **settings, client_id=client_id, request_timeout_ms=answer_ms, bootstrap_timeout_ms=answer_ms
+        )
+        try:
+            return question(client)
+        finally:
+            client.close()
+
+    try:
+        return bounded(call, seconds, client_id, lambda: None)
+    except AbandonedError:
+        raise KafkaPythonError(TimeoutError) from None
+    except (KafkaError, *_FAILURES) as error:
+        raise KafkaPythonError(type(error)) from None
 
 
 def kafka_python_settings(properties: Mapping[str, Any]) -> dict[str, Any]:

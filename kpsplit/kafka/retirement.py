@@ -1,13 +1,14 @@
 """Deletes sub-topics that nobody needs any more; a missing commit means *not drained* (design, section 8).
 
-A group that has range commits for the logical partition is judged by them, any other by its ordinary
-offsets.
+A group has drained what its ordinary offsets and its range commits both say (``groups.proven_positions``).
+A retirement is recorded before the sub-topic is deleted: from then on members commit no offset of
+it. What was recorded and not deleted the next ``retire`` deletes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kpsplit.errors import CheckFailedError, ConflictError, behind_a_change
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin
@@ -18,17 +19,19 @@ from kpsplit.kafka.groups import (
     committed_positions,
     groups_of,
     positions_by_range_commits,
+    proven_positions,
     range_commits,
     readers_without_commit,
+    topics_of,
 )
 from kpsplit.kafka.runner import Runner
 from kpsplit.kafka.subtopics import SubTopics
+from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.events import Retire
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState, SubTopic, SubTopicState
 from kpsplit.splitter.ports import Deadline
-from kpsplit.splitter.records.keys import slots_topic
 from kpsplit.splitter.states import Phase
 
 _SHOWN = 5
@@ -36,17 +39,21 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Undrained:
-    """A group that still has something to read, and where it stands (None: it never committed there)."""
+    """A group that still has something to read, and where it stands (None: it never committed there).
+
+    ``note``: why that may surprise.
+    """
 
     group: str
     place: PhysicalPartition
     position: int | None
     end: int
+    note: str = ""
 
     def __str__(self) -> str:
         """Say what is missing."""
         at = "has no commit" if self.position is None else f"stands at {self.position}"
-        return f"group {self.group} {at} in {self.place}, which ends at {self.end}"
+        return f"group {self.group} {at} in {self.place}, which ends at {self.end}{self.note}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +115,22 @@ class Retirement:
             name, reason = next(iter(found.kept.items()))
             raise CheckFailedError(
                 f"nothing was retired: {name}: {reason}",
-                hint="let the group read on, move it with kpsplit seek, or go on with --force",
+                hint="let the group read on, kpsplit seek or kpsplit forget it, or go on with --force",
             )
         going = [t for t in state.subtopics if t.name in found.going]
         return self._delete(going, state, deadline) if going else []
 
     def _look(self, state: PartitionState, force: bool, deadline: Deadline) -> Retirable:
-        candidates = state.to_retire()
+        candidates = [*state.to_retire(), *self._left_over(state)]
         kept = {t.name: reason for t in candidates if (reason := self._reason(state, t, force, deadline))}
         return Retirable(tuple(t.name for t in candidates if t.name not in kept), kept)
+
+    def _left_over(self, state: PartitionState) -> list[SubTopic]:
+        """Return the sub-topics that are recorded as retired and were not deleted."""
+        retired = [t for t in state.subtopics if t.state is SubTopicState.RETIRED]
+        names = self._admin.topics() if retired else {}
+        found = [(t, self._admin.known(t.name)) for t in retired if t.name in names]
+        return [t for t, topic in found if topic is not None and t.topic_id in (None, topic.topic_id)]
 
     def _resting(self, state: PartitionState) -> PartitionState:
         busy = under_way(state)
@@ -140,14 +154,14 @@ class Retirement:
             return None
         if subtopic.topic_id is not None and found.topic_id != subtopic.topic_id:
             return "this is another topic of the same name; kpsplit does not touch it"
-        if subtopic.state is SubTopicState.ABANDONED:
+        if not held_segments(state, subtopic.name):
             if len(found.partitions) != subtopic.partitions:
                 return "this is no sub-topic of kpsplit's: its partitions differ"
             empty = self._subtopics.is_empty(found)
             return (
                 None if empty else "it holds records, and kpsplit wrote none: look at it, delete it yourself"
             )
-        left = self._undrained(state, subtopic, deadline)
+        left = [] if subtopic.state is SubTopicState.RETIRED else self._undrained(state, subtopic, deadline)
         if left and force:
             for item in left[:_SHOWN]:
                 self._observe(StepDone("Forced", 0.0, f"{subtopic.name}: {item}"))
@@ -160,39 +174,66 @@ class Retirement:
         if not ends:
             return []
         ordinary = committed_positions(self._admin, deadline)
-        topics = {state.parent.topic, *(t.name for t in state.subtopics)}
         fold = range_commits(self._connection, self._admin, [state.parent], deadline)
-        positions = {group: ordinary[group] for group in groups_of(ordinary, topics)}
-        positions |= positions_by_range_commits(fold, state)
-        read = {state.parent.topic, slots_topic(state.parent.topic), *topics}
-        for group in readers_without_commit(self._admin, positions, read, deadline):
+        positions = proven_positions(ordinary, fold, state)
+        topics = topics_of(state)
+        known = groups_of(ordinary, topics)
+        for group in readers_without_commit(self._admin, known, topics, deadline):
             positions[group] = {}
-        return undrained(ends, self._admin.start_offsets(ends), positions)
+        left = undrained(ends, self._admin.start_offsets(ends), positions)
+        return [replace(item, note=_note(item, fold, state)) for item in left]
 
     def _delete(self, going: list[SubTopic], before: PartitionState, deadline: Deadline) -> list[str]:
-        state = self._resting(self._runner.claim(deadline))
-        if state.revision != before.revision:
-            raise ConflictError(f"{state.parent} has changed meanwhile", hint="retry")
+        self._subtopics.check_rights(before.parent, {t.name for t in going} - self._gone)
+
+        def unchanged(now: PartitionState) -> bool:
+            if self._resting(now).revision != before.revision:
+                raise ConflictError(f"{now.parent} has changed meanwhile", hint="retry")
+            return True
+
+        state = self._runner.claim(deadline, unchanged)
+        unchanged(state)
         deleted: list[str] = []
         for subtopic in going:
-            with behind_a_change(done=bool(deleted)):
-                if not self._deleted(subtopic, deadline):
-                    continue
-            with behind_a_change():
-                state = self._runner.record(state, Retire(subtopic.name), deadline)
-            deleted.append(subtopic.name)
+            if subtopic.state is not SubTopicState.RETIRED:
+                with behind_a_change(done=bool(deleted)):
+                    state = self._runner.record(state, Retire(subtopic.name), deadline)
+                self._observe(StepDone("Retire", 0.0, subtopic.name))
+            with behind_a_change(f"run again: kpsplit retire {state.parent}"):
+                if self._deleted(state, subtopic, deadline):
+                    self._observe(StepDone("Delete", 0.0, subtopic.name))
+                    deleted.append(subtopic.name)
         return deleted
 
-    def _deleted(self, subtopic: SubTopic, deadline: Deadline) -> bool:
-        """Delete a sub-topic; nothing is deleted that was not looked at before."""
+    def _deleted(self, state: PartitionState, subtopic: SubTopic, deadline: Deadline) -> bool:
+        """Delete a sub-topic; nothing is deleted that was not looked at before.
+
+        Return False also for one that an earlier ``retire`` has deleted: a broker that is behind lists it.
+        """
         if subtopic.name in self._gone:
             return True
         try:
-            if subtopic.state is SubTopicState.ABANDONED:
-                self._subtopics.delete_empty(subtopic.name, deadline)
-            else:
-                self._admin.delete(subtopic.name, min(ANSWER_SECONDS, max(0.1, deadline.left())))
+            if held_segments(state, subtopic.name):
+                seconds = min(ANSWER_SECONDS, max(0.1, deadline.left()))
+                there = self._admin.delete(subtopic.name, seconds)
+                return there or subtopic.state is not SubTopicState.RETIRED
+            self._subtopics.delete_empty(subtopic.name, deadline)
         except CheckFailedError as error:
-            self._observe(StepDone("Keep", 0.0, error.message))
+            self._observe(StepDone("Keep", 0.0, f"{subtopic.name}: {error.message}"))
             return False
         return True
+
+
+def _note(item: Undrained, fold: CommitFold, state: PartitionState) -> str:
+    """Say what makes a group stand where ``kpsplit offsets`` does not show it."""
+    if fold.newer(item.group, state.parent) is not None:
+        return " (a newer kpsplit writes its range commits)"
+    by_range = positions_by_range_commits(fold, state).get(item.group, {})
+    if by_range.get(item.place, -1) < item.end:
+        return ""
+    return " (by its ordinary offsets; its range commits are further, and its next commit rights them)"
+
+
+def held_segments(state: PartitionState, subtopic: str) -> bool:
+    """Tell whether a sub-topic ever held segments; that of an attempt that was rolled back never did."""
+    return any(segment.source.topic == subtopic for segment in state.lineage)

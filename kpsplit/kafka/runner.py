@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from kpsplit.errors import ConflictError, KpsplitError
+from kpsplit.errors import ConflictError, FencedError, InvariantError, KpsplitError
 from kpsplit.kafka.clock import SystemClock, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
@@ -18,14 +18,15 @@ from kpsplit.kafka.producers_log import ProducersLog
 from kpsplit.kafka.status import Report
 from kpsplit.kafka.subtopics import SubTopicTakenError
 from kpsplit.splitter.driver import Driver, Observer, Ports
-from kpsplit.splitter.events import Event, Freeze, Thaw
+from kpsplit.splitter.events import Event, Freeze, Prepare, Thaw
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Attempt, EndedBy, Outcome, PartitionState
-from kpsplit.splitter.ports import Deadline
-from kpsplit.splitter.records.keys import subtopic_name
+from kpsplit.splitter.ports import Deadline, Fit
 from kpsplit.splitter.records.producers import PauseReport, ProducerRecord
 from kpsplit.splitter.records.stamp import instance_name
 from kpsplit.splitter.states import Phase
+from kpsplit.splitter.steps import numbered
 from kpsplit.splitter.writers import Registrations
 
 PAUSE_REPORT_SECONDS = 1.0
@@ -69,8 +70,13 @@ class Runner:
         started = monotonic()
         attempt = numbered(plan.attempt(self._operator, max_pause_ms), state)
         self._topics.prepare_markers({s.source for s in closing_segments(state, attempt)})
+
+        def fit(now: PartitionState) -> bool:
+            refuse_moved_on(plan, now)
+            return True
+
         with _foreign_name_is_a_conflict():
-            outcome = self._driver().run(attempt, plan.epoch, deadline)
+            outcome = self._driver().run(attempt, plan.epoch, deadline, fit)
         return self._report(outcome, started)
 
     def resume(
@@ -95,13 +101,20 @@ class Runner:
             outcome = self._driver().resume(renew, deadline)
         return None if outcome is None else self._report(outcome, started)
 
-    def abort(self, reason: str, deadline: Deadline) -> Outcome | None:
-        """Roll back the attempt under way."""
-        return self._driver().abort(EndedBy.REQUEST, reason, deadline)
+    def abort(self, attempt_id: str, reason: str, deadline: Deadline) -> Outcome | None:
+        """Roll back an attempt; return how it ended, whoever ended it. None: it is under way still."""
+        try:
+            self._driver().abort(EndedBy.REQUEST, reason, deadline)
+        except FencedError:
+            last = self.peek(deadline).last
+            if last is None or last.attempt.id != attempt_id:
+                raise
+        last = self._log.seen().last
+        return last if last is not None and last.attempt.id == attempt_id else None
 
     def thaw(self, deadline: Deadline) -> PartitionState:
         """End a freeze: seal what the interrupted operation emptied, then record the thaw."""
-        state = self._log.claim(deadline)
+        state = self._log.claim(deadline, lambda now: now.phase is Phase.FROZEN)
         if state.phase is not Phase.FROZEN:
             return state
         self._topics.seal(state.to_seal(), deadline)
@@ -112,7 +125,7 @@ class Runner:
 
         Returns whether that was recorded now.
         """
-        state = self._log.claim(deadline)
+        state = self._log.claim(deadline, lambda now: now.phase is Phase.STEADY)
         if state.phase is not Phase.STEADY:
             return False
         self._log.record(state, Freeze(reason), deadline)
@@ -122,9 +135,9 @@ class Runner:
         """Record an event under the claim."""
         return self._log.record(state, event, deadline)
 
-    def claim(self, deadline: Deadline) -> PartitionState:
-        """Claim the partition's operation."""
-        return self._log.claim(deadline)
+    def claim(self, deadline: Deadline, fit: Fit) -> PartitionState:
+        """Claim the partition's operation where ``fit`` says so."""
+        return self._log.claim(deadline, fit)
 
     def _driver(self) -> Driver:
         writers = WarmingWriters(self._writers, self._topics.keep_warm)
@@ -174,16 +187,16 @@ class WarmingWriters:
         self._keep_warm()
         self._log.await_change(seconds)
 
-    def expire(self, producers: Iterable[ProducerRecord], deadline: Deadline) -> None:
-        """Record that these registrations have expired."""
-        self._log.expire(producers, deadline)
+    def remove(self, producers: Iterable[ProducerRecord], deadline: Deadline) -> None:
+        """Remove registrations that are over."""
+        self._log.remove(producers, deadline)
 
 
 def refuse_moved_on(plan: Plan, state: PartitionState) -> None:
     """Do nothing if the plan still fits the state.
 
     Raises:
-        ConflictError: an operation is in progress, or the partition is not the one that was planned for.
+        ConflictError: an operation is in progress, or the partition is not as it was when the plan was made.
     """
     busy = under_way(state)
     if busy is not None:
@@ -199,13 +212,11 @@ def refuse_moved_on(plan: Plan, state: PartitionState) -> None:
         )
     if state.topic_id != plan.topic_id:
         raise ConflictError(f"topic {state.parent.topic} is not the one of the plan", hint="plan again")
-
-
-def numbered(attempt: Attempt, state: PartitionState) -> Attempt:
-    """Return the attempt with the next free number for its sub-topic."""
-    if attempt.subtopic is None:
-        return attempt
-    return replace(attempt, subtopic=subtopic_name(state.parent, state.next_split))
+    if state.phase is Phase.STEADY:
+        try:
+            apply(state, Prepare(numbered(plan.attempt("", 1), state)))
+        except InvariantError as error:  # a saved plan that somebody has edited
+            raise ConflictError(f"the plan does not fit: {error.message}", hint="plan again") from None
 
 
 @contextmanager

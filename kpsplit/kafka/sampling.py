@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from binascii import crc32
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import add
 
 from confluent_kafka import IsolationLevel, Message, consistent, murmur2
 
+from kpsplit.errors import FutureVersionError, RecordError
 from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.headers import headers_of
 from kpsplit.kafka.log_slice import read_slice
 from kpsplit.kafka.plans import Check
 from kpsplit.splitter.key_range import key_hash
@@ -30,6 +35,11 @@ EXPLAINED = 0.95
 """The share of records from which on a partitioner explains where they are."""
 
 _HASHING = (Partitioner.CONSISTENT_RANDOM, Partitioner.MURMUR2_RANDOM)
+_HASHES = {
+    Partitioner.CONSISTENT_RANDOM: crc32,
+    Partitioner.MURMUR2_RANDOM: lambda key: murmur2(key, (1 << 31) - 1),
+}
+"""What a partitioner takes modulo the number of partitions; of murmur2's values one of 2^31 is off."""
 
 
 @dataclass(slots=True)
@@ -38,8 +48,8 @@ class Sample:
 
     ``points`` are (key hash, bytes) of the records with a key, ``labels`` the keys as printable text.
     ``keyed`` counts the records of which some partitioner has to explain the place, ``explained`` by which
-    it is. ``stamped`` counts records of kpsplit's producers, ``strange`` those behind one of them that are
-    none.
+    it is. ``stamped`` counts records that kpsplit's producers wrote there, ``strange`` those after one of
+    them that they did not.
     """
 
     points: list[tuple[int, int]] = field(default_factory=list)
@@ -94,6 +104,29 @@ def placed_by(partitioner: Partitioner, key: bytes, partitions: int) -> int | No
     return None
 
 
+def explained_through_growth(hashes: Sequence[int], partition: int, partitions: int) -> int:
+    """Return how many records a partitioner explains if the topic had fewer partitions up to one of them.
+
+    Whoever adds partitions has older records where the smaller number put them. A number of 1 explains
+    every record of partition 0, whoever wrote it: there the newest records must speak for themselves.
+
+    Args:
+        hashes: what the partitioner makes of the records' keys, in the order of their offsets.
+        partition: where they are.
+        partitions: how many the topic has now.
+    """
+    since = list(accumulate((h % partitions == partition for h in reversed(hashes)), initial=0))[::-1]
+    best, length = since[0], len(hashes)
+    for fewer in range(max(2, partition + 1), partitions):
+        before = accumulate((h % fewer == partition for h in hashes), initial=0)
+        best = max(best, *map(add, before, since))
+    if partition == 0 and any(
+        since[at] >= EXPLAINED * (length - at) for at in range(max(0, length - ENOUGH_KEYED + 1))
+    ):
+        return length
+    return best
+
+
 def partitioner_check(sample: Sample, partitioner: Partitioner, partitions: int) -> Check:
     """Check that the topic's partitioner explains where sampled records are."""
     name = "partitioner"
@@ -141,6 +174,7 @@ def sample_partition(
     most: int,
     logical: tuple[int, int],
     deadline: Deadline,
+    home: int | None = None,
 ) -> Sample:
     """Read the newest records of a physical partition, committed ones only; bounded in time and bytes.
 
@@ -151,6 +185,7 @@ def sample_partition(
         most: how many records.
         logical: the number of the logical partition, and how many partitions its topic has.
         deadline: of the whole call.
+        home: what stamps call the physical partition; None: who wrote is not asked.
     """
     end = admin.end_offsets([place], IsolationLevel.READ_COMMITTED).get(place)
     low = admin.start_offsets([place]).get(place)
@@ -158,21 +193,40 @@ def sample_partition(
         return Sample()
     limit = RealDeadline(min(LONGEST_SECONDS, deadline.left()))
     start = max(low, end.offset - most)
-    return collected(read_slice(connection, place, start, end.offset, limit), *logical)
+    return collected(read_slice(connection, place, start, end.offset, limit), *logical, home)
 
 
-def collected(messages: Iterable[Message], partition: int, partitions: int) -> Sample:
+def collected(
+    messages: Iterable[Message], partition: int, partitions: int, home: int | None = None
+) -> Sample:
     """Make a sample of records; markers do not count."""
     sample, size = Sample(), 0
+    keys: list[bytes] = []
     for message in messages:
-        names = {header[0] for header in message.headers() or []}
-        if HEADER in names:
+        headers = headers_of(message) or []
+        if any(name == HEADER for name, _ in headers):
             continue
-        sample.note_writer(stamp.HEADER in names)
+        sample.note_writer(any(name == stamp.HEADER and _is_stamp(value, home) for name, value in headers))
         weight = len(message)
         key = message.key()
+        if key:
+            keys.append(key)
         sample.add(key, weight + len(key or b""), partition, partitions)
         size += weight
         if size > MOST_BYTES:
             break
+    for partitioner, explained in sample.explained.items():
+        if explained < EXPLAINED * sample.keyed:
+            hashes = [_HASHES[partitioner](key) for key in keys]
+            sample.explained[partitioner] = explained_through_growth(hashes, partition, partitions)
     return sample
+
+
+def _is_stamp(value: bytes | None, home: int | None) -> bool:
+    """Tell whether a stamp was made for this log: another program may have copied the record."""
+    try:
+        return home is None or stamp.Stamp.decode(value).is_at(home)
+    except FutureVersionError:
+        return True
+    except RecordError:
+        return False

@@ -1,9 +1,12 @@
-"""Moves a group's positions: a range commit that may go back, and the ordinary offsets with it."""
+"""Moves a group's positions: a range commit that may go back, and the ordinary offsets with it.
+
+Or forgets them: all range commits and ordinary offsets of a group on a topic.
+"""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -14,7 +17,13 @@ from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.group_members import describe_members
-from kpsplit.kafka.groups import range_commits
+from kpsplit.kafka.groups import (
+    delete_positions,
+    nearest_group,
+    positions_of,
+    range_commits,
+    topics_of,
+)
 from kpsplit.kafka.offset_log import offset_log_partitions
 from kpsplit.splitter.commits import CommitFold, ordinary_offsets
 from kpsplit.splitter.cursor import Cursor, steps_to
@@ -22,8 +31,8 @@ from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.ports import Deadline
-from kpsplit.splitter.records.keys import slots_topic
-from kpsplit.splitter.records.offsets import NO_GENERATION, Cause, Position, RangeCommit
+from kpsplit.splitter.records.keys import group_ids, slots_topic
+from kpsplit.splitter.records.offsets import NO_GENERATION, Cause, CommitKey, Position, RangeCommit
 
 
 class Whence(StrEnum):
@@ -55,6 +64,18 @@ class Seek:
     state: PartitionState
     target: Target
     cursor: Cursor
+    at_end: bool = False
+    """The target lies behind all records, although it is not ``latest``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forgettable:
+    """What there is of a group on a topic: the keys of its range commits, and its ordinary offsets."""
+
+    group: str
+    topic: str
+    commits: tuple[CommitKey, ...]
+    offsets: tuple[PhysicalPartition, ...]
 
 
 def cursor_at(
@@ -97,23 +118,36 @@ class Seeker:
         self._connection = connection
         self._admin = admin
 
-    def plan(self, group: str, state: PartitionState, range_: KeyRange, target: Target) -> Seek:
-        """Return what a seek would do.
+    def plan(
+        self,
+        group: str,
+        state: PartitionState,
+        range_: KeyRange,
+        target: Target,
+        deadline: Deadline,
+        *,
+        new_group: bool = False,
+    ) -> Seek:
+        """Return what a seek would do; ``new_group``: also of a group that nobody knows.
 
         Raises:
-            UsageError: the group's name is empty. ConflictError: the group has members on the topic.
+            UsageError: the group's name is empty, or nobody knows such a group.
+            ConflictError: the group has members on the topic.
         """
-        if not group:
-            raise UsageError("no group named", hint="give --group NAME")
-        self._refuse_active(group, state.parent, changed=False)
+        self._refuse_active(group, state.parent.topic, changed=False)
+        if not new_group:
+            self._refuse_unknown(group, [state.parent], deadline)
         sources = state.lineage.sources()
         starts = self._admin.start_offsets(sources)
         ends = self._admin.end_offsets(sources, IsolationLevel.READ_COMMITTED)
         young = {}
         if target.whence is Whence.TIMESTAMP:
             young = self._admin.offsets_at(starts, target.number)
-        cursor = cursor_at(state, range_, target, starts, {p: e.offset for p, e in ends.items()}, young)
-        return Seek(group, state, target, cursor)
+        known = starts, {p: e.offset for p, e in ends.items()}, young
+        cursor = cursor_at(state, range_, target, *known)
+        latest = cursor_at(state, range_, Target(Whence.LATEST), *known)
+        exact = target.whence in (Whence.OFFSET, Whence.TIMESTAMP)
+        return Seek(group, state, target, cursor, at_end=exact and cursor == latest)
 
     def carry_out(self, seek: Seek, operator: str, deadline: Deadline) -> None:
         """Write the range commit and the ordinary offsets, in one transaction.
@@ -123,22 +157,77 @@ class Seeker:
             UnknownOutcomeError: look at the offsets.
         """
         parent, cursor = seek.state.parent, seek.cursor
-        fold = range_commits(self._connection, self._admin, [parent], deadline)
+        fold = range_commits(self._connection, self._admin, [parent], deadline, seek.group)
         positions = {segment: Position(at) for segment, at in cursor.positions.items()}
         record = RangeCommit(seek.group, parent, cursor.range, positions, operator, NO_GENERATION, Cause.SEEK)
-        writer = CommitWriter(
-            self._connection,
-            f"kpsplit.seek.{seek.group}.{uuid.uuid4().hex}",
-            offset_log_partitions(self._admin),
-        )
-        writer.open(deadline)
-        self._refuse_active(seek.group, parent, changed=False)
-        offsets = ordinary_offsets(seek.state, [cursor, *_others(fold, seek)])
+        writer = self._writer(seek.group, deadline)
+        self._refuse_active(seek.group, parent.topic, changed=False)
+        wanted = ordinary_offsets(seek.state, [cursor, *_others(fold, seek)])
+        there = self._admin.start_offsets([parent, *wanted])
+        offsets = {place: at for place, at in wanted.items() if place in there}
         stale = fold.stale_keys(seek.group, parent, [cursor.range])
         nobody = self._nobody(seek.group) if offsets else None
         writer.commit([record], stale, offsets, nobody, deadline)
         with behind_a_change():
-            self._refuse_active(seek.group, parent, changed=True)
+            self._refuse_active(seek.group, parent.topic, changed=True)
+
+    def plan_forget(self, group: str, states: Sequence[PartitionState], deadline: Deadline) -> Forgettable:
+        """Return what would be forgotten of a group on a topic, given the states of all its partitions.
+
+        Raises:
+            UsageError: there is nothing of the group. ConflictError: it has members on the topic.
+        """
+        topic, parents = states[0].parent.topic, [state.parent for state in states]
+        self._refuse_active(group, topic, changed=False)
+        fold = range_commits(self._connection, self._admin, parents, deadline)
+        commits = tuple(key for parent in parents for key in fold.keys(group, parent))
+        topics = set().union(*map(topics_of, states))
+        offsets = tuple(sorted(p for p in positions_of(self._admin, group) if p.topic in topics))
+        if not commits and not offsets:
+            known = {name for parent in parents for name in fold.groups(parent)}
+            raise UsageError(
+                f"group {group} has committed nothing in {topic}", hint=self._name_hint(group, known)
+            )
+        return Forgettable(group, topic, commits, offsets)
+
+    def forget(self, found: Forgettable, deadline: Deadline) -> None:
+        """Withdraw a group's range commits and have the coordinator forget its ordinary offsets.
+
+        Raises:
+            ConflictError: a member has joined meanwhile; if ``changed``, it may go on from where it stood.
+            KpsplitError: it was not done, or if ``changed`` only the range commits are forgotten.
+        """
+        self._refuse_active(found.group, found.topic, changed=False)
+        if found.commits:
+            self._writer(found.group, deadline).commit([], found.commits, {}, None, deadline)
+        with behind_a_change("run it again", done=bool(found.commits)):
+            if found.offsets:
+                delete_positions(self._connection, found.group, found.offsets)
+        with behind_a_change():
+            self._refuse_active(found.group, found.topic, changed=True)
+
+    def _writer(self, group: str, deadline: Deadline) -> CommitWriter:
+        writer = CommitWriter(
+            self._connection,
+            f"{group_ids('seek', group)}{uuid.uuid4().hex}",
+            offset_log_partitions(self._admin),
+        )
+        writer.open(deadline)
+        return writer
+
+    def _refuse_unknown(self, group: str, parents: Sequence[PhysicalPartition], deadline: Deadline) -> None:
+        """Refuse a group that has neither members nor commits: a typo would hold up ``retire`` for ever."""
+        if describe_members(self._admin, group).active or positions_of(self._admin, group):
+            return
+        fold = range_commits(self._connection, self._admin, parents, deadline)
+        known = {name for parent in parents for name in fold.groups(parent)}
+        if group not in known:
+            hint = f"{self._name_hint(group, known)}, or give --new-group"
+            raise UsageError(f"there is no group {group}: it has no commits and no members", hint=hint)
+
+    def _name_hint(self, group: str, known: Iterable[str]) -> str:
+        nearest = nearest_group(self._admin, group, known)
+        return "check the name" if nearest is None else f"did you mean {nearest}?"
 
     def _nobody(self, group: str) -> object:
         """Return the metadata of a group without members."""
@@ -148,18 +237,18 @@ class Seeker:
         finally:
             consumer.close()
 
-    def _refuse_active(self, group: str, parent: PhysicalPartition, *, changed: bool) -> None:
-        if not describe_members(self._admin, group).on((parent.topic, slots_topic(parent.topic))):
+    def _refuse_active(self, group: str, topic: str, *, changed: bool) -> None:
+        if not group:
+            raise UsageError("no group named", hint="give --group NAME")
+        if not describe_members(self._admin, group).on((topic, slots_topic(topic))):
             return
         if changed:
             raise ConflictError(
-                f"a member of group {group} joined while {parent} was moved, and may not have seen it",
-                hint=f"stop the group, look at: kpsplit offsets --group {group} {parent}",
+                f"a member of group {group} joined meanwhile on {topic}, and may not have seen it",
+                hint=f"stop the group, look at: kpsplit offsets --group {group} {topic}",
                 changed=True,
             )
-        raise ConflictError(
-            f"group {group} has active members on {parent.topic}", hint="stop them, then retry"
-        )
+        raise ConflictError(f"group {group} has active members on {topic}", hint="stop them, then retry")
 
 
 def _others(fold: CommitFold, seek: Seek) -> list[Cursor]:

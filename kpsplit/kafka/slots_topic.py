@@ -1,30 +1,41 @@
 """The slots topic of an enrolled topic: P x R empty partitions that exist to be assigned (design, section 4).
 
 It holds no records, and takes none: ``max.message.bytes`` is 0. A topic of its name that is not like that is
-somebody else's, and is left alone.
+somebody else's, and is left alone. ``kpsplit enroll`` makes it. Where the topic grows, members of groups add
+its slots (``GrowingSlots``), or ``kpsplit enroll`` does when it is run again.
 """
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import NewPartitions
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient, NewPartitions
 
-from kpsplit.errors import CheckFailedError, ConflictError
+from kpsplit.errors import CheckFailedError, ConflictError, KpsplitError
+from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.initialise import REPLICATION
 from kpsplit.kafka.served import await_served
-from kpsplit.kafka.subtopics import SEALED_CONFIG
+from kpsplit.kafka.subtopics import TAKES_NOTHING
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import slots_topic
-from kpsplit.splitter.slots import MAX_SLOTS, check_slots, default_slots
+from kpsplit.splitter.slots import MAX_SLOTS, check_slots, default_slots, unread_text, without_slots
+
+_log = logging.getLogger(__name__)
 
 _PAUSE = 0.05
+_LOOK_AGAIN_SECONDS = 1.0
+"""How soon it is looked whether slots that were added are there."""
 
 
 def wanted_slots(partitions: int, known: Enrolment | None, asked: int | None, existing: int | None) -> int:
@@ -111,7 +122,7 @@ class SlotsTopics:
         return created or count < wanted
 
     def _create(self, name: str, partitions: int, replication: int, deadline: Deadline) -> bool:
-        config = dict([SEALED_CONFIG])
+        config = dict([TAKES_NOTHING])
         return self._admin.create(
             name, config, partitions=partitions, replication=replication, seconds=_within(deadline)
         )
@@ -146,6 +157,103 @@ class SlotsTopics:
         while self._admin.topics().get(name, 0) < partitions:
             deadline.check(f"topic {name} to have {partitions} partitions")
             time.sleep(_PAUSE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A question for the partition counts of a topic and of its slots topic."""
+
+    slots: int
+    topic: Future[Any]
+    slots_topic: Future[Any]
+
+    def done(self) -> bool:
+        return self.topic.done() and self.slots_topic.done()
+
+
+class GrowingSlots:
+    """Adds slots where a topic has grown, for members of a group: nothing here waits.
+
+    A member may do so with Alter on the slots topic. Members that see the same growth ask for the same number
+    of partitions, so it does not matter who is first. Owned by one thread.
+
+    Args:
+        admin: returns the client that is asked.
+        seconds: how often topics are looked at.
+    """
+
+    def __init__(self, admin: Callable[[], AdminClient], seconds: float) -> None:
+        self._admin = admin
+        self._seconds = seconds
+        self._look_at = 0.0
+        self._looks: dict[str, _Look] = {}
+        self._adding: dict[str, Future[None]] = {}
+        self._counts: dict[str, int] = {}
+        self.unread: dict[str, range] = {}
+        """The partitions of topics that had no slots at the latest look: no group reads them."""
+        self.grown = False
+        """A slots topic has more partitions than before; whoever acts on it takes it back."""
+
+    def turn(self, topics: Mapping[str, int]) -> list[KpsplitError]:
+        """Look at topics if it is time, with their slots per partition; return what people have to see to.
+
+        Slots that could not be added are returned once for each look. A topic that could not be looked at
+        waits for the next one: the group consumer reports what is wrong with a topic.
+        """
+        self._take_looks()
+        troubles = list(self._take_added())
+        if not self._looks and not self._adding and monotonic() >= self._look_at:
+            self._look_at = monotonic() + self._seconds
+            self.unread = {name: lost for name, lost in self.unread.items() if name in topics}
+            self._looks = {name: self._look(name, slots) for name, slots in topics.items()}
+        return troubles
+
+    def _look(self, topic: str, slots: int) -> _Look:
+        asked = TopicCollection([topic, slots_topic(topic)])
+        futures = self._admin().describe_topics(asked, request_timeout=ANSWER_SECONDS)
+        return _Look(slots, futures[topic], futures[slots_topic(topic)])
+
+    def _take_looks(self) -> None:
+        for topic, look in [(t, k) for t, k in self._looks.items() if k.done()]:
+            del self._looks[topic]
+            try:
+                partitions, has = (len(f.result().partitions) for f in (look.topic, look.slots_topic))
+            except KafkaException as exception:
+                _log.info("it could not be looked whether topic %s has grown: %s", topic, exception)
+                continue
+            self.grown = self.grown or has > self._counts.get(topic, has)
+            self._counts[topic] = has
+            self.unread.pop(topic, None)
+            unread = without_slots(partitions, look.slots, has)
+            if unread:
+                self.unread[topic] = unread
+                self._adding[topic] = self._add(topic, partitions * look.slots)
+
+    def _add(self, topic: str, partitions: int) -> Future[None]:
+        name = slots_topic(topic)
+        wanted = [NewPartitions(name, partitions)]
+        return self._admin().create_partitions(wanted, request_timeout=ANSWER_SECONDS)[name]
+
+    def _take_added(self) -> Iterator[KpsplitError]:
+        for topic, added in [(t, f) for t, f in self._adding.items() if f.done()]:
+            del self._adding[topic]
+            try:
+                added.result()
+            except KafkaException as exception:
+                error = error_of(exception)
+                if error is None or error.code() != KafkaError.INVALID_PARTITIONS:  # else somebody was faster
+                    yield _unread(topic, self.unread[topic], error)
+                    continue
+            self._look_at = min(self._look_at, monotonic() + _LOOK_AGAIN_SECONDS)
+
+
+def _unread(topic: str, partitions: range, error: KafkaError | None) -> KpsplitError:
+    """Return the error of partitions that stay without slots."""
+    refused = translate(error, f"add partitions to topic {slots_topic(topic)}", writing=True)
+    return type(refused)(
+        f"{unread_text(topic, partitions)}; {refused.message}",
+        hint=f"run: kpsplit enroll {topic}",
+    )
 
 
 def _within(deadline: Deadline) -> float:

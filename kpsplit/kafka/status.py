@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kpsplit.errors import UsageError
-from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.kafka.facts import attempt_age
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Outcome, PartitionState
 from kpsplit.splitter.records.control import Enrolment
+from kpsplit.splitter.records.keys import slots_topic
 from kpsplit.splitter.records.producers import PauseReport, ProducerRecord
+from kpsplit.splitter.slots import without_slots
 from kpsplit.splitter.writers import Registrations
 
 
@@ -30,16 +32,17 @@ class PartitionStatus:
     """One logical partition now.
 
     ``ends``: per open segment's id (overflows too) the log end of its physical partition, None where it is
-    missing. ``live`` and ``expired``: the topic's registered writers. ``attempt_age_seconds``: of the attempt
-    under way, by the operator's wall clock, None if there is none.
+    missing. ``writers``: who registered for the topic and did not close. ``attempt_age_seconds``: of the
+    attempt under way, by the operator's wall clock, None if there is none. ``unread``: it has no slots, so no
+    group reads it.
     """
 
     state: PartitionState
     enrolment: Enrolment
     ends: dict[int, int | None]
-    live: tuple[ProducerRecord, ...]
-    expired: tuple[ProducerRecord, ...]
+    writers: tuple[ProducerRecord, ...]
     attempt_age_seconds: float | None
+    unread: bool = False
 
 
 def statuses(
@@ -58,7 +61,7 @@ def statuses(
     if topic is not None and topic not in view.enrolments:
         if topic not in counts:
             raise UsageError(f"there is no topic {topic}", hint="check the name and the right to describe it")
-        raise UsageError(f"topic {topic} is not enrolled", hint=f"run: kpsplit enroll {topic}")
+        raise view.not_enrolled(topic)
     places = [
         PhysicalPartition(name, number)
         for name in sorted(view.enrolments)
@@ -67,11 +70,12 @@ def statuses(
         if partition in (None, number)
     ]
     if not places and partition is not None:
-        raise UsageError(f"topic {topic} has no partition {partition}: it has {counts.get(topic or '', 0)}")
+        raise no_partition(PhysicalPartition(topic or "", partition), counts.get(topic or "", 0))
     found = [state for state in map(view.state, places) if state is not None]
     wanted = {s.source for state in found for s in state.lineage if s.is_open}
     ends = admin.end_offsets(p for p in wanted if p.partition < counts.get(p.topic, 0))
-    return [_status(state, view, registrations, {p: e.offset for p, e in ends.items()}) for state in found]
+    offsets = {p: e.offset for p, e in ends.items()}
+    return [_status(state, view, registrations, offsets, counts) for state in found]
 
 
 def _status(
@@ -79,17 +83,17 @@ def _status(
     view: ControlView,
     registrations: Registrations,
     ends: dict[PhysicalPartition, int],
+    counts: dict[str, int],
 ) -> PartitionStatus:
-    topic = state.parent.topic
+    topic, number = state.parent.topic, state.parent.partition
+    enrolment = view.enrolments[topic]
+    slots, has = enrolment.slots, counts.get(slots_topic(topic))  # None as well where we may not see it
+    unread = slots is not None and has is not None and number in without_slots(counts[topic], slots, has)
     return PartitionStatus(
         state=state,
-        enrolment=view.enrolments[topic],
+        enrolment=enrolment,
         ends={s.id: ends.get(s.source) for s in state.lineage if s.is_open},
-        live=registrations.live(topic),
-        expired=tuple(
-            r
-            for r in registrations.all()
-            if topic in r.topics and not r.closed and registrations.is_expired(r)
-        ),
+        writers=registrations.open(topic),
         attempt_age_seconds=attempt_age(state.attempt),
+        unread=unread,
     )

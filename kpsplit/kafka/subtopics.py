@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from kpsplit.errors import (
     EXIT_CONFLICT,
@@ -25,8 +25,14 @@ from kpsplit.splitter.partition_state import Attempt
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.rights import lacking
 
-SEALED_CONFIG = ("max.message.bytes", "0")
-"""With this setting the broker itself rejects every write to a topic."""
+SEALED_CONFIG = ("max.message.bytes", "80")
+"""With this setting the broker itself rejects every record with a stamp, which needs more than 90 bytes.
+
+It takes the markers that end transactions (78 bytes). With 0 it refuses them as well: a transaction that was
+open at the seal would never end, and nobody could read the sub-topic to its end.
+"""
+TAKES_NOTHING = ("max.message.bytes", "0")
+"""For topics that nobody ever writes to. Older versions sealed sub-topics with it."""
 
 _CLEANUP_SECONDS = 10.0
 _PAUSE = 0.02
@@ -90,7 +96,7 @@ class SubTopics:
             raise
 
     def seal(self, name: str, deadline: Deadline) -> bool:
-        """Make the brokers reject every write to a sub-topic; return False if it does not exist any more.
+        """Make the brokers reject every stamped record; return False if there is no such topic.
 
         Raises:
             CheckFailedError: it still is not sealed when read back.
@@ -151,7 +157,7 @@ class SubTopics:
         self, parent: PhysicalPartition, name: str, assignment: list[list[int]], deadline: Deadline
     ) -> str:
         await_served(self._connection, self._admin.brokers(), {name: len(assignment)}, deadline)
-        self._check_rights(parent, name)
+        self.check_rights(parent, {name})
         found = self._admin.layout(name)
         if found is None:
             raise DeadlineExceededError(f"topic {name} vanished while it was created")
@@ -159,9 +165,13 @@ class SubTopics:
             raise self._taken(name)
         return found.topic_id
 
-    def _check_rights(self, parent: PhysicalPartition, name: str) -> None:
-        """Refuse a sub-topic that we could not seal or delete later, while nobody writes to it yet."""
-        missing = lacking(parent.topic, allowed_on(self._admin, {name}))
+    def check_rights(self, parent: PhysicalPartition, names: Collection[str]) -> None:
+        """Do nothing if we may seal and delete sub-topics.
+
+        Raises:
+            AuthorizationError: a right is missing; the error names it.
+        """
+        missing = lacking(parent.topic, allowed_on(self._admin, names)) if names else ()
         if missing:
             raise AuthorizationError(f"missing {', '.join(map(str, missing))}", hint=RIGHTS_HINT)
 
@@ -186,8 +196,8 @@ class SubTopics:
 
 
 def is_sealed(config: Mapping[str, str]) -> bool:
-    """Tell whether a topic with these settings rejects every write."""
-    return config.get(SEALED_CONFIG[0]) == SEALED_CONFIG[1]
+    """Tell whether a topic with these settings rejects what producers write."""
+    return (SEALED_CONFIG[0], config.get(SEALED_CONFIG[0])) in (SEALED_CONFIG, TAKES_NOTHING)
 
 
 def _answer_within(deadline: Deadline) -> float:

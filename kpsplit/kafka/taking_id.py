@@ -23,13 +23,18 @@ class TakingId:
         self._make = make
         self._opening: Producer | None = None
 
+    def open(self) -> Producer:
+        """Have a producer connect while something else is done, and return it."""
+        self._opening = self._opening or self._make()
+        return self._opening
+
     def take(self, deadline: Deadline) -> Producer:
         """Return a producer that has the id; whoever had it before is fenced.
 
         Raises:
             KafkaException: not in time, or refused.
         """
-        producer = self._opening = self._opening or self._make()
+        producer = self.open()
         try:
             producer.init_transactions(max(deadline.left(), MIN_TIMEOUT))
         except KafkaException as exception:

@@ -24,9 +24,7 @@ def layout_stats(dispatcher: Dispatcher, coordinator: Coordinator | None) -> Lay
         valid = dispatcher.lease_valid()
     pauses = tuple(coordinator.pauses_ms) if coordinator else ()
     error = coordinator.last_error if coordinator else None
-    return LayoutStats(
-        instance_name(dispatcher.instance), valid, partitions, pauses, str(error) if error else None
-    )
+    return LayoutStats(instance_name(dispatcher.instance), valid, partitions, pauses, error)
 
 
 @holds_lock
@@ -34,16 +32,22 @@ def certificates(dispatcher: Dispatcher) -> dict[str, Certificate]:
     """Return what was delivered and what failed, per partition to which anything was sent.
 
     Not of a partition where a number is neither (its report was lost, or has not come): whoever compares
-    would take it for a lost record.
+    would take it for a lost record. Nor of one whose topic was made again meanwhile: some of the numbers lie
+    in the topic that is gone. Nor of one of which too many failed to name them.
     """
     with dispatcher.lock:
-        found = {str(f.state.parent): _certificate(f) for f in dispatcher.fences() if f.next_sequence}
+        found = {str(f.state.parent): _certificate(f) for f in dispatcher.fences() if _speaks_of_one_topic(f)}
     return {parent: certificate for parent, certificate in found.items() if _complete(certificate)}
 
 
 def _certificate(fence: Fence) -> Certificate:
     delivered = {str(segment): count for segment, count in fence.delivered().items()}
-    return Certificate(fence.next_sequence, delivered, tuple(sorted(set(fence.statistics.failed))))
+    failed = tuple(fence.statistics.failed.numbers() or ())
+    return Certificate(fence.next_sequence, delivered, failed, fence.topic_id)
+
+
+def _speaks_of_one_topic(fence: Fence) -> bool:
+    return fence.next_sequence > 0 and fence.state.topic_id == fence.topic_id
 
 
 def _complete(certificate: Certificate) -> bool:
@@ -62,5 +66,5 @@ def _partition_stats(fence: Fence) -> PartitionStats:
         pending=fence.pending(),
         strays=counts.strays,
         delivered=fence.delivered(),
-        failed=len(counts.failed),
+        failed=counts.failed.count,
     )

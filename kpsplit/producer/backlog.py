@@ -1,10 +1,9 @@
-"""What waits to be sent, of one logical partition, pure: held records per segment, and strays."""
+"""What waits to be sent, of one logical partition, pure: held records and strays, per segment."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from kpsplit.producer.segment_writer import Outgoing
@@ -24,67 +23,72 @@ class Tally:
 
 
 class Backlog(Generic[P]):
-    """See the module. ``held``: per segment id, in order; ``strays``: in any order.
+    """See the module. ``queues``: per segment id what waits for it, held records and strays.
 
-    ``tally`` counts the records of several backlogs together.
+    A queue is sent in the order of the sequence numbers. So what went astray goes before anything newer of
+    its key, and what is sent is always the head of its queue. ``tally`` counts the records of several
+    backlogs together.
     """
 
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
-        self.held: dict[int, deque[Outgoing[P]]] = {}
-        self.strays: list[Outgoing[P]] = []
+        self.queues: dict[int, deque[Outgoing[P]]] = {}
+        self._unsorted: set[int] = set()
 
     def __len__(self) -> int:
         """Return how many records wait."""
-        return sum(map(len, self.held.values())) + len(self.strays)
+        return sum(map(len, self.queues.values()))
+
+    def waits_for(self, segment: int) -> bool:
+        """Tell whether anything waits for a segment."""
+        return bool(self.queues.get(segment))
 
     def queue_of(self, segment: int) -> deque[Outgoing[P]]:
-        """Return what is held for a segment; who adds to it counts that in ``tally``."""
-        return self.held.setdefault(segment, deque())
+        """Return what waits for a segment; who adds to it adds the newest record, counted in ``tally``."""
+        return self.queues.setdefault(segment, deque())
 
-    def add_strays(self, records: list[Outgoing[P]]) -> None:
+    def add_strays(self, records: list[Outgoing[P]], segment_of: SegmentOf[P]) -> None:
         """Keep records that must be sent again."""
-        self.strays += records
+        for record in records:
+            segment = segment_of(record)
+            queue = self.queue_of(segment)
+            if queue and queue[-1].sequence > record.sequence:
+                self._unsorted.add(segment)
+            queue.append(record)
         self.tally.count += len(records)
 
-    def strays_by_segment(self, segment_of: SegmentOf[P]) -> dict[int, list[Outgoing[P]]]:
-        """Return which strays go to which segment now, in the order in which they were first sent."""
-        found: dict[int, list[Outgoing[P]]] = {}
-        for record in sorted(self.strays, key=lambda r: r.sequence):
-            found.setdefault(segment_of(record), []).append(record)
-        return found
-
-    def waiting_for(self, segment: int, astray: dict[int, list[Outgoing[P]]]) -> Iterator[Outgoing[P]]:
-        """Return what waits for a segment, in the order of sending: strays come first."""
-        return chain(astray.get(segment, ()), self.held.get(segment, ()))
+    def waiting_for(self, segment: int) -> Iterable[Outgoing[P]]:
+        """Return what waits for a segment, in the order of sending."""
+        if segment in self._unsorted:
+            self._unsorted.discard(segment)
+            self.queues[segment] = deque(_in_order(self.queues.get(segment, ())))
+        return self.queues.get(segment, ())
 
     def remove_sent(self, records: Iterable[Outgoing[P]]) -> None:
-        """Forget records that were handed out; of the held ones those are the first of their segments."""
+        """Forget records that were handed out by ``waiting_for``: the first of their segments."""
         before = len(self)
         gone = {r.sequence for r in records}
-        self.strays = [r for r in self.strays if r.sequence not in gone]
-        for held in self.held.values():
-            while held and held[0].sequence in gone:
-                held.popleft()
+        for queue in self.queues.values():
+            while queue and queue[0].sequence in gone:
+                queue.popleft()
         self._tidy()
         self.tally.count -= before - len(self)
 
     def drop(self, keep: Callable[[Outgoing[P]], bool]) -> list[Outgoing[P]]:
         """Remove and return what is not to be kept."""
-        dropped = [r for r in self._all() if not keep(r)]
+        dropped = [r for queue in self.queues.values() for r in queue if not keep(r)]
         if dropped:
-            self.strays = [r for r in self.strays if keep(r)]
-            self.held = {i: deque(r for r in held if keep(r)) for i, held in self.held.items()}
+            self.queues = {i: deque(r for r in queue if keep(r)) for i, queue in self.queues.items()}
             self._tidy()
             self.tally.count -= len(dropped)
         return dropped
 
     def assign(self, segments: set[int], segment_of: SegmentOf[P]) -> None:
-        """Give what is held to the segments of a new layout."""
-        if set(self.held) <= segments:
+        """Give what waits to the segments of a new layout."""
+        if set(self.queues) <= segments:
             return
-        everything = sorted((r for held in self.held.values() for r in held), key=lambda r: r.sequence)
-        self.held = {}
+        everything = _in_order(r for queue in self.queues.values() for r in queue)
+        self.queues, self._unsorted = {}, set()
         for record in everything:
             self.queue_of(segment_of(record)).append(record)
 
@@ -94,8 +98,9 @@ class Backlog(Generic[P]):
         self.tally = Tally()
         self.tally.count = len(self)
 
-    def _all(self) -> Iterator[Outgoing[P]]:
-        return chain(self.strays, *self.held.values())
-
     def _tidy(self) -> None:
-        self.held = {segment: held for segment, held in self.held.items() if held}
+        self.queues = {segment: queue for segment, queue in self.queues.items() if queue}
+
+
+def _in_order(records: Iterable[Outgoing[P]]) -> list[Outgoing[P]]:
+    return sorted(records, key=lambda r: r.sequence)

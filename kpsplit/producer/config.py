@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from kpsplit.errors import ConfigurationError
-from kpsplit.kafka.application_config import flag, given_settings, name_of, number, shown, text
+from kpsplit.kafka.application_config import (
+    flag,
+    given_settings,
+    metadata_refresh,
+    name_of,
+    number,
+    shown,
+    text,
+)
+from kpsplit.kafka.connection import AUTO_CREATE
+from kpsplit.splitter.records.keys import is_writers_id
 
 DEFAULT_PARTITIONER = "consistent_random"
 """librdkafka's default."""
@@ -27,7 +37,9 @@ class ProducerSettings:
 
     ``queue_messages`` and ``queue_bytes`` bound what librdkafka and the fence hold together.
     ``message_timeout`` (seconds) is how long a record may wait before it fails. ``takeover``: whether this
-    producer rolls back an operation whose operator died in the fence.
+    producer rolls back an operation whose operator died in the fence. ``metadata_refresh`` (seconds): how
+    often it looks whether enrolled topics have grown. ``auto_create``: whether brokers may create the
+    application's topics.
     """
 
     partitioner: str
@@ -39,6 +51,8 @@ class ProducerSettings:
     queue_bytes: int
     message_timeout: float
     takeover: bool
+    metadata_refresh: float = 300.0
+    auto_create: bool = True
 
 
 def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], ProducerSettings]:
@@ -57,19 +71,34 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], ProducerSet
     settings = _settings(given)
     own = {"on_delivery", "delivery.report.only.error", *_OWN_KEYS, *_ENFORCED}
     rest = {k: v for k, v in given.items() if k not in own}
-    return {**rest, "enable.idempotence": True, "acks": "all"}, settings
+    # librdkafka would have brokers make sub-topics again that were retired; see AutoCreation.
+    return {**rest, "enable.idempotence": True, "acks": "all", AUTO_CREATE: False}, settings
+
+
+def _transactional_id(given: Mapping[str, Any]) -> str | None:
+    """Return it, None if there is none. A registration with any that is refused here would not count."""
+    value = name_of(given, "transactional.id", "") if given.get("transactional.id") else None
+    if value is not None and not is_writers_id(value):
+        raise ConfigurationError(
+            f"transactional.id={shown(value)}: ids that begin with kpsplit. are kpsplit's own, and none "
+            "contains NUL",
+            hint="choose another transactional.id",
+        )
+    return value
 
 
 def _settings(given: Mapping[str, Any]) -> ProducerSettings:
     return ProducerSettings(
         partitioner=name_of(given, "partitioner", DEFAULT_PARTITIONER),
         client_id=name_of(given, "client.id", "rdkafka"),
-        transactional_id=given.get("transactional.id") or None,
+        transactional_id=_transactional_id(given),
         on_delivery=given.get("on_delivery"),
         only_errors=flag(given, "delivery.report.only.error", False),
         queue_messages=number(given, "queue.buffering.max.messages", 100_000) or (1 << 31) - 1,
         queue_bytes=number(given, "queue.buffering.max.kbytes", 1_048_576) * 1024,
         message_timeout=_message_timeout(given),
+        metadata_refresh=metadata_refresh(given),
+        auto_create=flag(given, AUTO_CREATE, True),
         takeover=flag(given, "kpsplit.takeover.enable", True),
     )
 

@@ -29,7 +29,6 @@ class Context:
     ``collecting``: the library's thread takes reports in hand now. ``fatal``: why nothing will ever be sent
     again; ``forked``: that is because this is a child process. ``ended``: there will be no lease any more.
     ``accepting``: the hot path may take records; not once the producer is being closed.
-    ``fenced_below``: where registrations ended before our transactional id was taken, None if not known.
     """
 
     def __init__(self, settings: ProducerSettings, instance: int) -> None:
@@ -48,7 +47,6 @@ class Context:
         self.lease_until = 0.0
         self.ended = False
         self.accepting = True
-        self.fenced_below: int | None = None
         self.in_transaction = False
         self.collecting = False
         self.fatal: KpsplitError | None = None
@@ -95,4 +93,4 @@ class Context:
             writer.good_until = 0.0
         for writer in fence.writers:
             writer.good_until = 0.0 if writer.fenced or self.collecting else self.lease_until
-            writer.use_epoch(fence.state.epoch, self.instance)
+            writer.stamp_as(fence.state, self.instance)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from confluent_kafka.admin import AdminClient
-
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.connection import AdminUse, Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.registration import Registration
@@ -25,15 +23,16 @@ class ControlFeed:
             dispatcher.instance,
             settings.client_id,
             settings.transactional_id,
-            dispatcher.fenced_below,
+            self.lease_seconds,
         )
-        self._admin: AdminClient | None = None
+        self.admin = AdminUse(connection)
+        """A client for looks at topics."""
 
-    @property
-    def admin(self) -> AdminClient:
-        """A client for looks at topics, made when it is first needed."""
-        self._admin = self._admin or self.connection.shared_admin()
-        return self._admin
+    def close(self) -> None:
+        """End the tail, and let go of the admin client."""
+        if self.tail is not None:
+            self.tail.close()
+        self.admin.close()
 
     def following(self) -> ControlTail:
         """Return the tail.

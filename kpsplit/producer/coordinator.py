@@ -23,7 +23,7 @@ from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.fence_duty import FenceDuty, only_holds
 from kpsplit.producer.lease_duty import LeaseDuty
 from kpsplit.producer.topic_duty import TopicDuty, not_allowed
-from kpsplit.producer.topic_lookup import control_topic_exists
+from kpsplit.producer.topic_lookup import AutoCreation, control_topic_exists
 from kpsplit.producer.weak_call import ProducerGone
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import LOOK_LEASE_MS
@@ -39,7 +39,10 @@ ERROR_PAUSE_SECONDS = 0.25
 
 
 class Coordinator(threading.Thread):
-    """See the module. ``poll`` and ``queued`` are poll() and len() of the application's plain producer."""
+    """See the module. ``poll`` and ``queued`` are poll() and len() of the application's plain producer.
+
+    ``learn`` has that producer look at a topic, as for ``TopicDuty``.
+    """
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class Coordinator(threading.Thread):
         dispatcher: Dispatcher,
         poll: Callable[[float], int],
         queued: Callable[[], int],
+        learn: Callable[[str], int],
     ) -> None:
         super().__init__(name="kpsplit-coordinator", daemon=True)
         self._dispatcher = dispatcher
@@ -55,10 +59,12 @@ class Coordinator(threading.Thread):
         self._feed = ControlFeed(connection, dispatcher)
         self._lease = LeaseDuty(self._feed)
         self._fences = FenceDuty(self._feed, self._lease, poll, queued, self._stopping.is_set)
-        self._topics = TopicDuty(self._feed, self._lease, self._fences, queued)
+        create = AutoCreation(connection, dispatcher.settings.auto_create).look_at
+        self._topics = TopicDuty(self._feed, self._lease, self._fences, queued, learn, create)
         self._failures: dict[str, float] = {}
         self.pauses_ms = self._fences.pauses_ms
-        self.last_error: KpsplitError | None = None
+        self.last_error: str | None = None
+        """Its text, here and in the log: the error itself would keep the frames that it passed."""
 
     # -- the thread --------------------------------------------------------------------------------
 
@@ -78,8 +84,7 @@ class Coordinator(threading.Thread):
             self._fail_closed(error)
         except ProducerGone:
             log.debug("kpsplit: a Producer was dropped without close()")
-        if self._feed.tail is not None:
-            self._feed.tail.close()
+        self._feed.close()
 
     def stop(self, timeout: float | None) -> None:
         """End the thread; wait so long for that."""
@@ -144,9 +149,10 @@ class Coordinator(threading.Thread):
 
     def _note(self, duty: str, error: KpsplitError) -> bool:
         self._failures[duty] = monotonic() + ERROR_PAUSE_SECONDS
-        if self.last_error is None or self.last_error.message != error.message:
-            log.warning("kpsplit: %s", error)
-        self.last_error = error
+        text = str(error)
+        if self.last_error != text:
+            log.warning("kpsplit: %s", text)
+        self.last_error = text
         return False
 
     def _refuse_new_topics(self, error: AuthorizationError) -> None:
@@ -158,7 +164,7 @@ class Coordinator(threading.Thread):
     def _fail_closed(self, error: FutureVersionError) -> None:
         """A newer kpsplit writes the control topic: nothing may be sent by what is known here."""
         log.error("kpsplit: %s", error)
-        self.last_error = error
+        self.last_error = str(error)
         with self._dispatcher.lock.first:
             self._dispatcher.fail_closed(error)
 
@@ -176,17 +182,17 @@ class Coordinator(threading.Thread):
 
     def _adopt(self, tail: ControlTail) -> None:
         """Apply what is new; without that no lease is renewed."""
-        position = tail.position()
-        if position != self._lease.adopted:
+        progress = tail.progress()
+        if progress != self._lease.adopted:
             with self._dispatcher.lock.first:
                 self._fences.adopt(tail.view)
                 self._topics.adopt(tail.view)
-            self._lease.adopted = position
+            self._lease.adopted = progress
 
     def _find_control_topic(self) -> bool:
         """Look for the control topic; while there is none, nothing is enrolled and the look is the lease."""
         asked = monotonic()
-        if control_topic_exists(self._feed.admin):
+        if control_topic_exists(self._feed.admin()):
             self._feed.tail = ControlTail(self._feed.connection)
             return True
         lease = LOOK_LEASE_MS / 1000

@@ -9,6 +9,7 @@ from contextlib import suppress
 from confluent_kafka import KafkaError
 
 from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import monotonic
 from kpsplit.producer.callbacks import CallbackQueue
 from kpsplit.producer.config import ProducerSettings
 from kpsplit.producer.context import Context
@@ -24,13 +25,11 @@ log = logging.getLogger(__name__)
 
 _NOT_FINAL_IN_TIME = KafkaError(
     KafkaError._MSG_TIMED_OUT,
-    "acknowledged by the broker, but not known to be final within the message timeout: it may have been "
-    "written, and is not sent again",
+    "not known to be final within the message timeout: it may have been written, and is not sent again",
 )
 _NOT_FINAL_AT_THE_END = KafkaError(
     KafkaError._PURGE_INFLIGHT,
-    "acknowledged by the broker, but not known to be final when the producer was closed: it may have been "
-    "written",
+    "not known to be final when the producer was closed: it may have been written",
 )
 
 
@@ -48,8 +47,11 @@ class Dispatcher(Context):
     # -- the lease and the transaction -------------------------------------------------------------
 
     def renew(self, until: float) -> None:
-        """Extend the lease (``lock`` held) and look at everything pending again."""
-        if self.ended:  # the library's thread was not quick enough to see that
+        """Extend the lease (``lock`` held) and look at everything pending again.
+
+        Not to a time that is over: the process slept since the end of the control topic was asked for.
+        """
+        if self.ended or until <= monotonic():  # the library's thread was not quick enough to see that
             return
         self.lease_until = until
         for fence in self.fences():

@@ -19,7 +19,14 @@ from typing import Any, Generic, TypeVar
 from kpsplit.producer import finality
 from kpsplit.producer.backlog import Backlog, Tally
 from kpsplit.producer.fence_transactions import FenceTransactions
-from kpsplit.producer.segment_writer import Acknowledged, Final, Outgoing, SegmentWriter
+from kpsplit.producer.segment_writer import (
+    Acknowledged,
+    Answer,
+    Final,
+    Outgoing,
+    SegmentWriter,
+    Unplaced,
+)
 from kpsplit.producer.statistics import FenceStatistics
 from kpsplit.splitter.layout import Layout
 from kpsplit.splitter.lineage import Segment
@@ -27,18 +34,20 @@ from kpsplit.splitter.partition_state import PartitionState
 
 P = TypeVar("P")
 W = TypeVar("W", bound="SegmentWriter[Any]")
+Item = TypeVar("Item")
 
 
 class PartitionFence(Generic[P, W]):
     """All segments of one logical partition as this producer writes to them.
 
     ``writers``: of the open segments, in the order of their ranges; ``closing``: of closed segments that have
-    unresolved records. ``suspended``: the lease is not valid, nothing new is sent. ``tally`` counts what
-    waits in several fences together.
+    unresolved records. ``topic_id``: Kafka's id of the topic in which the numbers begin. ``suspended``: the
+    lease is not valid, nothing new is sent. ``tally`` counts what waits in several fences together.
     """
 
     def __init__(self, state: PartitionState, make_writer: Callable[[Segment], W], tally: Tally) -> None:
         self.state = state
+        self.topic_id = state.topic_id
         self.next_sequence = 0
         self.suspended = False
         self.backlog: Backlog[P] = Backlog(tally)
@@ -71,18 +80,17 @@ class PartitionFence(Generic[P, W]):
         return len(self.backlog)
 
     def sendable(self, limit: int | None = None) -> list[tuple[W, Outgoing[P]]]:
-        """Return what may be sent now, at most ``limit`` records; for each segment strays come first.
+        """Return what may be sent now, at most ``limit`` records; of each segment the oldest come first.
 
         The caller sends them in this order and says so with ``sent``; what it cannot send stays here.
         """
         found: list[tuple[W, Outgoing[P]]] = []
         if not self.backlog:
             return found
-        astray = self.backlog.strays_by_segment(self._segment_of)
         for writer in self.writers:
             if not self._blocked(writer):
                 left = None if limit is None else limit - len(found)
-                waiting = self.backlog.waiting_for(writer.segment.id, astray)
+                waiting = self.backlog.waiting_for(writer.segment.id)
                 found += ((writer, record) for record in islice(waiting, left))
         return found
 
@@ -95,13 +103,13 @@ class PartitionFence(Generic[P, W]):
         """Give up records that wait (purge, time-out): they fail. Strays as well: nobody was told of them."""
         dropped = self.backlog.drop(keep)
         if dropped:
-            self.statistics.failed.extend(r.sequence for r in dropped)
+            self.statistics.failed.add(r.sequence for r in dropped)
             self._reopen()
         return dropped
 
     def refuse(self, record: Outgoing[P]) -> None:
         """Note that librdkafka refused a waiting record: it fails, and those behind it may go on."""
-        self.statistics.failed.append(record.sequence)
+        self.statistics.failed.add((record.sequence,))
 
     # -- reports -----------------------------------------------------------------------------------
 
@@ -113,34 +121,45 @@ class PartitionFence(Generic[P, W]):
         The record is counted as done here, in one step with its being pending: a fence that saw it as neither
         in flight nor pending would open the next segment before it is resolved.
         """
-        self._pend(writer, Acknowledged(record, offset))
+        self._pend(writer, writer.pending, Acknowledged(record, offset))
+        writer.last_number, writer.last_offset = record.sequence, offset
         return self._resolve(writer, lease_valid=lease_valid)
 
-    def rejected(self, writer: W, record: Outgoing[P], *, lease_valid: bool) -> list[Final[P]]:
-        """Take a rejection by the broker in hand that a hard seal or a deleted sub-topic may have caused."""
-        self._pend(writer, Acknowledged(record, None))
+    def unplaced(
+        self, writer: W, record: Outgoing[P], answer: Answer, *, lease_valid: bool
+    ) -> list[Final[P]]:
+        """Take an answer in hand that does not tell where a record stands, or whether it was written."""
+        earliest = writer.earliest(record.sequence)
+        if writer.end is not None and earliest >= writer.end:
+            self._pend(writer, writer.pending, Acknowledged(record, writer.end))
+        else:
+            self._pend(writer, writer.unplaced, Unplaced(record, answer, earliest))
         return self._resolve(writer, lease_valid=lease_valid)
 
     def failed(self, writer: W, record: Outgoing[P]) -> list[Final[P]]:
         """Take a failure in hand: it is final at once (the record may have been written, as ever)."""
         writer.done += 1
         writer.slow += 1
-        self.statistics.failed.append(record.sequence)
+        self.statistics.failed.add((record.sequence,))
         self._retire_resolved()
-        return [Final(record, writer.segment, None)]
+        return [Final(record, writer.segment, None, failed=True)]
 
     def pending(self) -> int:
-        """Return how many acknowledged records are not final yet."""
-        return sum(len(w.pending) for w in self.all_writers())
+        """Return how many records that librdkafka reported are not final yet."""
+        return sum(len(w.pending) + len(w.unplaced) for w in self.all_writers())
 
     def give_up_pending(self, keep: Callable[[Outgoing[P]], bool] = lambda _: False) -> list[Final[P]]:
-        """Fail what was acknowledged and is not final: nobody tells in time where its segment ended.
+        """Fail what librdkafka reported and is not final: nobody tells in time where its segment ended.
 
         It may have been written, so it is never sent again.
         """
+
+        def late(record: Outgoing[P]) -> bool:
+            return not keep(record)
+
         finals: list[Final[P]] = []
         for writer in self.all_writers():
-            finals += self._counted(writer, finality.give_up(writer, lambda item: not keep(item.record)))
+            finals += self._counted(writer, finality.give_up(writer, late, late))
         self._retire_resolved()
         return finals
 
@@ -148,7 +167,8 @@ class PartitionFence(Generic[P, W]):
         """Fail everything that is not final or waits: nothing will ever be sent again."""
         finals = self.give_up_pending()
         for record in self.drop_waiting():
-            finals.append(Final(record, self.writer_for(record.key_hash, record.sequence).segment, None))
+            segment = self.writer_for(record.key_hash, record.sequence).segment
+            finals.append(Final(record, segment, None, failed=True))
         return finals
 
     def unreported(self) -> int:
@@ -169,11 +189,12 @@ class PartitionFence(Generic[P, W]):
     # -- the view and the lease --------------------------------------------------------------------
 
     def observe(self, state: PartitionState, *, lease_valid: bool) -> list[Final[P]]:
-        """Take a newer state of the control topic; return what became final by it."""
-        if state.revision <= self.state.revision and state.epoch <= self.state.epoch:
-            return []
+        """Take what the control topic says next; return what became final by it.
+
+        The order of the log decides, not the revision: what comes later counts.
+        """
         was_fenced = bool(self.state.fenced_segments())
-        self._adopt(state)
+        self._adopt(state, awaited=lease_valid and not self.suspended)
         if state.fenced_segments() and not was_fenced:
             self.statistics.fences += 1
         return self.resolve(lease_valid=lease_valid)
@@ -182,18 +203,14 @@ class PartitionFence(Generic[P, W]):
         """Look at everything pending again (the view or the lease is newer); return what became final."""
         finals: list[Final[P]] = []
         for writer in self.all_writers():
+            if writer.end is not None:
+                finality.rule_out(writer, writer.end)
             finals += self._resolve(writer, lease_valid=lease_valid)
         return finals
-
-    def register(self) -> None:
-        """Stay closed until the control topic was read to an end asked for behind our registration."""
-        self.transactions.registering = True
-        self.suspend(True)
 
     def suspend(self, suspended: bool) -> None:
         """Close or reopen everything: without a valid lease nothing new is sent."""
         self.suspended = suspended
-        self.transactions.registering &= suspended
         self._reopen()
 
     def transaction(self, active: bool, *, aborted: bool = False) -> None:
@@ -226,44 +243,42 @@ class PartitionFence(Generic[P, W]):
             self._remember(writer)
         return dict(self.statistics.delivered)
 
-    # -- rejected records --------------------------------------------------------------------------
+    # -- records whose place is not known ----------------------------------------------------------
 
-    def unclear(self) -> list[tuple[W, list[int]]]:
-        """Return closed segments with rejected records, whose log must be looked at for their numbers."""
-        found = []
-        for writer in self.closing:
-            numbers = [item.record.sequence for item in writer.pending if finality.rejected(item)]
-            if numbers and writer.in_flight == 0 and self._end(writer) is not None:
-                found.append((writer, numbers))
-        return found
+    def unclear(self) -> list[W]:
+        """Return the writers of closed segments whose log must be looked at for what is unplaced."""
+        return [w for w in self.closing if w.unplaced and w.in_flight == 0 and w.end is not None]
 
-    def looked_up(self, writer: W, found: Mapping[int, int] | None) -> list[Final[P]]:
-        """Say where rejected records were found after all (number to offset); the others are not written.
+    def looked_up(self, writer: W, found: Mapping[int, int], *, complete: bool) -> list[Final[P]]:
+        """Say where unplaced records were found after all (number to offset).
 
-        None: the log is gone, nobody can tell any more; they fail, for sending them again might double them.
+        ``complete``: nothing else of them stands before the segment's end, it is sent again. Else nobody can
+        tell any more what the log held: it is gone, or its beginning. Whatever may have been written fails,
+        for sending it again might double it.
         """
-        end = self._end(writer)
-        if end is None:
+        if writer.end is None or not writer.unplaced:
             return []
-        lost: list[Final[P]] = []
-        if found is None:
-            lost = self._counted(writer, finality.give_up(writer, finality.rejected))
-        else:
-            finality.place(writer, found, end)
+        lost = self._counted(writer, finality.place(writer, found, writer.end, complete=complete))
         return lost + self._resolve(writer, lease_valid=False)
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _adopt(self, state: PartitionState) -> None:
+    def _adopt(self, state: PartitionState, *, awaited: bool = False) -> None:
         layout = Layout.of(state.lineage)
+        ends = {segment.id: segment.end for segment in state.lineage}
+        for writer in self.all_writers():  # a segment that the log took back holds nothing that is ever read
+            writer.end = ends.get(writer.segment.id, writer.segment.start)
         known = {w.segment.id: w for w in self.writers}
         writers = [known.pop(s.id) if s.id in known else self._make_writer(s) for s in layout.segments]
         self.closing += [w for w in known.values() if w.unresolved]
         for gone in known.values():
             gone.open = gone.fenced = False
             self._remember(gone)
-        newly = not self.state.fenced_segments()
-        self.transactions.fence_seen(fenced=bool(state.fenced_segments()), newly=newly)
+        if state.fenced_segments():
+            newly = not self.state.fenced_segments() or state.attempt != self.state.attempt
+            self.transactions.fence_seen(newly=newly, awaited=awaited)
+        else:
+            self.transactions.no_fence()
         self.state, self.layout, self.writers = state, layout, writers
         self._fence_writers()
         self.bounds = layout.bounds
@@ -277,14 +292,17 @@ class PartitionFence(Generic[P, W]):
             writer.fenced = writer.segment.id in fenced
 
     def _resolve(self, writer: W, *, lease_valid: bool) -> list[Final[P]]:
+        """Look at what is pending; what is unplaced when its segment ended is looked at by others.
+
+        For this is called for each report, and there may be very many that are unplaced.
+        """
         finals: list[Final[P]] = []
-        end = self._end(writer) if writer.pending else None
-        if end is not None:
-            finals, astray = finality.by_end(writer, end, self.transactions.abandoned)
-            self.backlog.add_strays(astray)
-            self.statistics.strays += len(astray)
-        elif writer.pending:
+        if writer.end is None:
             finals = finality.while_open(writer, lease_valid=lease_valid)
+        elif writer.pending:
+            finals, astray = finality.by_end(writer, writer.end, self.transactions.abandoned)
+            self.backlog.add_strays(astray, self._segment_of)
+            self.statistics.strays += len(astray)
         self._counted(writer, finals)
         self._retire_resolved()
         return finals
@@ -292,23 +310,20 @@ class PartitionFence(Generic[P, W]):
     def _counted(self, writer: W, finals: list[Final[P]]) -> list[Final[P]]:
         """Count records that were pending, and return them."""
         for final in finals:
-            if final.offset is None:
-                self.statistics.failed.append(final.record.sequence)
+            if final.failed:
+                self.statistics.failed.add((final.record.sequence,))
             else:
                 writer.final += 1
         return finals
 
-    def _pend(self, writer: W, item: Acknowledged[P]) -> None:
-        pend = writer.pending.append
+    def _pend(self, writer: W, items: list[Item], item: Item) -> None:
+        pend = items.append
         writer.done += 1
         writer.slow += 1
         pend(item)
 
     def _segment_of(self, record: Outgoing[P]) -> int:
         return self.writer_for(record.key_hash, record.sequence).segment.id
-
-    def _end(self, writer: W) -> int | None:
-        return self.state.lineage.get(writer.segment.id).end
 
     def _retire_resolved(self) -> None:
         resolved = [w for w in self.closing if not w.unresolved]
@@ -325,10 +340,8 @@ class PartitionFence(Generic[P, W]):
         return any(w.segment.range.overlaps(writer.segment.range) for w in self.closing)
 
     def _reopen(self) -> None:
-        astray = self.backlog.strays_by_segment(self._segment_of)
         for writer in self.writers:
-            waits = writer.segment.id in self.backlog.held or writer.segment.id in astray
-            writer.open = not waits and not self._blocked(writer)
+            writer.open = not self.backlog.waits_for(writer.segment.id) and not self._blocked(writer)
 
     def _remember(self, writer: W) -> None:
         self.statistics.delivered[writer.segment.id] = writer.delivered

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from confluent_kafka import KafkaError
 
 from kpsplit.kafka.clock import Deadline
 from kpsplit.producer.control_feed import ControlFeed
 from kpsplit.producer.fence import PartitionFence
 from kpsplit.producer.lease_duty import LeaseDuty
-from kpsplit.producer.lookup import Lookup
+from kpsplit.producer.lookup import Lookup, Search
 from kpsplit.producer.pauses import PauseClock
-from kpsplit.producer.routes import Fence
+from kpsplit.producer.routes import Fence, RouteWriter
 from kpsplit.producer.takeover import Takeover
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.fence_answers import to_acknowledge
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.claims import Claim, claim_key, encode_claim
+from kpsplit.splitter.records.keys import CONTROL_TOPIC, control_partition
 from kpsplit.splitter.records.producers import PauseReport
 
 ANSWER_SECONDS = 5.0
+_LOG_GONE = KafkaError(
+    KafkaError._MSG_TIMED_OUT,
+    "its acknowledgement was lost, and the log that could tell was deleted before this producer looked: it "
+    "may have been written, and is not sent again",
+)
 
 
 class FenceDuty:
@@ -70,9 +80,12 @@ class FenceDuty:
             return
         known = self._takeovers.get(parent)
         if self._dispatcher.settings.takeover and (known is None or known.attempt_id != attempt.id):
-            self._takeovers[parent] = Takeover(
-                self._feed.connection, parent, attempt.id, attempt.max_pause_ms / 1000
-            )
+            pause, announce = attempt.max_pause_ms / 1000, partial(self._announce, parent)
+            self._takeovers[parent] = Takeover(self._feed.connection, parent, attempt.id, pause, announce)
+
+    def _announce(self, parent: PhysicalPartition, claim: Claim) -> None:
+        writer, place = self._feed.registration.writer(), control_partition(parent)
+        writer.send(CONTROL_TOPIC, claim_key(parent), encode_claim(claim), place)
 
     # -- in every turn -----------------------------------------------------------------------------
 
@@ -119,7 +132,7 @@ class FenceDuty:
     def report_pauses(self) -> None:
         """Take over what is due; tell operators how long pauses were that are over."""
         for takeover in list(self._takeovers.values()):
-            takeover.check()
+            takeover.check(self._feed.following().view)
         with self._dispatcher.lock.first:
             fences = self._dispatcher.fences()
             self._over += [p for f in fences if (p := self._pauses.over(f)) is not None]
@@ -129,21 +142,40 @@ class FenceDuty:
             self._over.pop(0)
 
     def look_up(self) -> None:
-        """Look for rejected records in the log, in a thread of its own: a log can be long."""
-        dispatcher = self._dispatcher
-        with dispatcher.lock.first:
-            unclear = [(f, w, set(n)) for f in dispatcher.fences() for w, n in f.unclear()]
-        for fence, writer, numbers in unclear:
-            segment = fence.state.lineage.get(writer.segment.id)
-            place = (fence.state.parent, segment.id)
-            lookup = self._lookups.get(place)
-            if lookup is None:
-                self._lookups[place] = Lookup(self._feed.connection, segment, dispatcher.instance, numbers)
-            elif lookup.done():
+        """Look for records in the log whose place is not known, in a thread of its own: a log can be long."""
+        begun: dict[tuple[PhysicalPartition, int], Search] = {}
+        unclear: dict[tuple[PhysicalPartition, int], tuple[Fence, RouteWriter]] = {}
+        with self._dispatcher.lock.first:
+            for fence in self._dispatcher.fences():
+                for writer in fence.unclear():
+                    place = (fence.state.parent, writer.segment.id)
+                    unclear[place] = (fence, writer)
+                    if place not in self._lookups:
+                        begun[place] = self._search(fence, writer)
+        self._lookups = {place: lookup for place, lookup in self._lookups.items() if place in unclear}
+        for place, search in begun.items():
+            self._lookups[place] = Lookup(self._feed.connection, search)
+        for place, (fence, writer) in unclear.items():
+            lookup = self._lookups[place]
+            if place not in begun and lookup.done():
+                lookup.check()
                 del self._lookups[place]
-                found = lookup.result()
-                with dispatcher.lock.first:
-                    dispatcher.reporter.tell(fence, fence.looked_up(writer, found))
+                self._looked_up(fence, writer, lookup.search)
+
+    def _search(self, fence: Fence, writer: RouteWriter) -> Search:
+        """Return the search for what is unplaced: no more is added to it once nothing is in flight."""
+        name = writer.segment.source.topic
+        first = min(item.earliest for item in writer.unplaced)
+        wanted = {item.record.sequence for item in writer.unplaced}
+        segment = fence.state.lineage.get(writer.segment.id)
+        home, topic_id = fence.state.home(segment.source), fence.state.topic_id_of(name) or None
+        instance = self._dispatcher.instance
+        return Search(segment, first, home, instance, wanted, topic_id, lambda: fence.state.is_retired(name))
+
+    def _looked_up(self, fence: Fence, writer: RouteWriter, search: Search) -> None:
+        with self._dispatcher.lock.first:
+            finals = fence.looked_up(writer, search.found, complete=search.complete)
+            self._dispatcher.reporter.tell(fence, finals, None if search.complete else _LOG_GONE)
 
 
 def only_holds(fence: PartitionFence[Any, Any]) -> bool:

@@ -4,9 +4,11 @@ A fence that is seen inside a transaction is *deferred*: the transaction goes on
 final as before, and the fence holds and is acknowledged when it has ended. Otherwise an application that
 flushes before it commits would wait for the end of the fence, and the fence for that of the transaction.
 
-That is safe because an operator waits for a producer with transactions, or has fenced its transactional id.
-One that looked at the registrations before ours was there does neither: its fence is in the first view that
-could open the segments to us, and holds at once.
+That is safe because an operator waits for each producer with transactions that answered its PREPARE in time,
+until the producer acknowledges the fence or the attempt is rolled back. A producer that has a valid lease for
+the segments when it sees the fence has answered in time. In every other case the fence holds at once: the
+operator may go on without us, and may cut the log at any moment. The transaction is committed only with
+records that are final.
 
 Records of an aborted transaction are never sent again.
 """
@@ -17,14 +19,12 @@ from __future__ import annotations
 class FenceTransactions:
     """See the module.
 
-    ``deferred``: a fence waits for the end of the transaction under way; ``registering``: there may be a
-    fence whose operator does not know us.
+    ``deferred``: a fence waits for the end of the transaction under way.
     """
 
     def __init__(self) -> None:
         self.active = False
         self.deferred = False
-        self.registering = False
         self._began = 0
         self._aborted: list[range] = []
 
@@ -41,9 +41,17 @@ class FenceTransactions:
         if aborted:
             self._aborted.append(range(self._began, next_sequence))
 
-    def fence_seen(self, *, fenced: bool, newly: bool) -> None:
-        """Take the fence of a newer view."""
-        self.deferred = fenced and (self.deferred or (newly and self.active and not self.registering))
+    def fence_seen(self, *, newly: bool, awaited: bool) -> None:
+        """Take a view in which a fence is on. ``newly``: of another attempt than in the view before.
+
+        ``awaited``: we have a valid lease, so the operator counts on our acknowledgement.
+        """
+        if newly:
+            self.deferred = awaited and self.active
+
+    def no_fence(self) -> None:
+        """Take a view without a fence."""
+        self.deferred = False
 
     def abandoned(self, sequence: int) -> bool:
         """Tell whether a record is of an aborted transaction."""

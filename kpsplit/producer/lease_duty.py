@@ -6,19 +6,18 @@ from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.end_request import EndRequest
 from kpsplit.producer.control_feed import ControlFeed
-from kpsplit.producer.lease import Renewal, owes, seen
+from kpsplit.producer.lease import owes
 
 EXPIRY_SECONDS = 0.5
 RETRY_SECONDS = 0.05
 
 
 class LeaseDuty:
-    """Owned by the library's thread. ``adopted``: up to where the control topic is applied to the fences."""
+    """Owned by the library's thread. ``adopted``: the tail's progress that is applied to the fences."""
 
     def __init__(self, feed: ControlFeed) -> None:
         self._feed = feed
         self._dispatcher = feed.dispatcher
-        self._renewal = Renewal()
         self._request: EndRequest | None = None
         self._renew_at = 0.0
         self._expire_at = 0.0
@@ -56,7 +55,7 @@ class LeaseDuty:
         except KpsplitError:
             self._request = None
             raise
-        if not tail.reached(ends) or self.adopted < ends[0]:
+        if not tail.reached(ends) or self.adopted != tail.progress():
             return
         self._request = None
         self._renew_from(request.asked)
@@ -64,18 +63,13 @@ class LeaseDuty:
     def _asked(self) -> EndRequest | None:
         """Return the question for the control topic's end that is on its way, None if it is not time yet."""
         if self._request is None and monotonic() >= self._renew_at:
-            states, own = self._feed.states(), self._feed.registration
-            owing = owes(states, own.record)
-            if self._renewal.must_register(lease_valid=self._dispatcher.lease_valid(), owing=owing):
-                self._renewal.registering(seen(states))
-                own.renew(Deadline(self._feed.lease_seconds()))
+            self._feed.registration.register_again(Deadline(self._feed.lease_seconds()))
             self._request = self._feed.following().ask_end()
         return self._request
 
     def _renew_from(self, asked: float) -> None:
-        dispatcher, states = self._dispatcher, self._feed.states()
-        owing = owes(states, self._feed.registration.record)
-        if not self._renewal.renews(seen(states), lease_valid=dispatcher.lease_valid(), owing=owing):
+        dispatcher, own = self._dispatcher, self._feed.registration
+        if owes(self._feed.states(), own.record) or not own.renews(asked):
             self._renew_at = monotonic() + RETRY_SECONDS
             return
         lease = self._feed.lease_seconds()

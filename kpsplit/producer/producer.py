@@ -15,7 +15,6 @@ from confluent_kafka.admin import ClusterMetadata
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.producers_log import end_of_registrations
 from kpsplit.producer import accounts, closing, fork_guard
 from kpsplit.producer.batch import send_batch
 from kpsplit.producer.config import split_config
@@ -27,6 +26,7 @@ from kpsplit.producer.messages import Callback, Headers
 from kpsplit.producer.polling import SLICE_SECONDS, Polling, deadline_of
 from kpsplit.producer.reentry import holds_lock, refuse_reentry
 from kpsplit.producer.statistics import LayoutStats
+from kpsplit.producer.topic_lookup import partitions_known
 from kpsplit.producer.transactions import Transactions
 from kpsplit.producer.weak_call import weakly
 
@@ -35,7 +35,6 @@ ABANDON_SECONDS = 1.0
 CERTIFY_SECONDS = 10.0
 TIME_OUTS_SECONDS = 5.0
 """How much later than its time librdkafka may tell that a record timed out (it looks once a second)."""
-LOOK_AT_REGISTRATIONS_SECONDS = 15.0
 LOOK_SECONDS = 0.005
 """How often flush() looks whether a fence has let go of what it held."""
 
@@ -68,12 +67,11 @@ class Producer(confluent_kafka.Producer):
         self._dispatcher = dispatcher
         self._connection = Connection.of_application(rdkafka)
         self._coordinator: Coordinator | None = None
-        self._end_asked = False
-        self._registrations_end: int | None = None
         queued = super().__len__
         self._polling = Polling(dispatcher)
         self._transactions = Transactions(dispatcher, self._polling, super().flush, queued)
         self._general = GeneralPath(dispatcher, queued, self._start)
+        closing.close_at_exit(self)
         self._produce = make_produce(dispatcher, super().produce, settings.on_delivery, self._general.produce)
         if type(self).produce is Producer.produce:
             self.__dict__["produce"] = self._produce  # one call less per record
@@ -122,6 +120,7 @@ class Producer(confluent_kafka.Producer):
                 self._dispatcher,
                 weakly(self, confluent_kafka.Producer.poll),
                 weakly(self, confluent_kafka.Producer.__len__),
+                weakly(self, partitions_known),
             )
         if self._coordinator.ident is None:  # also after a start that was interrupted, or failed
             self._coordinator.start()
@@ -197,18 +196,9 @@ class Producer(confluent_kafka.Producer):
     # -- transactions ------------------------------------------------------------------------------
 
     def init_transactions(self, timeout: float = -1) -> None:
-        """Take the transactional id, as ``confluent_kafka.Producer.init_transactions`` does.
-
-        Operators no longer fence the id because of a producer that had it before and is silent.
-        """
+        """Take the transactional id, as ``confluent_kafka.Producer.init_transactions`` does."""
         self._polling.check_free()
-        deadline = deadline_of(timeout)
-        if not self._end_asked:  # once: librdkafka may take the id behind a call that timed out
-            self._end_asked = True
-            seconds = min(deadline.left() / 2, LOOK_AT_REGISTRATIONS_SECONDS)
-            self._registrations_end = end_of_registrations(self._connection, seconds)
-        super().init_transactions(-1 if timeout is None or timeout < 0 else deadline.left())
-        self._dispatcher.fenced_below = self._registrations_end
+        super().init_transactions(timeout)
 
     def begin_transaction(self) -> None:
         """Begin a transaction, as ``confluent_kafka.Producer.begin_transaction`` does."""
@@ -292,6 +282,15 @@ class Producer(confluent_kafka.Producer):
         self._general.closed = True
         self._retire(ABANDON_SECONDS)
         closing.locked(self._dispatcher, self._dispatcher.clear_routes)
+
+    def _leave(self, deadline: Deadline) -> None:
+        """Say that it closed; for the interpreter's exit only (``closing``)."""
+        if self._general.closed or self._dispatcher.forked or self._coordinator is None:
+            return
+        self._general.closed = True
+        coordinator = self._retire(min(ABANDON_SECONDS, deadline.left()))
+        if coordinator is not None and not coordinator.is_alive():
+            coordinator.certify(accounts.certificates(self._dispatcher), deadline)
 
     def _retire(self, timeout: float | None) -> Coordinator | None:
         """End the library's thread, and give up the lease."""

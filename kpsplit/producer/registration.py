@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from kpsplit.errors import RecordError
+from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.ports import Deadline
@@ -15,9 +17,13 @@ from kpsplit.splitter.records.producers import Certificate, PauseReport, Produce
 class Registration:
     """Keeps the record and publishes it; every write is acknowledged before the call returns.
 
+    A registration is good for one lease, and as long as the lease is renewed. Operators may remove one that
+    is over, at any time later. So nothing is written under it any more: the next write is a new registration,
+    with its own key and with everything that the record says.
+
     Every method raises KpsplitError if the write is not known to have succeeded. What it would have promised
     is then not in ``record``; what an operator may hold against us is: the topics, for we must answer for
-    them, and the generation, for it may be expired already and is never used twice.
+    them.
     """
 
     def __init__(
@@ -26,24 +32,42 @@ class Registration:
         instance: int,
         client_id: str,
         transactional_id: str | None,
-        fenced_below: int | None = None,
+        lease_seconds: Callable[[], float],
     ) -> None:
         self._connection = connection
+        self._lease_seconds = lease_seconds
         self._writer: AcknowledgedWriter | None = None
         self._published = False
         self._registered: frozenset[str] = frozenset()
+        self._began = self._good_until = 0.0
+        self._over: list[bytes] = []
         self.record = ProducerRecord(
             instance=instance,
             generation=1,
             client_id=client_id,
             transactional_id=transactional_id,
-            fenced_below=fenced_below,
         )
+
+    def writer(self) -> AcknowledgedWriter:
+        """Return the client that writes the record; it may write others too."""
+        self._writer = self._writer or AcknowledgedWriter(self._connection, "registration")
+        return self._writer
 
     @property
     def registered(self) -> bool:
         """Tell whether any topic is registered."""
         return self._published
+
+    def is_over(self) -> bool:
+        """Tell whether operators may go on without us until we register again."""
+        return self._published and monotonic() >= self._good_until
+
+    def renews(self, asked: float) -> bool:
+        """Tell whether a reading that was asked for then may renew the lease; if so, go on with it."""
+        if self._published and (asked < self._began or self.is_over()):
+            return False
+        self._good_until = max(self._good_until, asked + self._lease_seconds())
+        return True
 
     def add_topic(self, topic: str, ready: dict[str, str], deadline: Deadline) -> None:
         """Register a topic, with the answers to its PREPAREs; the caller then reads the control topic."""
@@ -51,13 +75,11 @@ class Registration:
             return
         topics = tuple(sorted({*self.record.topics, topic}))
         self.record = replace(self.record, topics=topics)
-        self._published = True
         self._publish(replace(self.record, ready={**self.record.ready, **ready}), deadline)
 
-    def renew(self, deadline: Deadline) -> None:
-        """Register again after the lease ran out: operators may have expired the old generation."""
-        if self._published:
-            self.record = replace(self.record, generation=self.record.generation + 1)
+    def register_again(self, deadline: Deadline) -> None:
+        """Register anew if the registration is over."""
+        if self.is_over():
             self._publish(self.record, deadline)
 
     def answer_ready(self, partition: str, attempt_id: str, deadline: Deadline) -> None:
@@ -88,11 +110,24 @@ class Registration:
             self._publish(replace(closed, certificates=said), deadline)
 
     def _publish(self, record: ProducerRecord, deadline: Deadline) -> None:
-        self._writer = self._writer or AcknowledgedWriter(self._connection, "registration")
-        offset = self._writer.write(PRODUCERS_TOPIC, record.key, record.encode(), deadline)
-        self.record = record if record.since is not None else replace(record, since=offset)
-        self._published = True
+        anew, began = not self._published or self.is_over(), monotonic()
+        if anew:
+            record = self._renumbered(record)
+        removed = [(key, None) for key in self._over]
+        self.writer().write_all(PRODUCERS_TOPIC, [(record.key, record.encode()), *removed], deadline)
+        if anew:
+            self._began, self._good_until = began, began + self._lease_seconds()
+        self._over.clear()
+        self.record = record
         self._registered = frozenset(record.topics)
+
+    def _renumbered(self, record: ProducerRecord) -> ProducerRecord:
+        """Return the record of the next registration; it is over until it is known to be written."""
+        if self._published:
+            self._over.append(self.record.key)
+            self.record = replace(self.record, generation=self.record.generation + 1)
+        self._published, self._good_until = True, 0.0
+        return replace(record, generation=self.record.generation)
 
 
 def _fits(record: ProducerRecord) -> bool:

@@ -24,18 +24,25 @@ from kpsplit.producer.messages import (
 )
 from kpsplit.producer.reentry import holds_lock
 from kpsplit.producer.routes import Fence, RouteWriter
-from kpsplit.producer.segment_writer import Final, Outgoing
+from kpsplit.producer.segment_writer import Answer, Final, Outgoing
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import SegmentKind
 
-_REJECTIONS = frozenset(
-    {
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError._UNKNOWN_PARTITION,
-    }
-)
+_ANSWERS = {
+    KafkaError.MSG_SIZE_TOO_LARGE: Answer.SEALED,
+    KafkaError.UNKNOWN_TOPIC_OR_PART: Answer.GONE,
+    KafkaError.UNKNOWN_TOPIC_ID: Answer.GONE,
+    KafkaError.INCONSISTENT_TOPIC_ID: Answer.GONE,
+    KafkaError._UNKNOWN_TOPIC: Answer.GONE,
+    KafkaError._UNKNOWN_PARTITION: Answer.GONE,
+    KafkaError._DESTROY: Answer.GONE,
+    KafkaError._DESTROY_BROKER: Answer.GONE,
+}
+"""What the hard seal and the deletion of a sub-topic make of records that are on their way to it.
+
+``_DESTROY``: what was in flight when librdkafka (2.16) let go of a partition that is not in its metadata any
+more. Every other code fails the record at once, as with the original: no operation of kpsplit causes it.
+"""
 _GIVEN_UP = KafkaError(KafkaError._PURGE_INFLIGHT)
 """The error of a record that was acknowledged and will not be looked after any more."""
 
@@ -76,6 +83,8 @@ class Reporter:
         def as_is(record: Bound, error: Any, message: Any) -> None:
             if error is None and clock() < writer.good_until:
                 writer.done += 1
+                writer.last_number = record
+                writer.last_offset = message.offset()
                 callback(None, message)  # type: ignore[misc]
             else:
                 slow(fence, writer, callback, record, error, message)
@@ -83,6 +92,8 @@ class Reporter:
         def in_logical_terms(record: Bound, error: Any, message: Any) -> None:
             if error is None and clock() < writer.good_until:
                 writer.done += 1
+                writer.last_number = record
+                writer.last_offset = message.offset()
                 callback(None, wrapped_one(message, segment, parent))  # type: ignore[misc]
             else:
                 slow(fence, writer, callback, record, error, message)
@@ -90,6 +101,8 @@ class Reporter:
         def quietly(record: Bound, error: Any, message: Any) -> None:
             if error is None and clock() < writer.good_until:
                 writer.done += 1
+                writer.last_number = record
+                writer.last_offset = message.offset()
             else:
                 slow(fence, writer, callback, record, error, message)
 
@@ -104,7 +117,7 @@ class Reporter:
         """
         for final in finals:
             content, error = final.record.payload, None
-            if final.offset is None:
+            if final.failed:
                 self._context.failures += not fence.transactions.abandoned(final.record.sequence)
                 error = gave_up or content.error or _GIVEN_UP
             if content.callback is None or (self._context.settings.only_errors and error is None):
@@ -113,7 +126,7 @@ class Reporter:
 
     def _message(self, fence: Fence, final: Final[Content], error: Any) -> Any:
         content, parent = final.record.payload, fence.state.parent
-        if error is content.error or final.offset is not None:
+        if error is content.error or not final.failed:
             return logical_message(content.message, final.segment, parent, final.offset)
         return lost_message(content.message, parent, final.segment.source, error)
 
@@ -137,10 +150,11 @@ class Reporter:
         context = self._context
         with context.lock:
             valid = context.lease_valid()
-            if error is None:
+            answer = self._answer(writer, error, message)
+            if answer is not None:
+                finals = fence.unplaced(writer, record, answer, lease_valid=valid)
+            elif error is None:
                 finals = fence.acknowledged(writer, record, message.offset(), lease_valid=valid)
-            elif self._may_be_written(writer, error):
-                finals = fence.rejected(writer, record, lease_valid=valid)
             else:
                 finals = fence.failed(writer, record)
             if context.fatal is not None:
@@ -148,12 +162,14 @@ class Reporter:
             self.tell(fence, finals)
             context.wake.set()
 
-    def _may_be_written(self, writer: RouteWriter, error: Any) -> bool:
-        """Tell whether a rejection may be a seal's, while an earlier try is in the log.
+    def _answer(self, writer: RouteWriter, error: Any, message: Any) -> Answer | None:
+        """Return what to look a record up for, None if its report says all.
 
         Inside a transaction a rejected record makes the application abort, written or not.
         """
+        if error is None:
+            return Answer.WRITTEN if message.offset() is None else None
         sealable = (
             writer.segment.kind is SegmentKind.PHANTOM and self._context.settings.transactional_id is None
         )
-        return sealable and error.code() in _REJECTIONS
+        return _ANSWERS.get(error.code()) if sealable else None

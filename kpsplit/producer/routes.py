@@ -15,13 +15,14 @@ from kpsplit.producer.fence import PartitionFence
 from kpsplit.producer.messages import Callback, Content, Report
 from kpsplit.producer.segment_writer import SegmentWriter
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
+from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.stamp import HEADER, prefix
 
 STICKY_SECONDS = 0.01
 """Records without a key stay on one partition for so long, so that they share batches."""
 
-_PREFIX_AND_NUMBER = Struct(">13sQ").pack
+_PREFIX_AND_NUMBER = Struct(">21sQ").pack
 stamp_header = HEADER
 complete_stamp = _PREFIX_AND_NUMBER
 
@@ -34,7 +35,7 @@ class RouteWriter(SegmentWriter[Content]):
     callbacks to the functions that, bound to a record, librdkafka calls for them.
     """
 
-    __slots__ = ("_epoch", "good_until", "identity", "partition", "reports", "stamp_prefix", "topic")
+    __slots__ = ("_stamped", "good_until", "identity", "partition", "reports", "stamp_prefix", "topic")
 
     def __init__(self, segment: Segment, parent: PhysicalPartition) -> None:
         super().__init__(segment)
@@ -42,14 +43,15 @@ class RouteWriter(SegmentWriter[Content]):
         self.partition = segment.source.partition
         self.identity = is_identity(segment, parent)
         self.stamp_prefix = b""
-        self._epoch = -1
+        self._stamped: tuple[int, int] | None = None
         self.good_until = 0.0
         self.reports: dict[Callback | None, Report] = {}
 
-    def use_epoch(self, epoch: int, instance: int) -> None:
-        """Stamp later records with this epoch."""
-        if epoch != self._epoch:
-            self._epoch, self.stamp_prefix = epoch, prefix(epoch, instance)
+    def stamp_as(self, state: PartitionState, instance: int) -> None:
+        """Stamp later records with the epoch of a view, and with its name for this physical partition."""
+        stamped = (state.epoch, state.home(self.segment.source))
+        if stamped != self._stamped:
+            self._stamped, self.stamp_prefix = stamped, prefix(stamped[0], instance, stamped[1])
 
 
 Fence = PartitionFence[Content, RouteWriter]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import confluent_kafka
 
 from kpsplit.producer.producer import CLOSE_SECONDS, Producer
 
+K = TypeVar("K")
+V = TypeVar("V")
 
-class SerializingProducer(confluent_kafka.SerializingProducer, Producer):  # type: ignore[misc]
+
+class SerializingProducer(  # type: ignore[misc]
+    confluent_kafka.SerializingProducer, Producer, Generic[K, V]
+):
     """Drop-in for ``confluent_kafka.SerializingProducer``, with the same ``key.serializer`` and the like."""
 
     def produce(  # type: ignore[override]

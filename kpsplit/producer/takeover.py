@@ -9,14 +9,19 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from collections.abc import Callable
+from secrets import token_hex
 
-from kpsplit.errors import KpsplitError
+from kpsplit.errors import ConflictError, KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import OperationLog
-from kpsplit.splitter import steps
+from kpsplit.splitter.claim_queue import Announce, ClaimQueue, Go, Wait
+from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.events import Abort
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import EndedBy
+from kpsplit.splitter.partition_state import EndedBy, PartitionState
+from kpsplit.splitter.records.claims import Claim
 from kpsplit.splitter.states import Phase
 
 log = logging.getLogger(__name__)
@@ -25,6 +30,8 @@ GRACE_SECONDS = 1.0
 """An operator aborts by itself at max-pause; only one that is gone needs this much longer."""
 SPREAD_SECONDS = 1.5
 """Producers do not all claim at the same moment."""
+UNSEEN_SECONDS = 5.0
+"""How long an announcement is waited for in the view."""
 CLAIM_SECONDS = 60.0
 RETRY_SECONDS = 2.0
 
@@ -32,48 +39,113 @@ RETRY_SECONDS = 2.0
 class Takeover:
     """Watches one fence; ``check`` is called by the library's thread, the claim runs in one of its own."""
 
-    def __init__(self, connection: Connection, parent: PhysicalPartition, attempt_id: str, max_pause: float):
+    def __init__(
+        self,
+        connection: Connection,
+        parent: PhysicalPartition,
+        attempt_id: str,
+        max_pause: float,
+        announce: Callable[[Claim], None],
+    ) -> None:
         self.attempt_id = attempt_id
         self._connection = connection
         self._parent = parent
-        self._due = monotonic() + max_pause + GRACE_SECONDS + random.uniform(0.0, SPREAD_SECONDS)
+        self._spread = random.uniform(0.0, SPREAD_SECONDS)
+        self._due = monotonic() + max_pause + GRACE_SECONDS + self._spread
+        self._queue = ClaimQueue(token_hex(8))
         self._thread: threading.Thread | None = None
+        self._announce = announce
+        self._announced: Claim | None = None
+        self._unseen_until = 0.0
+        self._waits = False
 
-    def check(self) -> None:
-        """Start the claim when it is due."""
-        if monotonic() < self._due or (self._thread is not None and self._thread.is_alive()):
-            return
-        self._thread = threading.Thread(target=self._run, name="kpsplit-takeover", daemon=True)
-        self._thread.start()
+    def check(self, view: ControlView) -> None:
+        """Start the claim when it is due and its turn has come."""
+        decision = self.look(view)
+        if (self._thread is None or not self._thread.is_alive()) and self.begins(decision):
+            self._thread = threading.Thread(target=self._run, name="kpsplit-takeover", daemon=True)
+            self._thread.start()
+
+    def look(self, view: ControlView) -> Announce | Wait | Go:
+        """Return whose turn it is as far as the view tells; who is at it hears of that, too."""
+        state, now = view.state(self._parent), monotonic()
+        revision = 0 if state is None else state.revision
+        decision = self._queue.decide(revision, view.claims.get(self._parent, ()), now)
+        self._waits = isinstance(decision, Wait)
+        if self._waits:
+            self._due = max(self._due, now + self._spread)
+        return decision
+
+    def begins(self, decision: Announce | Wait | Go) -> bool:
+        """Tell whether to begin the claim now; what is to be announced first is.
+
+        So only one producer opens clients and asks brokers that may be slow already. An announcement that is
+        not seen (another operator's open transaction hides it, say) keeps nobody from looking for itself.
+        """
+        now = monotonic()
+        if now < self._due:
+            return False
+        if isinstance(decision, Announce):
+            if decision.claim != self._announced:
+                self._announced, self._unseen_until = decision.claim, now + UNSEEN_SECONDS
+                self._announce(decision.claim)
+            return now >= self._unseen_until
+        return isinstance(decision, Go)
+
+    def roll_back(self, connection: Connection) -> bool:
+        """Roll back, as the function does; give up when the turn is seen to be somebody else's."""
+        return roll_back(connection, self._parent, self.attempt_id, self._queue, lambda: self._waits)
+
+    def rest(self) -> None:
+        """Begin the next try a while after this one."""
+        self._due = monotonic() + RETRY_SECONDS
 
     def _run(self) -> None:
-        began = monotonic()
         try:
-            roll_back(self._connection, self._parent, self.attempt_id)
+            self.roll_back(self._connection)
+        except ConflictError as error:
+            log.info("somebody else takes over %s: %s", self._parent, error)
         except KpsplitError as error:
             log.warning("could not take over %s: %s", self._parent, error)
         finally:
-            # Claims fence each other: producers whose claims are slow must not all go on at the same pace.
-            self._due = monotonic() + RETRY_SECONDS + random.uniform(0.0, monotonic() - began)
+            self.rest()
 
 
-def roll_back(connection: Connection, parent: PhysicalPartition, attempt_id: str) -> bool:
+def roll_back(
+    connection: Connection,
+    parent: PhysicalPartition,
+    attempt_id: str,
+    queue: ClaimQueue | None = None,
+    waits: Callable[[], bool] = lambda: False,
+) -> bool:
     """Claim an operation and roll back the attempt if it still holds its fence; tell whether it did.
+
+    Of all that want to do this one does, and the others wait; ``queue`` is what an earlier try knows of them.
+    ``waits``: somebody else has the turn, which is known without asking; this one gives up.
 
     Raises:
         KpsplitError: the claim failed; nothing was changed, or somebody else is at it.
     """
     deadline = Deadline(CLAIM_SECONDS)
-    operation = OperationLog(connection, parent)
+    operation = OperationLog(connection, parent, queue)
+    operation.connect()
+
+    def fit(state: PartitionState) -> bool:
+        if waits():
+            raise ConflictError(f"{parent}: the turn to claim it is somebody else's", retriable=True)
+        return _holds_its_fence(state, attempt_id)
+
     try:
-        state = operation.claim(deadline)
-        if state.phase is not Phase.FENCED or state.attempt is None or state.attempt.id != attempt_id:
+        state = operation.claim(deadline, fit)
+        if not _holds_its_fence(state, attempt_id):
             return False
-        event = steps.settle(state, EndedBy.TAKEOVER, "the operator did not finish within max-pause")
-        if event is None:
-            return False
-        operation.record(state, event, deadline)
+        reason = "the operator did not finish within max-pause"
+        operation.record(state, Abort(attempt_id, EndedBy.TAKEOVER, reason), deadline)
         log.warning("rolled back attempt %s on %s: its operator is gone", attempt_id, parent)
         return True
     finally:
         operation.close()
+
+
+def _holds_its_fence(state: PartitionState, attempt_id: str) -> bool:
+    return state.phase is Phase.FENCED and state.attempt is not None and state.attempt.id == attempt_id

@@ -14,33 +14,44 @@ from kpsplit.producer.control_feed import ControlFeed
 from kpsplit.producer.fence_duty import FenceDuty
 from kpsplit.producer.lease_duty import LeaseDuty
 from kpsplit.producer.routes import PASS_THROUGH, Fence, RouteWriter, TopicRoute, check_partitioner
-from kpsplit.producer.topic_lookup import partition_count
+from kpsplit.producer.topic_lookup import PartitionCounts
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.fence_answers import to_answer
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.states import Phase
 
-METADATA_SECONDS = 300.0
-"""How often the partition count of topics is looked at again (librdkafka's topic.metadata.refresh)."""
 REGISTRATION_SECONDS = 10.0
+LEARN_AGAIN_SECONDS = 1.0
+"""How soon a topic that grows is looked at again: brokers, and the client, see it one after the other."""
 
 
 class TopicDuty:
     """Owned by the library's thread. ``queued`` is len() of the application's plain producer.
 
+    ``learn`` has that producer look at a topic; it tells how many partitions the producer knows then.
+    ``create`` has brokers create a topic that is not enrolled, if it is missing; it does not wait.
     ``transitions``: topics that became enrolled while we wrote to them, and since when.
     """
 
     def __init__(
-        self, feed: ControlFeed, lease: LeaseDuty, fences: FenceDuty, queued: Callable[[], int]
+        self,
+        feed: ControlFeed,
+        lease: LeaseDuty,
+        fences: FenceDuty,
+        queued: Callable[[], int],
+        learn: Callable[[str], int],
+        create: Callable[[str], None],
     ) -> None:
         self._feed = feed
         self._dispatcher = feed.dispatcher
         self._lease = lease
         self._fences = fences
         self._queued = queued
+        self._learn = learn
+        self._create = create
         self._metadata_at = 0.0
+        self._new, self._known = PartitionCounts(), PartitionCounts()
         self.transitions: dict[str, float] = {}
 
     # -- topics that are not enrolled --------------------------------------------------------------
@@ -48,8 +59,13 @@ class TopicDuty:
     def none_enrolled(self) -> None:
         """Send everything as it is: there is no control topic (``lock`` held)."""
         for topic in list(self._dispatcher.unrouted):
-            self._dispatcher.routes[topic] = PASS_THROUGH
+            self._pass_through(topic)
             self._dispatcher.held.route(topic)
+
+    def _pass_through(self, topic: str) -> None:
+        if topic not in self._dispatcher.routes:
+            self._create(topic)
+        self._dispatcher.routes[topic] = PASS_THROUGH
 
     def adopt(self, view: ControlView) -> None:
         """Hold the records of topics that passed through and are enrolled in the view (``lock`` held)."""
@@ -107,8 +123,8 @@ class TopicDuty:
                         dispatcher.held.fail_unrouted(topic, not_allowed(error))
                 continue
             with dispatcher.lock.first:
-                if topic not in tail.view.enrolments:
-                    dispatcher.routes.setdefault(topic, PASS_THROUGH)
+                if topic not in dispatcher.routes and topic not in tail.view.enrolments:
+                    self._pass_through(topic)
                 dispatcher.held.route(topic)
         if failed is not None:
             raise failed
@@ -117,7 +133,7 @@ class TopicDuty:
         """Register an enrolled topic and make its fences.
 
         A PREPARE that is in the view already is answered in the same record: an operator whose patience is
-        at its end would otherwise expire the whole registration, other topics' lease or not.
+        at its end would otherwise remove the whole registration, other topics' lease or not.
         """
         states = [s for s in tail.view.states.values() if s.parent.topic == topic]
         preparing = [s for s in states if s.phase is Phase.PREPARING]
@@ -132,7 +148,10 @@ class TopicDuty:
             with self._dispatcher.lock.first:
                 self._refuse(topic, error)
             return
-        count = partition_count(self._feed.admin, topic)
+        self._new.ask(self._feed.admin(), [topic])
+        count = self._new.take(topic)
+        if count is None:
+            return
         self._feed.registration.add_topic(topic, ready, deadline)
         fences = [self._new_fence(enrolment, p, tail.view) for p in range(count)]
         with self._dispatcher.lock.first:
@@ -149,7 +168,7 @@ class TopicDuty:
         if state is None:
             raise KpsplitError(f"topic {enrolment.topic} is not enrolled any more", retriable=True)
         fence: Fence = Fence(state, lambda segment: RouteWriter(segment, parent), self._dispatcher.tally)
-        fence.register()
+        fence.suspend(True)  # until the control topic was read to an end asked for after we registered
         return fence
 
     def _refuse(self, topic: str, error: KpsplitError) -> None:
@@ -159,23 +178,28 @@ class TopicDuty:
 
     def refresh_partition_counts(self) -> None:
         """Follow added partitions: like any producer, keys move to where the partitioner now puts them."""
-        if monotonic() < self._metadata_at:
-            return
-        self._metadata_at = monotonic() + METADATA_SECONDS
+        routes = {t: r for t, r in self._dispatcher.routes.items() if isinstance(r, TopicRoute)}
+        if monotonic() >= self._metadata_at:
+            self._metadata_at = monotonic() + self._dispatcher.settings.metadata_refresh
+            self._known.ask(self._feed.admin(), routes)
         view = self._feed.following().view
         failed: KpsplitError | None = None
-        for topic, route in list(self._dispatcher.routes.items()):
-            if isinstance(route, TopicRoute):
-                try:
-                    self._refresh_partition_count(topic, route, view)
-                except KpsplitError as error:  # one topic that is gone does not stop the others
-                    failed = error
+        for topic in self._known.waiting():
+            try:
+                count = self._known.take(topic)
+                if count is not None and topic in routes:
+                    self._refresh_partition_count(routes[topic], count, view)
+            except KpsplitError as error:  # one topic that is gone does not stop the others
+                failed = error
         if failed is not None:
             raise failed
 
-    def _refresh_partition_count(self, topic: str, route: TopicRoute, view: ControlView) -> None:
+    def _refresh_partition_count(self, route: TopicRoute, count: int, view: ControlView) -> None:
         dispatcher = self._dispatcher
-        count = partition_count(self._feed.admin, topic)
+        if count > route.count:
+            # librdkafka refuses a partition that it has not seen; it looks by itself only minutes later.
+            count = min(count, self._learn(route.enrolment.topic))
+            self._metadata_at = min(self._metadata_at, monotonic() + LEARN_AGAIN_SECONDS)
         added = [self._new_fence(route.enrolment, p, view) for p in range(route.count, count)]
         with dispatcher.lock.first:
             route.extend(added)

@@ -26,4 +26,5 @@ __getattr__ = lazy_names(
         "findings_frame": "kpsplit.spark_jobs.verification.job",
         "Verdict": "kpsplit.spark_jobs.verification.findings",
     },
+    extra="spark",
 )

@@ -18,13 +18,13 @@ from collections.abc import Collection, Iterable, Mapping
 from confluent_kafka import IsolationLevel, Message
 
 from kpsplit.errors import (
+    AuthorizationError,
     DeadlineExceededError,
-    FutureVersionError,
     RecordError,
     UsageError,
 )
 from kpsplit.kafka.clock import Deadline
-from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail, offsets_partition
 from kpsplit.kafka.log_slice import read_slice
@@ -40,16 +40,24 @@ from kpsplit.spark_jobs.snapshot import (
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.keys import CONTROL_TOPIC, OFFSETS_TOPIC, OWN_TOPICS, PRODUCERS_TOPIC
+from kpsplit.splitter.records.keys import (
+    CONTROL_TOPIC,
+    OFFSETS_TOPIC,
+    OWN_TOPICS,
+    PRODUCERS_TOPIC,
+    slots_topic,
+)
 from kpsplit.splitter.records.offsets import (
     Boundary,
     CommitKey,
     decode_boundary,
-    decode_range_commit,
     parse_offset_key,
+    read_commit,
 )
-from kpsplit.splitter.records.producers import ProducerRecord, decode_record
+from kpsplit.splitter.records.producers import ProducerRecord, decode_entry
+from kpsplit.splitter.slots import without_slots
 from kpsplit.splitter.states import Phase
+from kpsplit.splitter.writers import Registrations
 
 PATIENCE = 60.0
 _LOOK_AGAIN = 0.1
@@ -77,6 +85,7 @@ class Gatherer:
         self._admin = ClusterAdmin(connection)
         self._garbage: list[str] = []
         self._seen: dict[PhysicalPartition, int] = {}
+        self._slots: int | None = None
 
     def snapshot(self, *, with_groups: bool = False) -> Snapshot:
         """Return the picture now; ``with_groups``: with range commits, boundaries and certificates.
@@ -105,6 +114,7 @@ class Gatherer:
             tuple(commits),
             tuple(boundaries),
             tuple(self._garbage),
+            self._unread(states) if with_groups else frozenset(),
         )
 
     def _parents(self) -> list[PhysicalPartition]:
@@ -112,10 +122,7 @@ class Gatherer:
         wanted = range(count) if self._wanted is None else sorted(set(self._wanted))
         for number in wanted:
             if not 0 <= number < count:
-                raise UsageError(
-                    f"topic {self._topic} has no partition {number}",
-                    hint=f"its partitions are 0 to {count - 1}",
-                )
+                raise no_partition(PhysicalPartition(self._topic, number), count)
         return [PhysicalPartition(self._topic, number) for number in wanted]
 
     def _states_and_bounds(
@@ -145,6 +152,8 @@ class Gatherer:
         """Return the states once no attempt has its fence up."""
         while True:
             tail.read_to_end(self._limit)
+            enrolment = tail.view.enrolments.get(self._topic)
+            self._slots = None if enrolment is None else enrolment.slots
             states = tuple(_state(tail.view, parent) for parent in parents)
             busy = next((s for s in states if s.phase is Phase.FENCED), None)
             if busy is None:
@@ -182,6 +191,18 @@ class Gatherer:
         gone = {s: reason for s, reason in reasons.items() if reason is not None}
         return bounds, gone | {s: LostReason.MISSING for s in there if s not in bounds}
 
+    def _unread(self, states: Iterable[PartitionState]) -> frozenset[PhysicalPartition]:
+        """Return the partitions that were added and have no slots, as far as we may look."""
+        try:
+            found = self._admin.known(slots_topic(self._topic))
+        except AuthorizationError:
+            return frozenset()
+        if found is None or self._slots is None:
+            return frozenset()
+        count = self._admin.partition_count(self._topic)
+        unread = without_slots(count, self._slots, len(found.partitions))
+        return frozenset(s.parent for s in states if s.parent.partition in unread)
+
     def _topic_id(self, topic: str) -> str | None:
         found = self._admin.known(topic)
         return None if found is None else found.topic_id
@@ -189,22 +210,24 @@ class Gatherer:
     def _producers(self) -> tuple[ProducerRecord, ...]:
         found: dict[int, ProducerRecord] = {}
 
+        registrations = Registrations()
+
         def fold(message: Message) -> None:
             try:
-                record = decode_record(message.key(), message.value())
-            except FutureVersionError:
-                raise
+                record = decode_entry(message.key(), message.value())
             except RecordError as error:
                 self._garbage.append(f"{PRODUCERS_TOPIC}, offset {message.offset()}: {error.message}")
                 return
+            registrations.fold(record)
             if isinstance(record, ProducerRecord):
                 found[record.instance] = record
 
-        tail = LogTail(self._connection, PRODUCERS_TOPIC, fold)
+        tail = LogTail(self._connection, PRODUCERS_TOPIC, fold, everything=True)
         try:
             tail.read_to_end(self._limit)
         finally:
             tail.close()
+        registrations.to_ask(self._topic)  # raises where one of them cannot be read
         return tuple(found.values())
 
     def _offset_log(self, parents: list[PhysicalPartition]) -> tuple[list[LoggedCommit], list[Boundary]]:
@@ -241,22 +264,25 @@ class Gatherer:
         boundaries: list[Boundary] = []
         for log, end in behind.items():
             for message in read_slice(self._connection, log, first[log], end, self._limit):
-                found = self._of_offset_log(message)
-                if isinstance(found, LoggedCommit) and found.parent in parents:
+                found = self._of_offset_log(message, parents)
+                if isinstance(found, LoggedCommit):
                     commits.append(found)
-                elif isinstance(found, Boundary) and found.parent in parents:
+                elif found is not None and found.parent in parents:
                     boundaries.append(found)
             self._limit.check(f"{log} to be read to its end")
         return commits, boundaries
 
-    def _of_offset_log(self, message: Message) -> LoggedCommit | Boundary | None:
+    def _of_offset_log(
+        self, message: Message, parents: list[PhysicalPartition]
+    ) -> LoggedCommit | Boundary | None:
+        """Read a record about some partitions: its key says whether it is one, whatever its value is."""
         try:
             key, value = parse_offset_key(message.key()), message.value()
+            if key.parent not in parents:
+                return None
             if not isinstance(key, CommitKey):
                 return decode_boundary(value) if value is not None else None
-            commit = None if value is None else decode_range_commit(key, value)
-        except FutureVersionError:
-            raise
+            commit = None if value is None else read_commit(key, value)
         except RecordError as error:
             self._garbage.append(f"{OFFSETS_TOPIC}, offset {message.offset()}: {error.message}")
             return None
@@ -283,5 +309,5 @@ def held_up(
 def _state(view: ControlView, parent: PhysicalPartition) -> PartitionState:
     state = view.state(parent)
     if state is None:
-        raise UsageError(f"topic {parent.topic} is not enrolled", hint=f"run: kpsplit enroll {parent.topic}")
+        raise view.not_enrolled(parent.topic)
     return state

@@ -1,25 +1,27 @@
 """Spark's Kafka connector for sessions that kpsplit starts itself: fetched once into the jar cache.
 
 The connector's version is that of the installed PySpark. Where the package has a list of checksums for it,
-the jars must be those; for other versions the list is made when the jars are fetched, and holds from then
-on. A user's own Spark brings its own connector: ``--packages`` with ``connector_coordinates()``, which
-``python -m kpsplit.spark_jobs.jars [VERSION]`` prints.
+the jars must be those; for other versions the list is made when the jars are fetched, which a line on stderr
+says, and holds from then on. A user's own Spark brings its own connector: ``--packages`` with
+``connector_coordinates()``, which ``python -m kpsplit.spark_jobs.jars [VERSION]`` prints.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 from kpsplit.devcluster.cache import cache_folder
-from kpsplit.devcluster.ivy import Wanted, faults, fetch, locked, put_in_place, read_list, write_list
+from kpsplit.devcluster.ivy import LIST, Wanted, faults, fetch, locked, put_in_place, read_list, write_list
 from kpsplit.devcluster.java import Java, find_java
 from kpsplit.errors import KpsplitError
 
 _HERE = Path(__file__).parent
-_LIST = "jars.sha256"
+KAFKA_CLIENTS = "3.9.2"
+"""The least version of Kafka's own client for Spark: older ones have known vulnerabilities."""
 
 
 def spark_version() -> str:
@@ -35,7 +37,8 @@ def spark_version() -> str:
 
 def connector_coordinates(spark: str | None = None) -> str:
     """Return the connector's Maven coordinates for a version of Spark: the argument of ``--packages``."""
-    return f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark or spark_version()}"
+    connector = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark or spark_version()}"
+    return f"{connector},org.apache.kafka:kafka-clients:{KAFKA_CLIENTS}"
 
 
 def ensure_connector(java: Java | None = None, cache: Path | None = None) -> Path:
@@ -49,7 +52,7 @@ def ensure_connector(java: Java | None = None, cache: Path | None = None) -> Pat
         KpsplitError: no PySpark, no Java, no network, or not the jars that the list names.
     """
     spark = spark_version()
-    folder = (cache or cache_folder()) / f"spark-kafka-{spark}"
+    folder = (cache or cache_folder()) / f"spark-kafka-{spark}-clients-{KAFKA_CLIENTS}"
     with locked(folder):
         if (wrong := _wrong(folder, spark)) is not None:
             runtime = java or find_java()
@@ -60,14 +63,20 @@ def ensure_connector(java: Java | None = None, cache: Path | None = None) -> Pat
     return folder
 
 
-def connector_jars() -> list[Path]:
+def connector_jars(java: Java | None = None) -> list[Path]:
     """Return the connector's jars for the installed PySpark: the argument of ``--jars``, joined by commas."""
-    return sorted(ensure_connector().glob("*.jar"))
+    folder = ensure_connector(java)
+    return [folder / name for name in _expected(folder, spark_version())]
+
+
+def _expected(folder: Path, spark: str) -> Mapping[str, str]:
+    """Return the checksums by the names of jars, from the package or from when they were fetched."""
+    return read_list(_HERE / f"connector-{spark}.sha256") or read_list(folder / LIST)
 
 
 def _wrong(folder: Path, spark: str) -> str | None:
     """Return what is wrong with the jars in a folder, None if all is well."""
-    expected = read_list(_HERE / f"connector-{spark}.sha256") or read_list(folder / _LIST)
+    expected = _expected(folder, spark)
     found = faults(folder, expected) if expected else ["they are not there"]
     return "; ".join(found[:3]) or None
 
@@ -78,13 +87,15 @@ def _fetch_verified(java: Java, work: Path, spark: str) -> None:
     fetch(
         Wanted(
             *(name, _HERE / "ivy.xml", ("reading Kafka with Spark", "spark")),
-            properties={"kpsplit.spark": spark},
+            properties={"kpsplit.spark": spark, "kpsplit.clients": KAFKA_CLIENTS},
         ),
         java,
         work,
     )
     jars = work / "jars"
-    write_list(jars / _LIST, jars)
+    if not (_HERE / f"connector-{spark}.sha256").is_file():
+        write_list(jars)
+        sys.stderr.write(f"kpsplit: no checksums of {name} are known: trusted as it was fetched now\n")
     if wrong := _wrong(jars, spark):
         raise KpsplitError(
             f"the jars of {name} are not the expected ones: {wrong}",

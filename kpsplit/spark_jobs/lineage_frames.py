@@ -9,6 +9,7 @@ from pyspark.sql.types import StructType
 from kpsplit.spark_jobs.schemas import CERTIFICATES, COMMITS, LINEAGE
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.splitter.records.keys import parse_partition
+from kpsplit.splitter.records.offsets import RangeCommit
 from kpsplit.splitter.records.stamp import instance_name
 
 Rows = Iterator[tuple[object, ...]]
@@ -29,9 +30,9 @@ def lineage_rows(snapshot: Snapshot) -> Rows:
 def commit_rows(snapshot: Snapshot) -> Rows:
     """Return one row per range commit and segment that it lists (``schemas.COMMITS``)."""
     for logged in snapshot.commits:
-        if logged.commit is None:
-            continue
         commit = logged.commit
+        if not isinstance(commit, RangeCommit):  # withdrawn, or of a newer version
+            continue
         for segment, position in sorted(commit.positions.items()):
             yield (
                 *(

@@ -16,7 +16,9 @@ from kpsplit.spark_jobs.failures import SPARK_ERRORS, explained
 from kpsplit.spark_jobs.gather import PATIENCE, Gatherer
 from kpsplit.spark_jobs.offsets import Bound, Limit, check_batch_bounds, limit, timestamp_ms, wanted
 from kpsplit.spark_jobs.regions import Region, ranges_to_scan, stretches
-from kpsplit.spark_jobs.schemas import REGIONS
+from kpsplit.spark_jobs.schemas import KAFKA, REGIONS
+from kpsplit.spark_jobs.session import warn_of_plain_rpc
+from kpsplit.spark_jobs.small_frame import small_frame
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.transforms.logical import logical_records
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -83,7 +85,7 @@ def regions_of(snapshot: Snapshot, start: Limit, end: Limit) -> list[Region]:
 
 def regions_frame(spark: SparkSession, regions: list[Region]) -> DataFrame:
     """Return regions as a small DataFrame."""
-    return spark.createDataFrame([r.row() for r in regions], REGIONS)
+    return small_frame(spark, [r.row() for r in regions], REGIONS)
 
 
 def scan(
@@ -96,6 +98,7 @@ def scan(
         assigned.setdefault(place.topic, []).append(place.partition)
         for side, offset in zip(offsets, stretch, strict=True):
             side.setdefault(place.topic, {})[str(place.partition)] = offset
+    warn_of_plain_rpc(spark, options)
     reader = spark.read.format("kafka").options(**options).option("includeHeaders", "true")
     if not assigned:
         return _nothing(spark)
@@ -113,11 +116,7 @@ def scan(
 
 def _nothing(spark: SparkSession) -> DataFrame:
     """Return no records, in the shape of Kafka's source."""
-    return spark.createDataFrame(
-        [],
-        "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
-        "timestampType INT, headers ARRAY<STRUCT<key: STRING, value: BINARY>>",
-    )
+    return small_frame(spark, [], KAFKA)
 
 
 def _limit(connection: Connection, snapshot: Snapshot, bound: Bound) -> Limit:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
+from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.logical_offset import MAX_OFFSET
 from kpsplit.splitter.partition_state import PartitionState
 
@@ -27,12 +27,13 @@ class Region:
     def row(self) -> tuple[object, ...]:
         """Return the row of ``schemas.REGIONS``."""
         parent, s = self.state.parent, self.segment
-        place = (*_flat(self.source), self.first, self.behind, *_flat(parent))
+        home = self.state.home(self.source).to_bytes(8, "big")
+        place = (*_flat(self.source), self.first, self.behind, *_flat(parent), home)
         if s is None:
-            return (*place, None, None, None, None, None, None, None, None, None, self.state.epoch)
+            return (*place, None, None, None, None, None, None, None, None, self.state.epoch)
         numbers = s.progression
         return (
-            *(*place, s.id, s.kind is SegmentKind.OVERFLOW, s.range.lo, s.range.hi, s.start, s.end),
+            *(*place, s.id, s.range.lo, s.range.hi, s.start, s.end),
             *(numbers.base, numbers.stride, s.opened_epoch, self.state.epoch),
         )
 

@@ -14,6 +14,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampType,
 )
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
@@ -22,6 +23,18 @@ _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("
 def _schema(**columns: DataType) -> StructType:
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
+
+KAFKA = _schema(
+    key=BinaryType(),
+    value=BinaryType(),
+    topic=StringType(),
+    partition=IntegerType(),
+    offset=LongType(),
+    timestamp=TimestampType(),
+    timestampType=IntegerType(),
+    headers=_HEADERS,
+)
+"""Kafka's own source, with headers."""
 
 RAW = _schema(
     key=BinaryType(),
@@ -39,8 +52,8 @@ REGIONS = _schema(
     behind=LongType(),
     logical_topic=StringType(),
     logical_partition=IntegerType(),
+    home=BinaryType(),
     segment=LongType(),
-    overflow=BooleanType(),
     lo=LongType(),
     hi=LongType(),
     start=LongType(),
@@ -50,7 +63,10 @@ REGIONS = _schema(
     opened_epoch=LongType(),
     newest_epoch=LongType(),
 )
-"""What the offsets [first, behind) of a physical partition are (``regions``); null: nothing of ours."""
+"""What the offsets [first, behind) of a physical partition are (``regions``); null: nothing of ours.
+
+``home``: what stamps call the physical partition.
+"""
 
 LINEAGE = _schema(
     topic=StringType(),

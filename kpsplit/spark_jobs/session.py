@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
+import re
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from kpsplit.devcluster.java import Java, find_java
 from kpsplit.errors import KpsplitError
-from kpsplit.spark_jobs.jars import ensure_connector
+from kpsplit.spark_jobs.jars import connector_jars
 from kpsplit.spark_jobs.master import check_master, is_local
 
 DEFAULT_MEMORY = "1g"
-ARTIFACTS = "artifacts"
 LOG = "spark.log"
 REDACTED = "(?i)secret|password|passwd|token|access[.]?key|jaas|keystore[.]key|credential"
 """What Spark hides in its UI, logs and plans: its own words and those of Kafka's security settings."""
 
+_ENCRYPTED = (
+    "spark.network.crypto.enabled",
+    "spark.ssl.rpc.enabled",
+    "spark.authenticate.enableSaslEncryption",
+)
+"""Each of these settings encrypts what Spark sends from machine to machine."""
+
+_END_SECONDS = 5.0
+"""For what a JVM does when it is terminated; then it is killed."""
+
+_log = logging.getLogger(__name__)
 _logs: list[Path] = []
 """Of the sessions that were started here, the latest last."""
 
@@ -39,7 +55,11 @@ def local_session(
     """Start Spark in this process's own JVM, with the Kafka connector from the jar cache.
 
     With a ``master`` that is not ``local`` only the driver is in this process, and executors get the
-    connector from it. Their number and memory, and addresses, are said in ``spark-defaults.conf``.
+    connector from it. What concerns executors (number, memory, addresses, shuffle partitions) is said in
+    ``spark-defaults.conf``, or is Spark's own default.
+
+    The JVM's working directory is a scratch folder: Spark makes a folder ``artifacts`` there. So paths that
+    are handed to Spark must be absolute.
 
     Args:
         cores: threads that work; all of the machine's when not given.
@@ -57,16 +77,17 @@ def local_session(
     place = master or f"local[{threads}]"
     check_master(place)
     java = find_java()
-    jars = ensure_connector(java)
+    jars = connector_jars(java)
     scratch = Path(tempfile.mkdtemp(prefix="kpsplit-spark-"))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     local = is_local(place)
     _environment(java, scratch, local)
     builder: SparkSession.Builder = SparkSession.builder
     settings = {
         "spark.driver.memory": memory,
-        **(_on_this_machine(jars, scratch) if local else _on_a_cluster(jars)),
+        **(_on_this_machine(jars, scratch, threads) if local else _on_a_cluster(jars)),
+        "spark.driver.defaultJavaOptions": f'"-Duser.dir={scratch}"',
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        "spark.sql.shuffle.partitions": str(2 * threads),
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -76,41 +97,28 @@ def local_session(
     for key, value in (settings | dict(more or {})).items():
         builder = builder.config(key, value)
     path = log or scratch / LOG
-    _remove_later(Path(ARTIFACTS))
+    _logs.append(path)
     try:
-        with _stderr_into(path):
-            started = builder.master(place).appName(name).getOrCreate()
-        atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-        _logs.append(path)
-        return started
+        with _stderr_into(path), _interrupts_kept():
+            return builder.master(place).appName(name).getOrCreate()
     except Exception as error:
         raise KpsplitError(
-            f"Spark did not start on {place} ({type(error).__name__})", hint=f"see {path}"
+            f"Spark did not start on {place} ({type(error).__name__})", hint=f"see {kept_log() or path}"
         ) from error
 
 
-def _on_this_machine(jars: Path, scratch: Path) -> dict[str, str]:
+def _on_this_machine(jars: Sequence[Path], scratch: Path, threads: int) -> dict[str, str]:
     return {
-        "spark.driver.extraClassPath": f"{jars}/*",
+        "spark.sql.shuffle.partitions": str(2 * threads),
+        "spark.driver.extraClassPath": os.pathsep.join(map(str, jars)),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.local.dir": str(scratch),
     }
 
 
-def _on_a_cluster(jars: Path) -> dict[str, str]:
-    return {"spark.jars": ",".join(str(jar) for jar in sorted(jars.glob("*.jar")))}
-
-
-def _remove_later(folder: Path) -> None:
-    """Spark makes this folder where it is started and leaves it there, empty."""
-    if not folder.exists():
-        atexit.register(_remove_if_empty, folder.resolve())
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()
+def _on_a_cluster(jars: Sequence[Path]) -> dict[str, str]:
+    return {"spark.jars": ",".join(map(str, jars))}
 
 
 @contextmanager
@@ -119,15 +127,83 @@ def running_session(
 ) -> Iterator[SparkSession]:
     """Yield the session that this process has already, or one of our own that ends with the block.
 
-    A session that is there already stays with its own master and memory.
+    A session that is there already stays with its own master and memory. Our own ends with its JVM where the
+    block is interrupted: Spark would finish its jobs first.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted, also where Py4J has made another error of that.
     """
     found = SparkSession.getActiveSession()
-    spark = found or local_session(cores, memory, master=master)
+    if found is not None:
+        yield found
+        return
+    own = None
+    logging.getLogger().addFilter(_is_not_of_py4j)
     try:
-        yield spark
+        own = local_session(cores, memory, master=master)
+        yield own
+    except BaseException as error:
+        if _by_interrupt(error):
+            own = None
+            _end_jvm()
+            raise KeyboardInterrupt from None
+        raise
     finally:
-        if found is None:
-            spark.stop()
+        if own is not None:
+            own.stop()
+        logging.getLogger().removeFilter(_is_not_of_py4j)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """Tell whether a line of the root logger is wanted: what Py4J raises it writes there as well."""
+    return "py4j" not in record.pathname
+
+
+def _by_interrupt(error: BaseException | None) -> bool:
+    """Tell whether an error is an interruption, or came up while one was handled."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _end_jvm() -> None:
+    """End the JVM of our own session at once. Nothing is asked of it: a call may be half done."""
+    gateway = SparkContext._gateway
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    if process is None:
+        return  # it is still starting, and ends with this process, which holds its stdin
+    process.terminate()
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def _interrupts_kept() -> Iterator[None]:
+    """Let Spark set no handler of Ctrl-C: its own calls the JVM over a connection that is in use."""
+    real = signal.signal
+    if threading.current_thread() is threading.main_thread():
+        signal.signal = lambda *_: signal.SIG_DFL
+    try:
+        yield
+    finally:
+        signal.signal = real
+
+
+def warn_of_plain_rpc(spark: SparkSession, options: Mapping[str, str]) -> None:
+    """Log a warning if secrets among some options would travel to other machines in the clear."""
+    secret = sorted(name for name in options if re.search(f"{REDACTED}|ssl[.]key[.]", name))
+    if not secret or is_local(spark.conf.get("spark.master", "local") or "local"):
+        return
+    if not any(str(spark.conf.get(name, "false")).lower() == "true" for name in _ENCRYPTED):
+        _log.warning(
+            "what logs in to Kafka (%s) travels to Spark's executors in the clear; turn on "
+            "spark.authenticate and spark.network.crypto.enabled, or spark.ssl.rpc.enabled, in "
+            "spark-defaults.conf",
+            ", ".join(secret),
+        )
 
 
 def kept_log() -> Path | None:
@@ -143,9 +219,9 @@ def kept_log() -> Path | None:
 
 
 def _environment(java: Java, scratch: Path, local: bool) -> None:
-    """Tell Spark's launcher and its Python workers which programs to run."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    """Tell Spark's launcher, and Python workers on this machine, which programs to run."""
     if local:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     if java.bundled:
         os.environ["JAVA_HOME"] = str(_home_for_spark(java, scratch))

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kpsplit.consumer.lineage_reader import wrong_topic
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
-from kpsplit.splitter.partition_state import PartitionState, SubTopicState
-from kpsplit.splitter.records.offsets import Boundary, RangeCommit
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.offsets import Boundary, NewerCommit, RangeCommit
 from kpsplit.splitter.records.producers import ProducerRecord
 
 
@@ -57,7 +58,7 @@ class LoggedCommit:
     group: str
     parent: PhysicalPartition
     range: KeyRange
-    commit: RangeCommit | None
+    commit: RangeCommit | NewerCommit | None
     log_partition: int
     log_offset: int
 
@@ -79,6 +80,7 @@ class Snapshot:
     commits: tuple[LoggedCommit, ...] = ()
     boundaries: tuple[Boundary, ...] = ()
     garbage: tuple[str, ...] = ()
+    unread: frozenset[PhysicalPartition] = frozenset()
 
     def readable(self, state: PartitionState, segment: Segment) -> tuple[int, int]:
         """Return the offsets [first, behind) of a segment that can be read; empty if nothing can."""
@@ -133,17 +135,6 @@ def without_boundary(
 
 
 def why_gone(state: PartitionState, source: PhysicalPartition, topic_id: str | None) -> LostReason | None:
-    """Return why nothing of a physical partition can be read, None if its topic is the one the lineage means.
-
-    Args:
-        state: the logical partition that has segments there.
-        source: the physical partition.
-        topic_id: Kafka's id of the topic that has the name now, None if there is none.
-    """
-    subtopic = state.subtopic(source.topic)
-    if subtopic is not None and subtopic.state is SubTopicState.RETIRED:
-        return LostReason.RETIRED
-    if topic_id is None:
-        return LostReason.MISSING
-    meant = state.topic_id if subtopic is None else subtopic.topic_id or ""
-    return LostReason.MADE_ANEW if meant and topic_id != meant else None
+    """Return what ``wrong_topic`` says, in the words of a finding."""
+    reason = wrong_topic(state, source, topic_id)
+    return None if reason is None else LostReason[reason.name]

@@ -18,10 +18,10 @@ from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState, SubTopicState
 from kpsplit.splitter.records.offsets import (
     CommitKey,
+    NewerCommit,
     RangeCommit,
-    decode_boundary,
-    decode_range_commit,
     parse_offset_key,
+    read_commit,
 )
 
 Piece = tuple[KeyRange, RangeCommit]
@@ -79,16 +79,17 @@ class _Commits:
 
     ``pieces`` are the winners, in the order of the key space and without overlap; ``live`` are the ranges of
     all keys that have a value in the log, of commits that win nowhere too; ``newest`` is the log offset of
-    the last record, ``last`` the last commit.
+    the last record, ``last`` the last commit (None if a newer version wrote it).
     """
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[tuple[KeyRange, RangeCommit | NewerCommit]] = field(default_factory=list)
     live: set[KeyRange] = field(default_factory=set)
     newest: int = -1
     last: RangeCommit | None = None
 
-    def put(self, commit: RangeCommit) -> None:
+    def put(self, commit: RangeCommit | NewerCommit) -> None:
         """Let a commit win in its whole range."""
+        self.last = commit if isinstance(commit, RangeCommit) else None
         first, behind = self._overlapped(commit.range)
         old = self.pieces[first:behind]
         left = [(KeyRange(r.lo, commit.range.lo), c) for r, c in old[:1] if r.lo < commit.range.lo]
@@ -102,7 +103,7 @@ class _Commits:
         first, behind = self._overlapped(range_)
         self.pieces[first:behind] = [p for p in self.pieces[first:behind] if p[1].range != range_]
 
-    def overlapping(self, range_: KeyRange) -> list[Piece]:
+    def overlapping(self, range_: KeyRange) -> list[tuple[KeyRange, RangeCommit | NewerCommit]]:
         """Return the parts of the pieces that lie in a range."""
         first, behind = self._overlapped(range_)
         return [
@@ -118,31 +119,47 @@ class _Commits:
 class CommitFold:
     """The latest range commits of all groups. Not thread safe; owned by the thread that tails the log.
 
-    Garbage is counted and skipped; a record of a newer version makes ``fold`` raise, and the fold must not be
-    used any further: reading on would be guessing.
+    Everybody who commits writes the log, so one record must not stop the readers of others: a key decides
+    whose it is before its value is looked at. Garbage is counted and skipped. A commit of a newer version
+    counts in the range of its key like any other, and nobody knows where that range stands: ``cursors`` has
+    None for it, and ``newer`` names it. Who would begin to read there asks ``newer`` first.
+
+    Args:
+        group: keep the commits of this group only; None: of all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: str | None = None) -> None:
         self.garbage = 0
         self.last_garbage = ""
+        self._group = group
         self._known: dict[tuple[str, PhysicalPartition], _Commits] = {}
 
     def fold(self, key: bytes | None, value: bytes | None, log_offset: int) -> CommitKey | None:
         """Take the next record of the log; return its key if it is a range commit, or withdraws one.
 
         A record that comes again, because a part of the log is read twice, changes nothing.
-
-        Raises:
-            FutureVersionError: the record was written by a newer kpsplit.
         """
         try:
-            return self._take(key, value, log_offset)
-        except FutureVersionError:
-            raise
+            subject = parse_offset_key(key)
+            if not isinstance(subject, CommitKey) or self._group not in (None, subject.group):
+                return None
+            self.take(subject, None if value is None else read_commit(subject, value), log_offset)
+            return subject
         except RecordError as error:
             self.garbage += 1
             self.last_garbage = error.message
             return None
+
+    def take(self, key: CommitKey, commit: RangeCommit | NewerCommit | None, log_offset: int) -> None:
+        """Take the next commit that was read from the log; None: its key is withdrawn."""
+        known = self._known.setdefault((key.group, key.parent), _Commits())
+        if log_offset <= known.newest:
+            return
+        known.newest = log_offset
+        if commit is None:
+            known.withdraw(key.range)
+        else:
+            known.put(commit)
 
     def groups(self, parent: PhysicalPartition) -> tuple[str, ...]:
         """Return the groups that have a range commit for a logical partition."""
@@ -151,7 +168,21 @@ class CommitFold:
     def commits(self, group: str, parent: PhysicalPartition) -> tuple[Piece, ...]:
         """Return what a group has committed, in the order of the key space; the rest has no commit."""
         known = self._known.get((group, parent))
-        return tuple(known.pieces) if known else ()
+        return tuple((r, c) for r, c in known.pieces if isinstance(c, RangeCommit)) if known else ()
+
+    def newer(
+        self, group: str, parent: PhysicalPartition, range_: KeyRange = WHOLE
+    ) -> FutureVersionError | None:
+        """Return why nobody knows where a range stands: a newer kpsplit has committed a part of it."""
+        known = self._known.get((group, parent))
+        pieces = known.overlapping(range_) if known else []
+        found = next((r for r, c in pieces if isinstance(c, NewerCommit)), None)
+        if found is None:
+            return None
+        return FutureVersionError(
+            f"a newer kpsplit has written the commit of group {group} for {found} of {parent}",
+            hint="upgrade this kpsplit, or move the group: kpsplit seek; look at: kpsplit doctor",
+        )
 
     def keys(self, group: str, parent: PhysicalPartition) -> tuple[CommitKey, ...]:
         """Return the keys of all commits of a group that the log holds, of those that win nowhere too."""
@@ -166,14 +197,17 @@ class CommitFold:
     def cursors(
         self, group: str, parent: PhysicalPartition, range_: KeyRange = WHOLE
     ) -> list[tuple[KeyRange, Cursor | None]]:
-        """Return the pieces that tile a range, each with its cursor as committed, None without a commit."""
+        """Return the pieces that tile a range, each with its cursor as committed.
+
+        None: without a commit, or with one of a newer version (``newer``).
+        """
         pieces: list[tuple[KeyRange, Cursor | None]] = []
         at = range_.lo
         known = self._known.get((group, parent))
         for piece, commit in known.overlapping(range_) if known else ():
             if at < piece.lo:
                 pieces.append((KeyRange(at, piece.lo), None))
-            pieces.append((piece, cursor_of(commit, piece)))
+            pieces.append((piece, cursor_of(commit, piece) if isinstance(commit, RangeCommit) else None))
             at = piece.hi
         if at < range_.hi:
             pieces.append((KeyRange(at, range_.hi), None))
@@ -210,24 +244,6 @@ class CommitFold:
         new = sorted(covering)
         stale = {r for r in known.live - set(new) if _covered(r, new)} if known is not None else ()
         return tuple(CommitKey(group, parent, range_) for range_ in sorted(stale))
-
-    def _take(self, key: bytes | None, value: bytes | None, log_offset: int) -> CommitKey | None:
-        subject = parse_offset_key(key)
-        if not isinstance(subject, CommitKey):
-            if value is not None:
-                decode_boundary(value)
-            return None
-        known = self._known.setdefault((subject.group, subject.parent), _Commits())
-        commit = None if value is None else decode_range_commit(subject, value)
-        if log_offset <= known.newest:
-            return subject
-        known.newest = log_offset
-        if commit is None:
-            known.withdraw(subject.range)
-        else:
-            known.put(commit)
-            known.last = commit
-        return subject
 
 
 def _joined(left: Cursor | None, right: Cursor | None) -> Cursor | None:

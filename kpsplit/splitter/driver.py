@@ -7,10 +7,11 @@ order of steps itself, and never repeats a write whose outcome is unknown withou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from kpsplit.errors import (
+    CheckFailedError,
     ConflictError,
     DeadlineExceededError,
     FencedError,
@@ -27,10 +28,11 @@ from kpsplit.splitter.partition_state import (
     PartitionState,
     Result,
 )
-from kpsplit.splitter.ports import Clock, ControlPort, Deadline, TopicsPort, WritersPort
+from kpsplit.splitter.ports import Clock, ControlPort, Deadline, Fit, TopicsPort, WritersPort
 from kpsplit.splitter.records.producers import ProducerRecord
 from kpsplit.splitter.states import Phase
 from kpsplit.splitter.steps import Progress, Step
+from kpsplit.splitter.words import many
 
 CLEANUP_SECONDS = 30.0
 """How long a claim, and rolling back behind it, may take once the attempt's own deadline has passed."""
@@ -70,16 +72,22 @@ class Driver:
     def __init__(self, ports: Ports, observer: Observer = lambda _: None) -> None:
         self._ports = ports
         self._observe = observer
+        self._committing = False
+        """Whether a COMMIT was sent: before that an attempt cannot have taken effect."""
+        self._left_over = ""
 
-    def run(self, attempt: Attempt, epoch: int, deadline: Deadline) -> Outcome:
+    def run(self, attempt: Attempt, epoch: int, deadline: Deadline, fit: Fit | None = None) -> Outcome:
         """Run an attempt that was planned for an epoch, to its end.
+
+        ``fit`` is given the state before anybody is fenced, and raises if the attempt is not for it: so an
+        attempt of a live operator is not touched. Without it what stands there is taken over.
 
         Raises:
             ConflictError: the epoch has moved on, or another operator took over.
             DeadlineExceededError: the fence or the whole call took too long; it was rolled back.
-            KpsplitError: a step failed; ``changed`` tells whether the layout did.
+            KpsplitError: a step failed; ``changed`` tells whether anything was changed, and ``hint`` what.
         """
-        state = self._claim(deadline)
+        state = self._claim(deadline, fit)
         if state.phase is Phase.FROZEN:
             raise _frozen(state)
         state = self._settle(state, EndedBy.TAKEOVER, "a newer operation took over", deadline)
@@ -88,7 +96,7 @@ class Driver:
                 f"{state.parent} is at epoch {state.epoch}; the plan was made for epoch {epoch}",
                 hint="plan again",
             )
-        return self._begin(state, attempt, deadline)
+        return self._begin(state, steps.numbered(attempt, state), deadline)
 
     def resume(
         self, renew: Callable[[PartitionState, Attempt], Attempt], deadline: Deadline
@@ -127,13 +135,14 @@ class Driver:
         return settled.last if before is not None and settled.attempt is None else None
 
     def _begin(self, state: PartitionState, attempt: Attempt, deadline: Deadline) -> Outcome:
+        before = state
         with self._rolled_back_on_error(attempt.id, on_record=False):
             try:
-                state = self._record(state, Prepare(attempt), deadline)
+                state = self._record(before, Prepare(attempt), deadline)
             except UnknownOutcomeError:
-                state = self._claim(deadline)
-                if state.attempt is None:
-                    state = self._record(state, Prepare(attempt), deadline)
+                state = self._claim_unless_over(attempt.id, deadline, on_record=False)
+                if state == before:
+                    state = self._record(before, Prepare(attempt), deadline)
         return self._drive(state, Progress(attempt.id), deadline)
 
     def _drive(self, state: PartitionState, progress: Progress, deadline: Deadline) -> Outcome:
@@ -148,7 +157,8 @@ class Driver:
                 try:
                     state, progress = self._do(state, progress, step, limit)
                 except UnknownOutcomeError:
-                    state = self._claim(self._ports.clock.deadline(CLEANUP_SECONDS))
+                    cleanup = self._ports.clock.deadline(CLEANUP_SECONDS)
+                    state = self._claim_unless_over(progress.attempt_id, cleanup, on_record=True)
                 if state.phase is Phase.COMMITTED:
                     limit = deadline
 
@@ -162,7 +172,7 @@ class Driver:
         try:
             yield
         except FencedError as error:
-            error.changed = None  # whoever fenced us has ended the attempt, one way or the other
+            error.changed = self._took_effect(attempt_id) if self._committing else False
             raise
         except (Exception, KeyboardInterrupt) as error:
             state = self._roll_back(attempt_id, error, on_record)
@@ -172,8 +182,17 @@ class Driver:
             raise FencedError(
                 f"{state.parent}: attempt {attempt_id} was ended by somebody else ({error.message})",
                 hint=f"look at: kpsplit status {state.parent}",
-                changed=steps.took_effect(state, attempt_id),
+                changed=steps.took_effect(state, attempt_id) if self._committing else False,
             ) from error
+
+    def _took_effect(self, attempt_id: str) -> bool | None:
+        """Tell whether an attempt that we lost took effect; None where the log cannot tell, or not yet."""
+        try:
+            state = self._ports.control.peek(self._ports.clock.deadline(TIDY_SECONDS))
+        except KpsplitError:
+            return None
+        effect = steps.took_effect(state, attempt_id)
+        return effect if effect or _is_over(state, attempt_id) else None
 
     def _pause_limit(self, state: PartitionState, deadline: Deadline) -> Deadline:
         if state.attempt is None:
@@ -190,6 +209,7 @@ class Driver:
             case steps.Record(event):
                 if isinstance(event, Commit):
                     limit.check("the commit")
+                    self._committing = True
                 return self._record(state, event, limit), progress
             case steps.CreateSubTopic(attempt):
                 topic_id = topics.create_subtopic(attempt, state.parent, limit)
@@ -217,53 +237,83 @@ class Driver:
 
     def _await_ready(self, state: PartitionState, attempt: Attempt, limit: Deadline) -> str:
         """Wait for answers to PREPARE; go on without those that are silent for a lease."""
-        asked, silent = self._await_answers(state, attempt, writers.not_ready, "readiness", limit)
+        asked, silent, silence = self._await_answers(state, attempt, writers.not_ready, "readiness", limit)
         if not silent:
-            return f"{asked} producers ready"
-        self._ports.writers.expire(silent, limit)
-        return f"{asked - len(silent)} producers ready, {len(silent)} silent ones expired"
+            return f"{many(asked, 'producer')} ready"
+        self._remove_ended(silent, silence, attempt)
+        return f"{many(asked - len(silent), 'producer')} ready, {len(silent)} silent"
 
     def _await_acknowledged(self, state: PartitionState, attempt: Attempt, limit: Deadline) -> str:
         """Wait for acknowledgements of the fence; a lease that has run out is as good as one.
 
         Not so for a producer with transactions: one that is open may be committed behind the cut.
         """
-        _, silent = self._await_answers(
-            state, attempt, writers.not_acknowledged, "acknowledgement of the fence", limit
+        _, silent, _ = self._await_answers(
+            state, attempt, writers.not_acknowledged, writers.ACKNOWLEDGEMENT, limit
         )
-        return f"the leases of {len(silent)} producers ran out" if silent else "all producers hold"
+        return f"the leases of {many(len(silent), 'producer')} ran out" if silent else "all producers hold"
 
     def _await_answers(
         self, state: PartitionState, attempt: Attempt, missing: Missing, what: str, limit: Deadline
-    ) -> tuple[int, tuple[ProducerRecord, ...]]:
+    ) -> tuple[int, tuple[ProducerRecord, ...], writers.Silence]:
         """Wait until nobody's answer is missing, or a lease has certainly run out.
 
-        Returns how many were asked, and who stayed silent.
+        Returns how many were asked, who stayed silent, and for how long.
         """
-        certain = self._ports.clock.now() + self._ports.control.lease_seconds() * writers.LEASE_MARGIN
+        silence = writers.Silence(self._ports.control.lease_seconds() * writers.LEASE_MARGIN)
+        waiting: tuple[ProducerRecord, ...] = ()
         while True:
-            limit.check(f"the producers' {what}")
-            asked = self._read_registrations(limit, what).to_ask(state.parent.topic)
+            awaited = f"the producers' {what}{writers.named(waiting)}"
+            limit.check(awaited)
+            began = self._ports.clock.now()
+            registrations = self._read_registrations(limit, awaited)
+            if registrations is None:
+                self._ports.writers.await_change(min(ANSWER_POLL_SECONDS, limit.left()))
+                continue
+            asked = registrations.to_ask(state.parent.topic)
+            silence.reading(began, self._ports.clock.now(), asked)
             waiting = missing(asked, str(state.parent), attempt.id)
-            left = certain - self._ports.clock.now()
-            in_doubt = state.phase is Phase.FENCED and any(r.transactional_id for r in waiting)
-            if not waiting or (left <= 0 and not in_doubt):
-                return len(asked), waiting
+            left = silence.left()
+            if not waiting or (left <= 0 and not writers.in_doubt(state, waiting)):
+                return len(asked), waiting, silence
             patience = ANSWER_POLL_SECONDS if left <= 0 else min(left, ANSWER_POLL_SECONDS)
             self._ports.writers.await_change(min(patience, limit.left()))
 
-    def _read_registrations(self, limit: Deadline, what: str) -> writers.Registrations:
+    def _read_registrations(self, limit: Deadline, what: str) -> writers.Registrations | None:
+        """Read the registrations; None if the brokers cannot be asked now. That is nobody's silence."""
         try:
             return self._ports.writers.read(limit)
         except UnreachableError:
-            limit.check(f"the producers' {what}")  # the time is over: that is what happened
-            raise
+            limit.check(what)  # the time is over: that is what happened
+            return None
 
-    def _claim(self, deadline: Deadline) -> PartitionState:
+    def _remove_ended(
+        self, silent: Iterable[ProducerRecord], silence: writers.Silence, attempt: Attempt
+    ) -> None:
+        """Remove the registrations of dead producers, so that nobody waits for them again.
+
+        This operation does not depend on it: what fails here is left to the next one.
+        """
+        deadline = self._ports.clock.deadline(TIDY_SECONDS)
+        try:
+            ended = silence.ended(silent, self._ports.control.peek(deadline), attempt.id)
+            if ended:
+                self._ports.writers.remove(ended, deadline)
+        except KpsplitError as error:
+            self._observe(StepDone("LeftOver", 0.0, f"dead registrations stay: {error.message}"))
+
+    def _claim(self, deadline: Deadline, fit: Fit | None = None) -> PartitionState:
         started = self._ports.clock.now()
-        state = self._ports.control.claim(deadline)
+        state = self._ports.control.claim(deadline, fit)
         self._observe(StepDone("Claim", self._ports.clock.now() - started))
         return state
+
+    def _claim_unless_over(self, attempt_id: str, deadline: Deadline, *, on_record: bool) -> PartitionState:
+        """Claim anew, for a write of ours may be under way; return what stands there.
+
+        Not where the attempt is over, or another one is under way: that would fence who is at work now.
+        """
+        return self._claim(deadline, lambda now: not _is_over(now, attempt_id, on_record=on_record))
 
     def _record(self, state: PartitionState, event: Event, deadline: Deadline) -> PartitionState:
         started = self._ports.clock.now()
@@ -289,31 +339,38 @@ class Driver:
                 state = self._delete_quietly(state, attempt.subtopic)
         elif forward and state.phase is Phase.COMMITTED and state.attempt is not None:
             self._drive(state, Progress(state.attempt.id), deadline)
-            state = self._claim(deadline)
+            state = self._claim(deadline, _nothing_under_way)
         return state
 
     def _roll_back(self, attempt_id: str, cause: BaseException, on_record: bool) -> PartitionState | None:
         """Roll back our attempt unless the log says that it is committed; say in ``cause`` what became of it.
 
-        The log is claimed anew first: a write of ours may be under way. Not so where the attempt is over:
-        that would fence who is at work now. Returns what stands there then, None if it cannot be had.
+        Returns what stands there then, None if it cannot be had.
         """
         state: PartitionState | None = None
         reason = cause.message if isinstance(cause, KpsplitError) else "interrupted"
         hint: str | None = None
         try:
-            if on_record:
-                state = self._ports.control.peek(self._ports.clock.deadline(CLEANUP_SECONDS))
-            if state is None or not _is_over(state, attempt_id):
-                state = self._claim(self._ports.clock.deadline(CLEANUP_SECONDS))
-            changed = steps.took_effect(state, attempt_id) if on_record else state.phase is Phase.COMMITTED
+            cleanup = self._ports.clock.deadline(CLEANUP_SECONDS)
+            state = self._claim_unless_over(attempt_id, cleanup, on_record=on_record)
+            changed = steps.took_effect(state, attempt_id)
+            if changed is None and not on_record:
+                changed = False
             if changed and state.phase is Phase.COMMITTED:
                 hint = f"the new layout is in force; finish with: kpsplit resume {state.parent}"
-            if state.attempt is not None and state.attempt.id == attempt_id:
-                limit = self._ports.clock.deadline(CLEANUP_SECONDS)
-                state = self._settle(state, EndedBy.OPERATOR, reason[:1000], limit, forward=False)
+            event = steps.settle(state, EndedBy.OPERATOR, reason[:1000])
+            if event is not None and state.attempt is not None and state.attempt.id == attempt_id:
+                subtopic = state.attempt.subtopic
+                state = self._record(state, event, self._ports.clock.deadline(CLEANUP_SECONDS))
+                if subtopic is not None:
+                    with suppress(KpsplitError):  # it is rolled back, whatever becomes of the sub-topic
+                        state = self._delete_quietly(state, subtopic)
+            if self._left_over:
+                changed = True
+                hint = f"the old layout stays; {self._left_over} is left over: kpsplit retire deletes it"
         except KpsplitError as error:
-            changed, hint = None, f"rolling back failed too ({error.message}); the next claim rolls it back"
+            changed = None if self._committing else True
+            hint = f"rolling back failed too ({error.message}); the next claim rolls it back"
         if isinstance(cause, KpsplitError):
             cause.changed = changed
             cause.hint = hint or cause.hint
@@ -326,7 +383,11 @@ class Driver:
             self._ports.topics.delete_abandoned(name, deadline)
         except FencedError:
             raise
+        except CheckFailedError as refusal:  # it is somebody else's
+            self._observe(StepDone("LeftOver", 0.0, refusal.message))
+            return state
         except KpsplitError:  # a deletion of unknown outcome as well: nothing depends on it
+            self._left_over = name
             self._observe(StepDone("LeftOver", 0.0, f"{name} is left over; kpsplit doctor lists it"))
             return state
         try:
@@ -335,7 +396,8 @@ class Driver:
             DeadlineExceededError,
             UnknownOutcomeError,
         ):  # it may be written: only the log says which state is the last one
-            return self._claim(self._ports.clock.deadline(CLEANUP_SECONDS))
+            cleanup = self._ports.clock.deadline(CLEANUP_SECONDS)
+            return self._claim(cleanup, _nothing_under_way)
 
 
 def _frozen(state: PartitionState) -> ConflictError:
@@ -345,6 +407,19 @@ def _frozen(state: PartitionState) -> ConflictError:
     )
 
 
-def _is_over(state: PartitionState, attempt_id: str) -> bool:
-    """Tell whether nothing is left to be done about an attempt that was on record."""
-    return state.attempt is None or state.attempt.id != attempt_id
+def _is_over(state: PartitionState, attempt_id: str, *, on_record: bool = True) -> bool:
+    """Tell whether nothing is left to be done about an attempt. ``on_record``: its PREPARE was read back."""
+    if state.attempt is not None:
+        return state.attempt.id != attempt_id
+    return on_record or steps.took_effect(state, attempt_id) is not None
+
+
+def _nothing_under_way(state: PartitionState) -> bool:
+    """Refuse a claim that would fence who has begun something since we settled what we found."""
+    if state.attempt is not None:
+        raise FencedError(
+            f"{state.parent}: attempt {state.attempt.id} of {state.attempt.operator} is under way",
+            hint=f"look at: kpsplit status {state.parent}",
+            changed=True,
+        )
+    return True

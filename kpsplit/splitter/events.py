@@ -19,7 +19,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The sub-topic stands (with this topic id) and all producers answered or expired: hold records now."""
+    """Hold records now. The sub-topic has this id; every producer answered or was silent for a lease."""
 
     kind: ClassVar[EventKind] = EventKind.FENCE
     attempt_id: str

@@ -18,14 +18,6 @@ def to_answer(states: Iterable[PartitionState], own: ProducerRecord) -> list[Par
     ]
 
 
-def may_renew(states: Iterable[PartitionState], own: ProducerRecord) -> bool:
-    """Tell whether a view may renew the lease: not while a PREPARE in it is unanswered.
-
-    So the lease of a producer that cannot answer runs out, and an operator that waited for it may go on.
-    """
-    return not to_answer(states, own)
-
-
 def to_acknowledge(quiescent: Iterable[PartitionState], own: ProducerRecord) -> list[PartitionState]:
     """Return the fences to be acknowledged: those of attempts that we answered, with nothing in flight."""
     return [

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.records.stamp import home_of
 from kpsplit.splitter.states import Phase
 
 MAX_RANGES = 64
@@ -99,6 +100,11 @@ class SubTopic:
     state: SubTopicState
     topic_id: str | None = None
 
+    @property
+    def in_lineage(self) -> bool:
+        """Tell whether segments are stored there that are not retired."""
+        return self.state in (SubTopicState.ACTIVE, SubTopicState.SEALED)
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
@@ -141,6 +147,20 @@ class PartitionState:
     def subtopic(self, name: str) -> SubTopic | None:
         """Return a sub-topic by its name."""
         return next((t for t in self.subtopics if t.name == name), None)
+
+    def is_retired(self, topic: str) -> bool:
+        """Tell whether a topic is a sub-topic that is deleted, or about to be."""
+        subtopic = self.subtopic(topic)
+        return subtopic is not None and subtopic.state is SubTopicState.RETIRED
+
+    def topic_id_of(self, topic: str) -> str:
+        """Return Kafka's id of the parent's topic or of a sub-topic, "" where nobody noted it."""
+        subtopic = self.subtopic(topic)
+        return self.topic_id if subtopic is None else subtopic.topic_id or ""
+
+    def home(self, source: PhysicalPartition) -> int:
+        """Return what stamps call one of the physical partitions."""
+        return home_of(self.topic_id, self.parent.partition, source.topic, source.partition)
 
     def fenced_segments(self) -> tuple[int, ...]:
         """Return the ids of the segments that producers must hold records of now."""

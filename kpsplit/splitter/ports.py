@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from kpsplit.splitter.events import Cut, Event
@@ -25,6 +25,10 @@ class Deadline(Protocol):
         ...
 
 
+Fit = Callable[[PartitionState], bool]
+"""Tells whether a state is to be claimed; raises if it is not the one that a call was made for."""
+
+
 class Clock(Protocol):
     """A monotonic clock; only its rate is trusted, and it is never compared between machines."""
 
@@ -44,10 +48,11 @@ class ControlPort(Protocol):
         """Read the log to its last stable offset, return the state; fences nobody."""
         ...
 
-    def claim(self, deadline: Deadline) -> PartitionState:
-        """Fence every earlier holder, read the log to its last stable offset, return the state.
+    def claim(self, deadline: Deadline, fit: Fit | None = None) -> PartitionState:
+        """Wait for our turn, fence every earlier holder, read what they wrote, return the state.
 
-        Also the way to go on after an unknown outcome.
+        Also the way to go on after an unknown outcome. ``fit`` is given the state before anybody is fenced.
+        Where it says no nobody is, and the state is returned as it is.
         """
         ...
 
@@ -76,8 +81,8 @@ class WritersPort(Protocol):
         """Return when a record arrived, or after that many seconds."""
         ...
 
-    def expire(self, producers: Iterable[ProducerRecord], deadline: Deadline) -> None:
-        """Note that these producers stayed silent; fence the transactional ids among them."""
+    def remove(self, producers: Iterable[ProducerRecord], deadline: Deadline) -> None:
+        """Remove registrations that are over."""
         ...
 
 

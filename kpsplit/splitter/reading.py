@@ -7,10 +7,11 @@ Decided by the record's place and its stamp alone, so that every reader decides 
 2. Any other marker belongs to an attempt that opened nothing here, or not yet. Under way: wait for its
    outcome. Known to be over: skipped. Not known: the view may be older than the marker, so it is
    refreshed first.
-3. A stamp of an epoch that the view has not reached: the view is old and is refreshed first.
-4. Behind every end that the partition has: stamped, a stray; unstamped, foreign and reported.
-5. In an overflow: stamped, a stray; unstamped, delivered.
-6. In any other segment: a stamp older than the segment is a stray; everything else is delivered.
+3. A stamp that was made for another physical partition counts as none: another program copied the record.
+4. A stamp of an epoch that the view has not reached: the view is old and is refreshed first.
+5. Behind every end that the partition has: stamped, a stray; unstamped, foreign and reported.
+6. Inside a segment: a stamp older than the segment is a stray; everything else is delivered. (No producer
+   stamps a record for an overflow, so what producers leave there is always older.)
 
 A reader goes through a physical partition in the order of offsets and does not step over ``Wait``: what
 stands behind the marker of an attempt under way is decided by its outcome. A reader that *begins* at a
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash, keyless_hash
-from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
+from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.marker import Marker
 from kpsplit.splitter.records.stamp import Stamp
@@ -103,6 +104,7 @@ def classify(
             attempt records its fence before it writes a marker, so such a view knows every attempt that can
             have written it. False is always safe; it may ask for a refresh that was not needed.
     """
+    stamp = own_stamp(state, source, stamp)
     if any(s.source == source and s.end == offset for s in state.lineage):
         return Skip(SkipReason.MARKER) if marker else Foreign(ForeignReason.NOT_THE_MARKER)
     if marker is not None:
@@ -116,6 +118,11 @@ def classify(
     if stamp is not None and _is_stray(segment, stamp):
         return Skip(SkipReason.STRAY)
     return Deliver(segment, segment.logical(offset))
+
+
+def own_stamp(state: PartitionState, source: PhysicalPartition, stamp: Stamp | None) -> Stamp | None:
+    """Return the stamp if it was made for this physical partition, else None: the record is a copy."""
+    return stamp if stamp is not None and stamp.is_at(state.home(source)) else None
 
 
 def unsettled(state: PartitionState, source: PhysicalPartition) -> bool:
@@ -155,7 +162,7 @@ def _is_last(state: PartitionState, attempt_id: str) -> bool:
 
 
 def _is_stray(segment: Segment, stamp: Stamp) -> bool:
-    return segment.kind is SegmentKind.OVERFLOW or stamp.epoch < segment.opened_epoch
+    return stamp.epoch < segment.opened_epoch
 
 
 def _outside(

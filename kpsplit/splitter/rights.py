@@ -10,6 +10,8 @@ from kpsplit.splitter.records.keys import (
     CONTROL_TOPIC,
     OFFSETS_TOPIC,
     PRODUCERS_TOPIC,
+    group_ids,
+    operator_ids,
     slots_topic,
     subtopics_prefix,
 )
@@ -87,8 +89,7 @@ def rights_for(
         role: who.
         topic: the logical topic.
         group: the consumer's group; required for consumers.
-        transactional_id: with what the transactional ids of producers begin, if they use transactions; an
-            operator fences those of silent ones.
+        transactional_id: with what the transactional ids of producers begin, if they use transactions.
         takeover: whether the producer may roll back an operation whose operator died in the fence: it can
             write to the control topic then.
         changelog: the topic of the consumer's state, if it keeps any.
@@ -98,7 +99,7 @@ def rights_for(
     """
     match role:
         case Role.OPERATOR:
-            return (*_operator(topic), *_transactions(transactional_id))
+            return _operator(topic)
         case Role.PRODUCER:
             return (*_producer(topic, transactional_id), *(takeover_rights(topic) if takeover else ()))
         case Role.CONSUMER:
@@ -133,7 +134,7 @@ def _operator(topic: str) -> tuple[Right, ...]:
             Resource.TOPIC,
             slots_topic(topic),
             Operation.CREATE,
-            Operation.DESCRIBE,
+            Operation.ALTER,
             Operation.DESCRIBE_CONFIGS,
         ),
         _claiming(topic),
@@ -159,7 +160,7 @@ def _transactions(prefix: str | None) -> tuple[Right, ...]:
 
 
 def _claiming(topic: str) -> Right:
-    return Right(Resource.TRANSACTIONAL_ID, f"kpsplit.op.{topic}.", True, Operation.WRITE)
+    return Right(Resource.TRANSACTIONAL_ID, operator_ids(topic), True, Operation.WRITE)
 
 
 def takeover_rights(topic: str) -> tuple[Right, ...]:
@@ -174,15 +175,18 @@ def _consumer(topic: str, group: str) -> tuple[Right, ...]:
     return (
         *_reading(topic),
         *_on(Resource.GROUP, group, Operation.READ),
-        *_on(Resource.TOPIC, slots_topic(topic), Operation.READ),
+        *_on(Resource.TOPIC, slots_topic(topic), Operation.READ, Operation.ALTER),
         *_on(Resource.TOPIC, OFFSETS_TOPIC, Operation.READ, Operation.WRITE, Operation.DESCRIBE_CONFIGS),
-        *_on(Resource.TRANSACTIONAL_ID, f"kpsplit.commit.{group}.", Operation.WRITE, prefixed=True),
-        *_on(Resource.TRANSACTIONAL_ID, f"kpsplit.run.{group}.", Operation.WRITE, prefixed=True),
+        *_on(Resource.TRANSACTIONAL_ID, group_ids("commit", group), Operation.WRITE, prefixed=True),
+        *_on(Resource.TRANSACTIONAL_ID, group_ids("run", group), Operation.WRITE, prefixed=True),
     )
 
 
 def _keeping(changelog: str | None) -> tuple[Right, ...]:
-    wanted = (Operation.READ, Operation.WRITE, Operation.CREATE, Operation.DESCRIBE_CONFIGS)
+    wanted = (
+        *(Operation.READ, Operation.WRITE, Operation.CREATE),
+        *(Operation.ALTER, Operation.DESCRIBE_CONFIGS),
+    )
     return () if changelog is None else _on(Resource.TOPIC, changelog, *wanted)
 
 
@@ -191,6 +195,7 @@ def _verifier(topic: str) -> tuple[Right, ...]:
         *_reading(topic),
         *_on(Resource.TOPIC, PRODUCERS_TOPIC, Operation.READ),
         *_on(Resource.TOPIC, OFFSETS_TOPIC, Operation.READ),
+        *_on(Resource.TOPIC, slots_topic(topic), Operation.DESCRIBE),
     )
 
 

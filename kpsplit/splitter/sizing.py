@@ -250,14 +250,18 @@ def _verdict(
 ) -> tuple[bool, str]:
     parts = len(ranges)
     if observed.samples < MIN_SAMPLES_PER_RANGE * parts:
-        found = f"only {observed.samples} samples for {parts} ranges"
+        found = (
+            f"only {observed.samples} samples for {parts} ranges" if observed.samples else "no records yet"
+        )
         return True, f"{found}: too few to tell how the load is spread, boundaries do not follow it"
     hottest = max(ranges, key=observed.load)
     if observed.load(hottest) <= usefulness_limit(parts) * observed.total:
         return True, ""
     inside = (i for i, h in enumerate(observed.hashes) if h in hottest)
     heavy = _heavy(observed, max(inside, key=observed.weight), labels)
-    return False, f"cannot be split usefully: key hash {heavy} has {heavy.share * 100:.0f} %"
+    kept = observed.load(hottest) / observed.total * 100
+    reason = f"cannot be split usefully: key hash {heavy} has {heavy.share * 100:.0f} %"
+    return False, f"{reason}, its range keeps {kept:.0f} %"
 
 
 def _heavy(observed: _Histogram, index: int, labels: Mapping[int, str] | None) -> HeavyHash:

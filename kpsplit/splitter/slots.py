@@ -57,5 +57,25 @@ def slot_at(number: int, slots: int) -> tuple[int, int]:
     return divmod(number, slots)
 
 
+def without_slots(partitions: int, slots: int, slots_partitions: int) -> range:
+    """Return the partitions of a topic that nobody can own: the topic has grown, its slots topic has not.
+
+    Args:
+        partitions: of the topic.
+        slots: per partition.
+        slots_partitions: how many partitions the slots topic has.
+    """
+    return range(min(partitions, slots_partitions // slots), partitions)
+
+
+def unread_text(topic: str, partitions: range) -> str:
+    """Say that partitions have no slots; there is at least one."""
+    if len(partitions) == 1:
+        return f"no group reads partition {partitions[0]} of topic {topic}: it has no slots"
+    return (
+        f"no group reads partitions {partitions[0]} to {partitions[-1]} of topic {topic}: they have no slots"
+    )
+
+
 def _ratio(total: int) -> float:
     return max(total / _WANTED, _WANTED / total)

@@ -7,7 +7,7 @@ run can stop at any line and the next claim goes on from what the log says.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kpsplit.errors import FencedError, InvariantError
 from kpsplit.splitter.events import Abort, Commit, Cut, Event, Fence, Finish
@@ -22,6 +22,7 @@ from kpsplit.splitter.partition_state import (
     SubTopic,
     Target,
 )
+from kpsplit.splitter.records.keys import subtopic_name
 from kpsplit.splitter.records.marker import Marker, MarkerKind
 from kpsplit.splitter.states import Phase
 
@@ -62,7 +63,7 @@ class CoLocateLeaders:
 
 @dataclass(frozen=True, slots=True)
 class AwaitReady:
-    """Wait until every registered producer has answered or expired."""
+    """Wait until every registered producer has answered, or stayed silent for a lease."""
 
     attempt: Attempt
 
@@ -137,6 +138,13 @@ def decide(state: PartitionState, progress: Progress) -> Step:
             return _committed(state, attempt, progress)
         case Phase.STEADY | Phase.FROZEN:
             raise InvariantError(f"{state.parent} is {state.phase}: {state.frozen_reason or 'no operation'}")
+
+
+def numbered(attempt: Attempt, state: PartitionState) -> Attempt:
+    """Return the attempt with the next free number for its sub-topic."""
+    if attempt.subtopic is None:
+        return attempt
+    return replace(attempt, subtopic=subtopic_name(state.parent, state.next_split))
 
 
 def settle(state: PartitionState, ended_by: EndedBy, reason: str) -> Abort | None:

@@ -1,27 +1,37 @@
 """Which producers an operator must wait for (design, section 6).
 
-Every producer that ever registered for the topic and did not close is asked at each PREPARE. One that stays
-silent for a whole lease cannot have a fresh view any more (a lease is not renewed while an attempt is
-unanswered), so the operator goes on without it. At the FENCE only those that answered PREPARE of *this*
-attempt can still be writing, so only those are waited for.
+Every producer that registered for the topic and did not close is asked at each PREPARE. One that stays silent
+for a whole lease has no valid lease any more (a lease is not renewed while an attempt is unanswered), so the
+operator goes on without it. At the FENCE only those that answered PREPARE of *this* attempt can still be
+writing, so only those are waited for.
 
-That a producer stayed silent is noted (its registration *expired*) for people who look at the status. Nothing
-is decided by the note: an operator that slept through the end of its attempt could write it about a producer
-that is alive, and the next operation would wait for nobody (``tests/simulation`` has the trace).
-
-The transactional id of a silent producer is fenced, unless another producer has taken it (with
-``init_transactions``) after the silent one had registered: Kafka has fenced that one then, for a producer
-takes its id once, before it registers. Otherwise one that died would cost the other its id at each operation.
+A registration ends with its lease: whoever lets it run out registers again, under another key, before it
+answers or writes anything. So the registration of a producer that stayed silent while the attempt was under
+way is over for good, and is removed. A producer that lives registers again; one that is dead is asked once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from kpsplit.splitter.records.producers import Expiry, ProducerRecord
+from kpsplit.errors import FutureVersionError
+from kpsplit.splitter.partition_state import PartitionState, Result
+from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
+from kpsplit.splitter.records.producers import Entry, Newer, ProducerRecord, Removed
+from kpsplit.splitter.states import Phase
 
 LEASE_MARGIN = 1.1
 """An operator waits this many leases: the rates of two monotonic clocks differ by far less."""
+
+READINGS, MOST_SECONDS = 4, 0.5
+"""No time between two readings counts for more than this share of what is waited for, or so many seconds."""
+OUTAGE_SECONDS = 5.0
+"""Without a reading for so long, and for as long as is waited for, nobody could have answered."""
+
+
+ACKNOWLEDGEMENT = "acknowledgement of the fence"
+"""What is waited for in the fence; in the reason of an attempt that was rolled back for want of it."""
+_MOST_NAMED, _LONGEST_CLIENT_ID = 3, 40
 
 
 class Registrations:
@@ -29,44 +39,114 @@ class Registrations:
 
     def __init__(self) -> None:
         self._records: dict[int, ProducerRecord] = {}
-        self._since: dict[int, int] = {}
-        self._fenced_below: dict[str, int] = {}
-        self._expired: dict[int, int] = {}
+        self._instances: dict[bytes, int] = {}
+        self.newer: dict[bytes, Newer] = {}
+        """What stands under keys in a newer format than this kpsplit reads."""
 
-    def fold(self, record: ProducerRecord | Expiry, offset: int) -> None:
-        """Take the next record of the topic, and where it lies."""
-        if isinstance(record, Expiry):
-            known = self._expired.get(record.instance, 0)
-            self._expired[record.instance] = max(known, record.generation)
+    def fold(self, record: Entry) -> None:
+        """Take the next record of the topic. A newer registration of an instance replaces older ones.
+
+        One of a newer format is set aside: it replaces and removes nothing.
+        """
+        if isinstance(record, Newer):
+            self.newer[record.key] = record
             return
-        self._records[record.instance] = record
-        self._since[record.instance] = offset if record.since is None else min(record.since, offset)
-        if record.transactional_id is not None and record.fenced_below is not None:
-            known = self._fenced_below.get(record.transactional_id, 0)
-            # Where the topic ended before the record was written: a greater number is forged.
-            self._fenced_below[record.transactional_id] = max(known, min(record.fenced_below, offset))
+        self.newer.pop(record.key, None)
+        if isinstance(record, Removed):
+            instance = self._instances.pop(record.key, None)
+            if instance is not None and self._records[instance].key == record.key:
+                del self._records[instance]
+            return
+        known = self._records.get(record.instance)
+        if known is None or known.generation <= record.generation:
+            self._records[record.instance] = record
+            self._instances[record.key] = record.instance
 
     def all(self) -> tuple[ProducerRecord, ...]:
-        """Return every producer that ever registered, closed and expired ones as well."""
+        """Return every producer that is registered or has closed."""
         return tuple(self._records.values())
 
-    def is_expired(self, record: ProducerRecord) -> bool:
-        """Tell whether an operator found the producer silent since it last registered."""
-        return record.generation <= self._expired.get(record.instance, 0)
-
     def to_ask(self, topic: str) -> tuple[ProducerRecord, ...]:
-        """Return the producers of a topic that an operator must ask: all that did not close."""
+        """Return the producers of a topic that an operator must ask: all that did not close.
+
+        Raises:
+            FutureVersionError: a producer of the topic registered in a newer format; its answers cannot be
+                read.
+        """
+        for key in sorted(key for key, newer in self.newer.items() if topic in newer.topics):
+            raise FutureVersionError(
+                f"a newer kpsplit registered a producer of {topic} (key {key.decode('ascii')} of "
+                f"{PRODUCERS_TOPIC}): nobody here can read its answers",
+                hint="upgrade this kpsplit; if no such producer runs, kpsplit doctor says how to remove it",
+            )
+        return self.open(topic)
+
+    def open(self, topic: str) -> tuple[ProducerRecord, ...]:
+        """Return the producers of a topic that did not close, as far as they can be read."""
         return tuple(r for r in self._records.values() if topic in r.topics and not r.closed)
 
-    def superseded(self, record: ProducerRecord) -> bool:
-        """Tell whether another producer has taken the transactional id since this one has registered."""
-        if record.transactional_id is None:
-            return False
-        return self._since[record.instance] < self._fenced_below.get(record.transactional_id, 0)
 
-    def live(self, topic: str) -> tuple[ProducerRecord, ...]:
-        """Return the producers of a topic that answered the latest operator, for people to look at."""
-        return tuple(r for r in self.to_ask(topic) if not self.is_expired(r))
+class Silence:
+    """For how long producers certainly had the chance to answer, counted on readings of the producers topic.
+
+    Time counts between readings that succeeded. Where none succeeds for long, nobody's answer may have come
+    through either: then counting begins anew.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._counted = 0.0
+        self._at: float | None = None
+        self._first: frozenset[bytes] = frozenset()
+
+    def reading(self, began: float, ended: float, registered: Iterable[ProducerRecord]) -> None:
+        """Note a reading that succeeded: its begin and end on a monotonic clock, and who is to be asked."""
+        if self._at is None or ended - self._at >= max(self._seconds, OUTAGE_SECONDS):
+            self._counted, self._at = 0.0, ended
+            self._first = frozenset(r.key for r in registered)
+            return
+        self._counted += min(began - self._at, max(self._seconds / READINGS, MOST_SECONDS))
+        self._at = began
+
+    def left(self) -> float:
+        """Return how many seconds are still to be waited."""
+        return max(0.0, self._seconds - self._counted)
+
+    def ended(
+        self, silent: Iterable[ProducerRecord], state: PartitionState, attempt_id: str
+    ) -> tuple[ProducerRecord, ...]:
+        """Return those of the silent producers whose registration is over for good.
+
+        They were registered when counting began, and had to answer all the time since: ``state``, read after
+        the last reading, must still show the attempt's PREPARE. Producers that saw its end owe no answer.
+        """
+        attempt = state.attempt
+        if state.phase is not Phase.PREPARING or attempt is None or attempt.id != attempt_id:
+            return ()
+        return tuple(r for r in silent if r.key in self._first and not r.keeps_key)
+
+
+def in_doubt(state: PartitionState, waiting: Iterable[ProducerRecord]) -> bool:
+    """Tell whether somebody must be waited for whatever its lease says: the fence waits for a transaction."""
+    return state.phase is Phase.FENCED and any(r.transactional_id for r in waiting)
+
+
+def named(waiting: Sequence[ProducerRecord]) -> str:
+    """Return which producers are waited for, as the end of a message: by their own words, so cut."""
+    if not waiting:
+        return ""
+    names = [f"{r.client_id[:_LONGEST_CLIENT_ID]} {r.key.decode('ascii')}" for r in waiting[:_MOST_NAMED]]
+    more = f" and {len(waiting) - _MOST_NAMED} more" if len(waiting) > _MOST_NAMED else ""
+    return f" (of {', '.join(names)}{more})"
+
+
+def unacknowledged(registered: Iterable[ProducerRecord], state: PartitionState) -> tuple[ProducerRecord, ...]:
+    """Return for whose acknowledgement the latest attempt waited in vain until it was rolled back."""
+    last = state.last
+    if last is None or last.result is not Result.ROLLED_BACK or ACKNOWLEDGEMENT not in last.reason:
+        return ()
+    open_ = (r for r in registered if state.parent.topic in r.topics and not r.closed)
+    return not_acknowledged(open_, str(state.parent), last.attempt.id)
 
 
 def not_ready(live: Iterable[ProducerRecord], partition: str, attempt_id: str) -> tuple[ProducerRecord, ...]:

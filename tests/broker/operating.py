@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kpsplit.kafka.connection import Connection
@@ -15,10 +17,12 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
+from kpsplit.splitter.records.stamp import HEADER
 
 PAUSE_MS = 30_000
 """Long: what is slow on a busy machine is not wrong."""
 SHORT_LEASE_MS = 500
+SHORTEST_STAMP = 21
 
 
 class DiedError(BaseException):
@@ -79,18 +83,31 @@ def write(bootstrap: str, topic: str, count: int, partition: int = -1, key: str 
 
 
 def write_error(bootstrap: str, place: PhysicalPartition) -> KafkaError | None:
-    """Try to write one record; return the broker's answer."""
+    """Try to write the smallest record that has a stamp; return the broker's answer."""
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "message.timeout.ms": 20_000})
     errors: list[KafkaError | None] = []
-    producer.produce(place.topic, b"v", b"k", place.partition, lambda error, _: errors.append(error))
+    stamp: list[tuple[str, str | bytes | None]] = [(HEADER, bytes(SHORTEST_STAMP))]
+    report = partial(_keep_error, errors)
+    producer.produce(place.topic, None, None, place.partition, report, headers=stamp)
     producer.flush(30)
     return errors[0]
+
+
+def _keep_error(errors: list[KafkaError | None], error: KafkaError | None, _: Message) -> None:
+    errors.append(error)
 
 
 def log_end(admin: AdminClient, place: PhysicalPartition) -> int:
     """The high watermark."""
     asked = TopicPartition(place.topic, place.partition)
     return int(offset_answer(admin.list_offsets({asked: OffsetSpec.latest()})[asked], 20).offset)
+
+
+def stable_end(admin: AdminClient, place: PhysicalPartition) -> int:
+    """The last stable offset."""
+    asked, committed = TopicPartition(place.topic, place.partition), IsolationLevel.READ_COMMITTED
+    answer = admin.list_offsets({asked: OffsetSpec.latest()}, isolation_level=committed)[asked]
+    return int(offset_answer(answer, 20).offset)
 
 
 def records(bootstrap: str, place: PhysicalPartition) -> list[Message]:
@@ -104,9 +121,10 @@ def records(bootstrap: str, place: PhysicalPartition) -> list[Message]:
     return found
 
 
-def commit(bootstrap: str, group: str, positions: dict[PhysicalPartition, int]) -> None:
-    """Commit positions of a consumer group."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
+def commit(brokers: str | dict[str, Any], group: str, positions: dict[PhysicalPartition, int]) -> None:
+    """Commit positions of a consumer group; ``brokers``: their addresses, or how a client connects."""
+    config = {"bootstrap.servers": brokers} if isinstance(brokers, str) else brokers
+    consumer = Consumer({**config, "group.id": group})
     offsets = [TopicPartition(p.topic, p.partition, offset) for p, offset in positions.items()]
     committed = consumer.commit(offsets=offsets, asynchronous=False)
     assert committed and all(c.error is None for c in committed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 
@@ -333,6 +334,50 @@ def test_a_missing_offset_is_an_error_event_where_the_reset_policy_says_so(boots
         assert [m.offset() for m in drain(member, 3)] == [2, 3, 4]
 
 
+@pytest.mark.parametrize("make", [plain, consumer], ids=["original", "kpsplit"])
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+@pytest.mark.parametrize("committed", [10, 1000], ids=["removed", "beyond the end"])
+def test_an_offset_outside_the_log_is_reset_as_by_the_original(
+    bootstrap, make_topic, admin, make, reset, committed
+):
+    topic = make_topic()
+    write(bootstrap, topic, 30)
+    client = plain(bootstrap, f"g-{topic}")
+    client.commit(offsets=[TopicPartition(topic, 0, committed)], asynchronous=False)
+    client.close()
+    for deleted in admin.delete_records([TopicPartition(topic, 0, 20)]).values():
+        deleted.result(20)
+    member = make(bootstrap, f"g-{topic}", auto_offset_reset=reset, enable_partition_eof=True)
+    member.subscribe([topic])
+    found = []
+    try:
+        while not found or found[-1].error() is None:
+            found += [message for message in [member.poll(0.2)] if message is not None]
+    finally:
+        member.close()
+    assert found[-1].error().code() == KafkaError._PARTITION_EOF
+    assert [m.offset() for m in found[:-1]] == (list(range(20, 30)) if reset == "earliest" else [])
+
+
+def test_metadata_are_committed_with_their_offset_and_read_by_the_original(bootstrap, make_topic):
+    topic = make_topic()
+    write(bootstrap, topic, 10)
+
+    def seen(client):
+        [part] = client.committed([TopicPartition(topic, 0)], timeout=10)
+        return part.offset, part.metadata
+
+    with consumer(bootstrap, f"g-{topic}", enable_auto_commit=False) as member:
+        member.subscribe([topic])
+        drain(member, 10)
+        member.commit(offsets=[TopicPartition(topic, 0, 4, "half way")], asynchronous=False)
+        original = plain(bootstrap, f"g-{topic}")
+        assert seen(member) == seen(original) == (4, "half way")
+        member.commit(asynchronous=False)
+        assert seen(member) == seen(original) == (10, None)
+        original.close()
+
+
 def test_a_new_group_may_begin_at_the_end(bootstrap, make_topic):
     topic = make_topic()
     write(bootstrap, topic, 5)
@@ -399,19 +444,27 @@ def test_every_group_protocol_reads_everything(bootstrap, make_topic, settings):
             )
 
 
-def test_statistics_errors_and_throttling_are_told_in_the_programs_thread(bootstrap, make_topic):
+def test_statistics_are_told_in_the_programs_thread_by_the_client_that_reads(bootstrap, make_topic):
     topic = make_topic()
+    write(bootstrap, topic, 3)
     told = []
     with consumer(
         bootstrap,
         f"g-{topic}",
+        client_id="a-program",
         statistics_interval_ms=200,
-        stats_cb=lambda text: told.append((threading.get_ident(), text)),
+        stats_cb=lambda text: told.append((threading.get_ident(), json.loads(text))),
     ) as member:
         member.subscribe([topic])
-        wait_for(lambda: member.poll(0.05) is None and told, "statistics")
+
+        def read() -> list[int]:
+            member.poll(0.05)
+            topics = [found["topics"].get(topic) for _, found in told]
+            return [n for one in topics if one and (n := one["partitions"].get("0", {}).get("rxmsgs"))]
+
+        wait_for(read, "statistics of what was read")
     assert {ident for ident, _ in told} == {threading.get_ident()}
-    assert '"brokers"' in told[0][1]
+    assert {found["client_id"] for _, found in told} == {"a-program"}
 
 
 def test_a_deserializing_consumer_hands_out_objects(bootstrap, make_topic):
@@ -424,7 +477,7 @@ def test_a_deserializing_consumer_hands_out_objects(bootstrap, make_topic):
         "key.deserializer": StringDeserializer("utf_8"),
         "value.deserializer": StringDeserializer("utf_8"),
     }
-    with DeserializingConsumer(config) as member:
+    with DeserializingConsumer[str, str](conf=config) as member:
         member.subscribe([topic])
         found = [next_event(member) for _ in range(5)]
     assert [(m.key(), m.value()) for m in found] == [(f"key-{i}", "v") for i in range(5)]

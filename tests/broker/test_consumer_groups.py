@@ -13,13 +13,13 @@ from contextlib import contextmanager
 
 import confluent_kafka
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from kpsplit import Producer
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import slots_topic
 from tests.broker import consumer_child
-from tests.broker.consuming import Log, Member, consumer, drain, shared, wait_for
+from tests.broker.consuming import REMOTE, Log, Member, consumer, drain, shared, wait_for
 from tests.broker.operating import (
     PAUSE_MS,
     commit,
@@ -144,6 +144,7 @@ def test_members_share_one_partition_through_splits_a_merge_a_death_and_a_suspen
     assert all(owners[-1] == "sleeps" for owners in early)
 
 
+@pytest.mark.nightly
 def test_while_a_member_joins_and_leaves_every_two_seconds_order_holds_and_work_goes_on(
     bootstrap, make_topic
 ):
@@ -285,6 +286,35 @@ def test_a_topic_that_is_enrolled_while_a_group_reads_it_is_handed_over_to_slots
         member.stop()
     log.check_order(sent(journal))
     assert log.duplicates() == 0
+
+
+def test_a_record_in_work_while_its_topic_is_enrolled_is_nobody_elses(bootstrap, make_topic):
+    """Brokers that assign give slots away while the old owner of the partition still works."""
+    topic, count = make_topic(partitions=1), 20
+    write(bootstrap, topic, count)
+    with (
+        operating(bootstrap) as operations,
+        consumer(bootstrap, f"g-{topic}", **REMOTE) as old,
+        consumer(bootstrap, f"g-{topic}", **REMOTE) as new,
+    ):
+        old.subscribe([topic])
+        handed_out = drain(old, 5)
+        shared(operations, topic, 4)
+        new.subscribe([topic])
+        early: list[Message] = []
+
+        def waits() -> bool:
+            message = new.poll(0.05)
+            early.extend([] if message is None else [message])
+            return bool(early) or new.stats().get("starts_held_up", 0) >= 3
+
+        wait_for(waits, "the new member to be given slots")
+        assert not early, "the record that the old member works on is in one of these slots, or before one"
+        members = [old, new]
+        while len(handed_out) < count:
+            handed_out += [m for member in members if (m := member.poll(0.05)) is not None]
+        assert not [m.error() for m in handed_out if m.error()]
+        assert sorted(m.offset() or 0 for m in handed_out) == list(range(count))
 
 
 @pytest.mark.parametrize(

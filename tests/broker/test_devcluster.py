@@ -31,6 +31,11 @@ def until(condition: Callable[[], bool], what: str, timeout: float = 30.0) -> No
         time.sleep(0.02)
 
 
+def create(bootstrap: str, topic: NewTopic) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # it ends with its last user: not before the answer
+    admin.create_topics([topic])[topic.topic].result(30)
+
+
 def write(bootstrap: str, topic: str, value: bytes) -> None:
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "message.timeout.ms": 30000})
     errors: list[object] = []
@@ -64,8 +69,7 @@ def private(kafka_runtime: KafkaRuntime, tmp_path_factory: pytest.TempPathFactor
     """A cluster for tests that harm it; each leaves it whole."""
     folder = tmp_path_factory.mktemp("cluster")
     with DevCluster(3, folder, {"log.retention.ms": "86400000"}) as running:
-        admin = AdminClient({"bootstrap.servers": running.bootstrap})
-        admin.create_topics([NewTopic("kept", 1, 3)])["kept"].result(30)
+        create(running.bootstrap, NewTopic("kept", 1, 3))
         yield running
 
 

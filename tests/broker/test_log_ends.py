@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 from confluent_kafka import IsolationLevel, Message, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from kpsplit.consumer import probing
 from kpsplit.consumer.probing import LogProbe
@@ -36,13 +36,17 @@ PLACE = PhysicalPartition(TOPIC, 0)
 def alone(kafka_runtime: KafkaRuntime) -> Iterator[DevCluster]:
     """One broker that may be frozen, and a log of a few records."""
     with DevCluster(brokers=1) as running:
-        admin = AdminClient({"bootstrap.servers": running.bootstrap})
-        admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(SECONDS)
-        producer = Producer({"bootstrap.servers": running.bootstrap})
-        for number in range(RECORDS):
-            producer.produce(TOPIC, str(number), partition=0)
-        assert producer.flush(SECONDS) == 0
+        fill(running.bootstrap)
         yield running
+
+
+def fill(bootstrap: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(SECONDS)
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for number in range(RECORDS):
+        producer.produce(TOPIC, str(number), partition=0)
+    assert producer.flush(SECONDS) == 0
 
 
 @contextmanager
@@ -84,6 +88,22 @@ def test_a_question_that_nobody_answers_has_no_result(alone: DevCluster) -> None
         with pytest.raises(UnreachableError, match="no answer in time"):
             logs.end_offsets([PLACE], seconds=1.0)
     assert ends(admin, SECONDS) == {0: RECORDS}
+
+
+def test_partitions_that_were_added_since_a_client_looked_have_ends(alone: DevCluster) -> None:
+    """librdkafka remembers how many partitions a topic has for 15 minutes, and asks no broker for others."""
+    connection = Connection({"bootstrap.servers": alone.bootstrap})
+    logs, admin = LogEnds(connection), AdminClient({"bootstrap.servers": alone.bootstrap})
+    admin.create_topics([NewTopic("grows", 1, 1)])["grows"].result(SECONDS)
+    places = [PhysicalPartition("grows", n) for n in range(3)]
+    assert eventually(lambda: logs.end_offsets(places[:1]), "the topic's leader", SECONDS)
+    admin.create_partitions([NewPartitions("grows", 3)])["grows"].result(SECONDS)
+    eventually(
+        lambda: len(admin.list_topics("grows").topics["grows"].partitions) == 3, "the partitions", SECONDS
+    )
+    assert {p: end.offset for p, end in logs.end_offsets(places[2:]).items()} == {places[2]: 0}
+    assert logs.start_offsets(places) == dict.fromkeys(places, 0)
+    assert list(logs.end_offsets([places[0], PhysicalPartition("missing", 0)])) == places[:1]
 
 
 def test_a_log_of_which_nothing_was_read_is_not_read_to_its_end(alone: DevCluster) -> None:
@@ -128,7 +148,7 @@ def test_it_is_asked_again_while_there_is_time(alone: DevCluster, monkeypatch: p
             with pytest.raises(TimeoutError):
                 reading.result(4)  # a question may take as long as looking for leaders and its grace besides
         reading.result(SECONDS)
-        assert tail.position() == RECORDS
+        assert tail.progress() == RECORDS
 
 
 def test_a_probe_asks_for_a_log_s_bounds_until_it_is_told(
@@ -145,3 +165,9 @@ def test_a_probe_asks_for_a_log_s_bounds_until_it_is_told(
     eventually(probe.done, "an answer", SECONDS)
     assert probe.found is not None and probe.found.bounds is not None
     assert (probe.found.bounds.low, probe.found.bounds.high) == (0, RECORDS)
+
+
+def test_topics_that_are_all_missing_are_taken_for_missing(bootstrap: str) -> None:
+    missing = [PhysicalPartition("never-made", 0), PhysicalPartition("nor-this-one", 2)]
+    log_ends = LogEnds(Connection({"bootstrap.servers": bootstrap}))
+    assert log_ends.end_offsets(missing) == {} == log_ends.start_offsets(missing)

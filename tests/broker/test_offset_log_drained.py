@@ -33,7 +33,7 @@ def operations(bootstrap: str) -> Iterator[Operations]:
         yield ready
 
 
-def test_retire_goes_by_the_range_commits_of_a_group_and_not_by_its_ordinary_offsets(
+def test_retire_goes_by_the_lesser_of_a_groups_range_commits_and_its_ordinary_offsets(
     operations: Operations, bootstrap: str, make_topic: MakeTopic
 ) -> None:
     parent = PhysicalPartition(make_topic(), 0)
@@ -48,9 +48,10 @@ def test_retire_goes_by_the_range_commits_of_a_group_and_not_by_its_ordinary_off
     commit(bootstrap, group, at_ends)
     commits = writer(bootstrap)
 
-    def commit_range(owner: Member, positions: dict[int, int], range_: KeyRange) -> None:
+    def commit_range(owner: Member, positions: dict[int, int], range_: KeyRange, first: int = 3) -> None:
         record = commit_of(group, parent, positions, range_)
-        commits.commit([record], [], at_ends, owner.metadata(), Deadline(SECONDS))
+        ordinary = at_ends | {PhysicalPartition(name, 0): first}
+        commits.commit([record], [], ordinary, owner.metadata(), Deadline(SECONDS))
 
     with member(bootstrap, group, slots_topic(parent.topic), "classic") as owner:
         await_owned([(owner, 2)])
@@ -59,6 +60,11 @@ def test_retire_goes_by_the_range_commits_of_a_group_and_not_by_its_ordinary_off
             operations.retire(parent)
         commit_range(owner, {1: state.lineage.get(1).start, 3: 2}, RIGHT)
         with pytest.raises(CheckFailedError, match=f"group {group} stands at 2 in {name}/1"):
+            operations.retire(parent)
+        commit_range(owner, {reopened.id: reopened.start}, RIGHT, first=1)
+        with pytest.raises(
+            CheckFailedError, match=f"group {group} stands at 1 in {name}/0.*its ordinary off"
+        ):
             operations.retire(parent)
         commit_range(owner, {reopened.id: reopened.start}, RIGHT)
         assert operations.retire(parent) == [name]

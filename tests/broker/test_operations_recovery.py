@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 
 import pytest
+from confluent_kafka import Producer
 
-from kpsplit.errors import CheckFailedError, ConflictError, FencedError
+from kpsplit.errors import CheckFailedError, ConflictError, DeadlineExceededError, FencedError
+from kpsplit.kafka import control_log
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.control_log import OperationLog
-from kpsplit.kafka.operations import Operations
+from kpsplit.kafka.operations import Operations, ignore_steps
+from kpsplit.producer import takeover
+from kpsplit.producer.takeover import roll_back
+from kpsplit.splitter import claim_queue
 from kpsplit.splitter.events import Abort, Commit, Cut, Fence, Finish, Prepare
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import EndedBy, Result, SubTopicState
+from kpsplit.splitter.records.claims import Claim
+from kpsplit.splitter.records.keys import (
+    CONTROL_TOPIC,
+    STATE_PARTITIONS,
+    control_partition,
+    operator_transactional_id,
+    partition_key,
+)
 from kpsplit.splitter.states import Phase
 from tests.broker.operating import (
     PAUSE_MS,
@@ -136,6 +152,8 @@ KILLED = """
 import os, sys
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.operations import Operations
+from kpsplit.producer import takeover
+from kpsplit.producer.takeover import roll_back
 from kpsplit.splitter.lineage import PhysicalPartition
 with Operations(Connection({"bootstrap.servers": sys.argv[1]})) as operations:
     plan = operations.plan_split(PhysicalPartition(sys.argv[2], 0), 2, even=True)
@@ -200,7 +218,8 @@ def test_an_operator_whose_attempt_was_aborted_meanwhile_is_fenced(operations, b
     assert_at_rest(operations, parent, epoch=0)
 
 
-def test_a_claim_fences_the_one_before(operations, bootstrap, make_topic) -> None:
+def test_a_claim_fences_the_one_before(operations, make_topic, monkeypatch) -> None:
+    monkeypatch.setattr(claim_queue, "TURN_SECONDS", 0.5)
     parent = enrolled(operations, make_topic(partitions=1))
     attempt = operations.plan_split(parent, 2, even=True).attempt("zombie", PAUSE_MS)
     older, newer = (OperationLog(operations._connection, parent) for _ in range(2))
@@ -213,6 +232,114 @@ def test_a_claim_fences_the_one_before(operations, bootstrap, make_topic) -> Non
     older.close()
     newer.close()
     assert_at_rest(operations, parent, epoch=0)
+
+
+def test_a_claim_that_led_to_nothing_is_withdrawn(operations, make_topic, monkeypatch) -> None:
+    monkeypatch.setattr(claim_queue, "turn_seconds", lambda _: 3600.0)
+    parent = enrolled(operations, make_topic(partitions=1))
+    for _ in range(2):
+        log = OperationLog(operations._connection, parent)
+        log.claim(Deadline(60))
+        log.close()
+
+
+def test_who_gives_up_after_its_turn_withdraws_only_its_own_claim(operations, make_topic) -> None:
+    parent = enrolled(operations, make_topic(partitions=1))
+    slow, next_one = (OperationLog(operations._connection, parent) for _ in range(2))
+    revision = slow.claim(Deadline(60)).revision
+    next_one.peek(Deadline(60))
+    turn = Claim("next", revision, 2)
+    next_one._announce(turn, Deadline(60))
+    slow.close()
+    assert turn in next_one._announced(Deadline(60))
+    next_one.close()
+
+
+def test_a_thaw_and_a_freeze_fence_nobody_who_is_at_work(operations, make_topic) -> None:
+    parent = enrolled(operations, make_topic(partitions=1))
+    attempt = operations.plan_split(parent, 2, even=True).attempt("at work", PAUSE_MS)
+    with closing(OperationLog(operations._connection, parent)) as at_work:
+        state = at_work.record(at_work.claim(Deadline(60)), Prepare(attempt), Deadline(60))
+        with operations._runner(parent, ignore_steps) as runner:
+            assert runner.freeze("a look at an older state", Deadline(60)) is False
+        assert operations.resume(parent, thaw=True) is None
+        at_work.record(state, Abort(attempt.id, EndedBy.OPERATOR, "done"), Deadline(60))
+    assert_at_rest(operations, parent, epoch=0)
+
+
+def test_an_operator_that_meets_anothers_claim_waits_and_leaves_its_attempt_alone(
+    operations, bootstrap, make_topic
+) -> None:
+    parent = enrolled(operations, make_topic(partitions=1))
+    attempt = operations.plan_split(parent, 2, even=True).attempt("first", PAUSE_MS)
+    with operating(bootstrap) as second, ThreadPoolExecutor(1) as pool:
+        plan = second.plan_split(parent, 2, even=True)
+        first = OperationLog(operations._connection, parent)
+        state = first.claim(Deadline(120))
+        meeting = pool.submit(second.run, plan, max_pause_ms=PAUSE_MS)
+        with pytest.raises(TimeoutError):
+            meeting.result(timeout=2.0)
+        state = first.record(state, Prepare(attempt), Deadline(120))
+        with pytest.raises(ConflictError, match="a split by first is in progress") as caught:
+            meeting.result(timeout=60)
+        assert not isinstance(caught.value, FencedError) and caught.value.changed is False
+        state = first.record(state, Fence(attempt.id, "some-id"), Deadline(120))
+        first.record(state, Abort(attempt.id, EndedBy.OPERATOR, "done"), Deadline(120))
+        first.close()
+    assert_at_rest(operations, parent, epoch=0)
+
+
+def test_of_many_that_take_over_at_once_one_does_and_none_is_fenced(operations, make_topic) -> None:
+    parent = enrolled(operations, make_topic(partitions=1))
+    split_that_dies(operations, parent, "Fence")
+    attempt = state_of(operations, parent).attempt
+    assert attempt is not None
+    with ThreadPoolExecutor(12) as pool:
+        ends = [pool.submit(roll_back, operations._connection, parent, attempt.id) for _ in range(12)]
+    assert [end.exception() for end in ends] == [None] * 12
+    assert sum(end.result() for end in ends) == 1
+    assert_at_rest(operations, parent, epoch=0)
+
+
+@contextmanager
+def strangers_transaction(operations: Operations, parent: PhysicalPartition) -> Iterator[Producer]:
+    """The operator of another partition is in the middle of a transaction in the same control partition."""
+    other = PhysicalPartition(parent.topic, parent.partition + STATE_PARTITIONS)
+    stranger = operations._connection.open_producer(
+        "stranger", transactional_id=operator_transactional_id(other), transaction_timeout_ms=60_000
+    )
+    stranger.init_transactions(60)
+    stranger.begin_transaction()
+    place = control_partition(other)
+    stranger.produce(CONTROL_TOPIC, b"of an open transaction", partition_key(other), place)
+    assert stranger.flush(60) == 0
+    yield stranger
+    stranger.abort_transaction(60)
+
+
+def test_a_commit_that_a_strangers_transaction_hides_is_never_rolled_back(
+    operations, make_topic, monkeypatch
+) -> None:
+    parent = enrolled(operations, make_topic(partitions=1))
+    attempt = operations.plan_split(parent, 2, even=True).attempt("slow", PAUSE_MS)
+    log = OperationLog(operations._connection, parent)
+    state = log.claim(Deadline(120))
+    for event in (Prepare(attempt), Fence(attempt.id, "some-id")):
+        state = log.record(state, event, Deadline(120))
+    monkeypatch.setattr(control_log, "READ_BACK_SECONDS", 0.5)
+    monkeypatch.setattr(takeover, "CLAIM_SECONDS", 3.0)
+    with strangers_transaction(operations, parent):
+        with pytest.raises(DeadlineExceededError):  # acknowledged; it cannot be read back
+            log.record(state, Commit(attempt.id, (Cut(0, 0, 0),)), Deadline(3))
+        assert state_of(operations, parent).phase is Phase.FENCED, "readers do not see the commit yet"
+        with pytest.raises(DeadlineExceededError):
+            roll_back(operations._connection, parent, attempt.id)
+    assert not roll_back(operations._connection, parent, attempt.id)
+    state = log.claim(Deadline(120))
+    assert (state.phase, state.epoch) == (Phase.COMMITTED, 1)
+    log.record(state, Finish(attempt.id), Deadline(120))
+    log.close()
+    assert_at_rest(operations, parent, epoch=1)
 
 
 def test_a_truncated_log_freezes_the_partition_until_a_human_thaws_it(operations, make_topic) -> None:

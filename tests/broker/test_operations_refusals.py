@@ -21,7 +21,7 @@ from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.records.marker import Marker, MarkerKind
 from kpsplit.splitter.states import Phase
 from kpsplit.splitter.steps import PlannedMarker
-from tests.broker.consuming import consumer, drain
+from tests.broker.consuming import consumer, drain, wait_for
 from tests.broker.operating import (
     PAUSE_MS,
     commit,
@@ -47,7 +47,7 @@ def test_what_cannot_be_planned_is_refused(operations, make_topic) -> None:
     with pytest.raises(UsageError, match=f"topic {topic} is not enrolled; run: kpsplit enroll {topic}"):
         operations.plan_split(PhysicalPartition(topic, 0), 2)
     parent = enrolled(operations, topic)
-    with pytest.raises(UsageError, match="has 1 partitions, 0 to 0; choose one of them, not 7"):
+    with pytest.raises(UsageError, match="has 1 partition, 0 to 0; choose one of them, not 7"):
         operations.plan_split(PhysicalPartition(topic, 7), 2)
     for wrong in (1, 65):
         with pytest.raises(UsageError, match="choose 2 to 64"):
@@ -220,7 +220,7 @@ def test_retire_keeps_what_a_group_has_not_drained(operations, bootstrap, admin,
     assert operations.plan_retire(parent) == Retirable((name,), {})
     assert name in admin.list_topics(timeout=10).topics
     assert operations.retire(parent) == [name]
-    assert name not in admin.list_topics(timeout=10).topics
+    wait_for(lambda: name not in admin.list_topics(timeout=10).topics, "every broker to know of the deletion")
     assert state_of(operations, parent).subtopics[0].state is SubTopicState.RETIRED
     assert operations.retire(parent) == []
 
@@ -253,3 +253,17 @@ def test_markers_whose_outcome_was_unknown_are_found_again(operations, bootstrap
     assert markers.append(planned, Deadline(120)) == cuts
     assert [log_end(admin, place) for place in places] == [4, 1]
     markers.close()
+
+
+def test_doctor_names_a_plain_producer_on_a_split_partition(operations, bootstrap, make_topic) -> None:
+    """Its records go to the overflow without a word, those of an AIOProducer as well."""
+    parent = enrolled(operations, make_topic())
+    split(operations, parent, 2)
+
+    def told() -> list[str]:
+        return [c.message for c in operations.doctor() if c.name == "writers" and str(parent) in c.message]
+
+    assert told() == []
+    write(bootstrap, parent.topic, 3, parent.partition)
+    (message,) = told()
+    assert "3 of the newest 3 records in its overflow come from programs that do not use kpsplit" in message

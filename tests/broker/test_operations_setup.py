@@ -17,7 +17,7 @@ from tests.broker.producing import eventually
 
 pytestmark = pytest.mark.broker
 
-OWN = ["__kpsplit.control", "__kpsplit.producers", "__kpsplit.offsets"]
+OWN = ["__kpsplit.producers", "__kpsplit.control", "__kpsplit.offsets"]
 
 
 @pytest.fixture(scope="module")
@@ -28,16 +28,16 @@ def alone(kafka_runtime: KafkaRuntime) -> Iterator[DevCluster]:
 
 def test_init_creates_what_is_missing_once_and_refuses_what_is_wrong(alone: DevCluster) -> None:
     admin = AdminClient({"bootstrap.servers": alone.bootstrap})
-    wrong = NewTopic(OWN[1], 1, 1, config={"cleanup.policy": "delete"})
-    admin.create_topics([wrong])[OWN[1]].result(30)
+    wrong = NewTopic(OWN[0], 1, 1, config={"cleanup.policy": "delete"})
+    admin.create_topics([wrong])[OWN[0]].result(30)
     with Operations(Connection({"bootstrap.servers": alone.bootstrap})) as operations:
         with pytest.raises(UsageError, match="there is no topic __kpsplit.control; run: kpsplit init"):
             operations.view()
         with pytest.raises(CheckFailedError, match="cleanup.policy is 'delete', not 'compact'"):
             operations.initialise()
-        assert OWN[0] not in admin.list_topics(timeout=10).topics
-        admin.delete_topics([OWN[1]])[OWN[1]].result(30)
-        eventually(lambda: OWN[1] not in admin.list_topics(timeout=10).topics, "the broker to drop the topic")
+        assert OWN[1] not in admin.list_topics(timeout=10).topics
+        admin.delete_topics([OWN[0]])[OWN[0]].result(30)
+        eventually(lambda: OWN[0] not in admin.list_topics(timeout=10).topics, "the broker to drop the topic")
 
         assert operations.initialise(lease_ms=700, offsets_partitions=4) == OWN
         assert operations.initialise() == []

@@ -22,10 +22,12 @@ from tests.broker.operating import (
     merge,
     records,
     split,
+    stable_end,
     state_of,
     write,
     write_error,
 )
+from tests.broker.producing import eventually
 from tests.broker.topic_config import set_config
 
 pytestmark = pytest.mark.broker
@@ -106,12 +108,11 @@ def test_splits_nest_and_adjacent_ranges_merge_and_all_goes_back(
     assert all(s.progression.base > log_end(admin, parent) - 3 for s in again.lineage.open_segments())
 
 
-def test_logs_whose_newest_record_is_older_than_brokers_take_can_be_split_and_merged(
-    operations, bootstrap, admin, make_topic
-) -> None:
-    """A marker has the time of the newest record; where brokers refuse that, it has the present one."""
+def test_markers_of_an_idle_log_have_the_time_of_the_cut(operations, bootstrap, admin, make_topic) -> None:
+    """Also where brokers would refuse the time of the log's newest record."""
     parent = enrolled(operations, make_topic(partitions=1))
-    yesterday = int((time.time() - 86_400) * 1000)
+    began = int(time.time() * 1000)
+    yesterday = began - 86_400_000
     producer = Producer({"bootstrap.servers": bootstrap})
     producer.produce(parent.topic, b"v", b"k", timestamp=yesterday)
     assert producer.flush(30) == 0
@@ -119,6 +120,9 @@ def test_logs_whose_newest_record_is_older_than_brokers_take_can_be_split_and_me
     state = split(operations, parent, 2)
     assert state.epoch == 1
     assert merge(operations, parent).epoch == 2
+    times = [m.timestamp()[1] for m in records(bootstrap, parent)]
+    assert (len(times), times[0]) == (3, yesterday)
+    assert min(times[1:]) >= began
 
 
 def test_a_merged_subtopic_rejects_writes_and_its_leaders_stand_beside_the_parents(
@@ -132,7 +136,28 @@ def test_a_merged_subtopic_rejects_writes_and_its_leaders_stand_beside_the_paren
     assert {leader for leader, _ in replicas(admin, name)} == {replicas(admin, parent.topic)[0][0]}
 
 
-def test_a_silent_producer_is_expired_and_the_pauses_of_the_others_are_reported(
+def test_a_transaction_that_is_open_at_the_hard_seal_can_still_end(
+    operations, bootstrap, admin, make_topic
+) -> None:
+    """A seal that rejected the end markers would hide the rest of the sub-topic for ever."""
+    parent = enrolled(operations, make_topic(partitions=1))
+    phantom = PhysicalPartition(split(operations, parent, 2).subtopics[0].name, 0)
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"open-{parent.topic}"})
+    producer.init_transactions(30)
+
+    def begin(step) -> None:
+        if step.name == "Prepare":
+            producer.begin_transaction()
+            producer.produce(phantom.topic, b"v", b"k", phantom.partition)
+            assert producer.flush(30) == 0
+
+    operations.run(operations.plan_merge(parent), max_pause_ms=PAUSE_MS, observer=begin)
+    assert write_error(bootstrap, phantom) is not None
+    producer.commit_transaction(30)
+    eventually(lambda: stable_end(admin, phantom) == log_end(admin, phantom), "the end of the transaction")
+
+
+def test_a_dead_producer_is_asked_once_and_the_pauses_of_the_others_are_reported(
     operations, bootstrap, make_topic
 ) -> None:
     parent = enrolled(operations, make_topic(partitions=1))
@@ -162,9 +187,8 @@ def test_a_silent_producer_is_expired_and_the_pauses_of_the_others_are_reported(
     plan = operations.plan_split(parent, 2, even=True)
     report = operations.run(plan, max_pause_ms=PAUSE_MS, observer=answer)
     assert {name: p.pause_ms for name, p in report.pauses.items()} == {"000000000000a11f": 12}
-    found = operations.producers()
-    assert [r.client_id for r in found.live(parent.topic)] == ["lively"]
-    assert [r.client_id for r in operations.status(parent.topic, 0)[0].expired] == ["silent"]
+    assert [r.client_id for r in operations.producers().to_ask(parent.topic)] == ["lively"]
+    assert [r.client_id for r in operations.status(parent.topic, 0)[0].writers] == ["lively"]
 
 
 def test_the_status_shows_ends_of_open_segments(operations, bootstrap, make_topic) -> None:

@@ -21,7 +21,7 @@ from tests.broker.guarded import ADMIN, Guarded, await_login, password_of, set_p
 from tests.broker.guarded_topic import PARENT, TOPIC, consumer, guarded_topic, read_all, send
 from tests.broker.operating import PAUSE_MS
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.nightly]
 
 
 @pytest.fixture

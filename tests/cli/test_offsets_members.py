@@ -110,6 +110,8 @@ def test_the_lag_of_several_members_is_the_same_in_both_places(
         read(members, COUNT)
         for member in members:
             member.commit(asynchronous=False)
+        # Who commits last may not have seen the commits of the others, and puts that right afterwards.
+        wait_for(lambda: PhysicalPartition(topic, 0) in committed(admin, group), "the ordinary offsets")
         assert (look()["lag"], ordinary([PhysicalPartition(topic, 0)])) == (
             0,
             {PhysicalPartition(topic, 0): 0},

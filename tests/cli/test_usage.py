@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from kpsplit.admin_cli.lazy_group import load
 from kpsplit.admin_cli.main import cli
 from kpsplit.admin_cli.operating import standing
 from kpsplit.admin_cli.verbs import BY_NAME, VERBS
+from kpsplit.devcluster.identity import ProcessIdentity
+from kpsplit.devcluster.running import RunningCluster
 from kpsplit.errors import (
     CheckFailedError,
     ConflictError,
@@ -42,59 +45,6 @@ def error_line(result: Result) -> str:
     assert len(lines) == 1, result.stderr
     assert lines[0].startswith("kpsplit: error: ")
     return lines[0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "wanted"),
-    [
-        (["spilt"], "Did you mean 'split'?"),
-        (["split", "orders/3"], "give either --ranges N or --plan FILE"),
-        (["split", "orders", "--ranges", "4"], "write TOPIC/P, e.g. orders/3"),
-        (["split", "orders/3", "--ranges", "1"], "1 is not in the range"),
-        (["split", "orders/3", "--ranges", "65"], "65 is not in the range"),
-        (["split", "orders/3", "--ranges", "4", "--of", "5:5"], "not a range of the key space"),
-        (["split", "orders/3", "--ranges", "4", "--max-pause", "soon"], "not a duration"),
-        (["split", "orders/3", "--plan", "x", "--even"], "--of and --even belong to --ranges"),
-        (["merge", "orders/3", "--ranges", "0:10,20:30"], "do not follow each other"),
-        (["plan", "orders/3"], "give either --ranges N or --merge"),
-        (["plan", "orders/3", "--ranges", "4", "--merge"], "give either --ranges N or --merge"),
-        (["route", "orders"], "give one of --key"),
-        (["route", "orders", "--key", "a", "--key-hex", "00"], "give one of --key"),
-        (["route", "orders", "--key-base64", "?"], "not base64"),
-        (["enroll", "or ders"], "not the name of a topic"),
-        (["read", "orders/3", "--limit", "0"], "'--limit'"),
-        (["enroll", "orders", "--slots", "65"], "65 is not in the range"),
-        (["offsets", "orders/3"], "Missing option '--group'"),
-        (["acls", "orders", "--for", "consumer", "--principal", "User:a"], "--for consumer needs --group"),
-        (["acls", "orders", "--for", "producer", "--principal", "app"], "takes a kind and a name"),
-        (["offsets", "--group", "g"], "Missing argument"),
-        (["offsets", "--group", "g", "orders/x"], "write TOPIC/P, e.g. orders/3"),
-        (["seek", "--group", "g", "orders/3"], "Missing option '--to'"),
-        (["seek", "--group", "g", "orders", "--to", "latest"], "write TOPIC/P, e.g. orders/3"),
-        (["seek", "--group", "g", "orders/3", "--to", "soon"], "'soon' is not a target; write earliest"),
-        (["seek", "--group", "g", "orders/3", "--to", "-1"], "'-1' is not a target"),
-        (["seek", "--group", "g", "orders/3", "--to", "9223372036854775808"], "over 2^63 - 1"),
-        (["seek", "--group", "g", "orders/3", "--to", "2026-03-01T12:00:00"], "has no time zone"),
-        (["seek", "--group", "g", "orders/3", "--to", "1969-01-01T00:00:00Z"], "before 1970"),
-        (["seek", "--group", "g", "orders/3", "--to", "0", "--keys", "9:1"], "not a range of the key space"),
-        (["completion", "tcsh"], "'tcsh' is not one of"),
-        (["status", "--nope"], "No such option"),
-        (["status"], "give -b HOST:PORT or set KPSPLIT_BOOTSTRAP_SERVER"),
-        (["-X", "hunter2", "status"], "not a key=value pair"),
-        (["--command-config", "/nonexistent/file", "status"], "No such file"),
-        (["-b", "x", "status", "--command-config", "/"], "Is a directory"),
-        (
-            ["-b", "x", "-X", "no.such.property=1", "status"],
-            "'no.such.property' is no property of librdkafka",
-        ),
-    ],
-)
-def test_bad_usage_is_one_line_and_exit_code_2(arguments, wanted) -> None:
-    result = invoke(*arguments)
-    assert result.exit_code == 2, result.stderr
-    assert wanted in error_line(result)
-    assert "hunter2" not in result.stderr
-    assert result.stdout == ""
 
 
 def test_a_line_of_the_configuration_file_that_is_no_property_is_not_shown(tmp_path) -> None:
@@ -147,8 +97,6 @@ def test_help_loads_neither_rich_nor_a_client_library(offline) -> None:
         "heavy = {'rich', 'confluent_kafka', 'kafka', 'pyspark', 'kpsplit.demo'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    import subprocess
-
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=offline.env)
     assert done.returncode == 0, done.stderr
 
@@ -221,7 +169,7 @@ def test_every_error_has_its_exit_code_and_says_whether_anything_changed(
         raise error
 
     monkeypatch.setattr(calls.Call, "operations", fail)
-    result = invoke("-b", "x", "retire", "orders/3")
+    result = invoke("-b", "x", "retire", "orders/3", "--yes")
     assert result.exit_code == code
     assert wanted in error_line(result)
 
@@ -306,11 +254,29 @@ def test_an_option_that_changes_nothing_for_a_role_is_refused(
     assert f"says nothing about {role}s" in ran.error
 
 
-def test_an_operator_may_fence_the_transactional_ids_of_producers(offline: Kpsplit) -> None:
+@pytest.mark.parametrize(
+    ("role", "option", "reason"),
+    [
+        ("producer", ("--transactional-id", ""), "an empty name names nothing"),
+        ("producer", ("--transactional-id", "k"), "reaches ids of kpsplit's own"),
+        ("producer", ("--transactional-id", "kpsplit.op.orders/"), "reaches ids of kpsplit's own"),
+        ("consumer", ("--group", ""), "an empty name names nothing"),
+    ],
+)
+def test_a_name_that_would_give_more_than_was_meant_is_refused(
+    offline: Kpsplit, role: str, option: tuple[str, ...], reason: str
+) -> None:
+    ran = offline("acls", "orders", "--for", role, "--principal", "User:a", *option)
+    assert (ran.code, ran.out) == (2, "")
+    assert reason in ran.error
+
+
+def test_an_operator_needs_no_right_on_the_transactional_ids_of_producers(offline: Kpsplit) -> None:
     ran = offline(
         "acls", "orders", "--for", "operator", "--principal", "User:op", "--transactional-id", "app."
     )
-    assert "--operation Write --transactional-id app. --resource-pattern-type prefixed" in ran.out
+    assert (ran.code, ran.out) == (2, "")
+    assert "--transactional-id says nothing about operators" in ran.error
 
 
 @pytest.mark.parametrize("verb", [("verify", "orders"), ("demo",)])
@@ -320,3 +286,35 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_is_done(
     ran = offline(*verb, "-b", "127.0.0.1:1", "--html", str(tmp_path / "missing" / "page.html"))
     assert (ran.code, ran.out) == (2, "")
     assert "No such file or directory; choose another --html" in ran.error
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_is_taken_for_one_that_nobody_reads(offline: Kpsplit, closed: str) -> None:
+    line = f"{sys.executable} -m kpsplit.admin_cli acls orders --for producer --principal User:a {closed}"
+    ran = subprocess.run(["sh", "-c", line], env=offline.env, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert (ran.stdout == "") == (">&-" in closed.replace("2>&-", ""))
+
+
+def test_help_and_version_are_known_as_verbs_too() -> None:
+    assert invoke("version").stdout == invoke("--version").stdout
+    assert invoke("help").stdout == invoke("--help").stdout
+    assert invoke("help", "split").stdout == invoke("split", "--help").stdout
+    assert invoke("help", "cluster", "up").stdout == invoke("cluster", "up", "--help").stdout
+
+
+def test_a_cluster_that_is_up_is_ended_by_the_command_that_is_named(monkeypatch, tmp_path: Path) -> None:
+    up = RunningCluster("127.0.0.1:1", ProcessIdentity(1, ""), (), str(tmp_path))
+    monkeypatch.setattr(RunningCluster, "load", lambda _: up)
+    for given, named in ((("--data", str(tmp_path / "a b")), f" --data '{tmp_path}/a b'"), ((), "")):
+        result = invoke("cluster", "up", *given)
+        assert result.exit_code == 5
+        assert f"end it with `kpsplit cluster down{named}`" in error_line(result)
+
+
+def test_names_of_the_pipeline_without_pyspark_say_how_to_install_it(offline: Kpsplit) -> None:
+    code = "import sys; sys.modules['pyspark'] = None; from kpsplit.spark_jobs import verify"
+    ran = subprocess.run([sys.executable, "-c", code], env=offline.env, capture_output=True, text=True)
+    assert ran.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: kpsplit.spark_jobs.verify needs pyspark; run: pip install 'kpsplit[spark]'"
+    )

@@ -79,7 +79,7 @@ def test_one_operation_is_meant_and_several_are_listed_and_left_alone(
             f"kpsplit {verb} {first}",
             f"kpsplit {verb} {second}",
         ]
-    assert kpsplit.ok("abort", str(second), "-o", "json").json["result"] is not None
+    assert kpsplit.ok("abort", str(second), "--yes", "-o", "json").json["result"] is not None
 
     refused = kpsplit("resume")  # there is no terminal: nobody says that this one is meant
     assert refused.code == 2 and f"kpsplit resume {first}" in refused.err and "--yes" in refused.error

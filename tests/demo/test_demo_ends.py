@@ -17,7 +17,7 @@ def test_a_writer_that_is_killed_fails_the_demo_with_the_reason(bootstrap: str, 
     with running(bootstrap, tmp_path, "--duration", "60", "--rate", "500") as demo:
         children = wait_for_writing(demo, tmp_path)
         writers = children_of(demo, "kpsplit.demo.worker")
-        assert (len(writers), len(children)) == (5, 8)
+        assert (len(writers), len(children)) == (5, 9)
         writers[0].kill()
         code, last = result_of(demo, tmp_path)
         assert not any(child.is_running() for child in children)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 
 import confluent_kafka
 import pytest
 
-from kpsplit import Producer
+from kpsplit import DeadLetter, Producer, Retry, Skip, Stop
 from kpsplit.consumer import config as consumer_config
+from kpsplit.consumer.run import RunStats, run
 from kpsplit.producer import config as producer_config
 from kpsplit.producer.statistics import LayoutStats, PartitionStats
 
@@ -43,6 +45,14 @@ def test_every_setting_has_a_row_and_every_row_a_setting(
 def test_every_field_of_the_producers_statistics_has_a_row() -> None:
     names = {field.name for kind in (LayoutStats, PartitionStats) for field in fields(kind)}
     assert names | {"held", "strays"} <= rows_of("producer.md").keys()
+
+
+def test_every_option_and_every_figure_of_a_run_has_a_row() -> None:
+    options = set(signature(run).parameters) - {"consumer", "handler"}
+    policies = {kind.__name__ for kind in (Stop, Skip, DeadLetter, Retry)}
+    rows = rows_of("consumer.md")
+    assert options | {field.name for field in fields(RunStats)} <= rows.keys()
+    assert policies <= {name.partition("(")[0] for name in rows}
 
 
 def test_methods_that_the_original_does_not_have_are_on_the_page() -> None:

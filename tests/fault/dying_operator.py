@@ -1,6 +1,8 @@
 """An operator that sends itself a signal right after a given step; run as a process of its own.
 
-python dying_operator.py BOOTSTRAP TOPIC PARTITION split|merge MAX_PAUSE_MS STEP|none SIGKILL|SIGSTOP
+python dying_operator.py BOOTSTRAP TOPIC PARTITION VERB MAX_PAUSE_MS STEP|none SIGKILL|SIGSTOP
+
+VERB is split, merge, enroll or retire.
 
 It ends with the exit code that the command line would have.
 """
@@ -16,6 +18,7 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.control import Partitioner
 
 
 def main(
@@ -32,11 +35,14 @@ def main(
 
     try:
         with Operations(Connection({"bootstrap.servers": bootstrap})) as operations:
-            if verb == "split":
-                plan = operations.plan_split(parent, 4, even=True)
+            if verb == "enroll":
+                operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, observe, slots=4)
+            elif verb == "retire":
+                operations.retire(parent, observer=observe)
             else:
-                plan = operations.plan_merge(parent)
-            operations.run(plan, max_pause_ms=int(max_pause_ms), observer=observe, force=True)
+                split = verb == "split"
+                plan = operations.plan_split(parent, 4, even=True) if split else operations.plan_merge(parent)
+                operations.run(plan, max_pause_ms=int(max_pause_ms), observer=observe, force=True)
     except KpsplitError as error:
         print(f"{type(error).__name__}: {error.message}", flush=True)
         return error.exit_code

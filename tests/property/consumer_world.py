@@ -118,26 +118,29 @@ class World:
         if segment.id in self.state.fenced_segments():
             return
         self._numbers += 1
-        self.append(
-            segment.source, key, stamp=Stamp(self.state.epoch, WRITER, self._numbers), number=self._numbers
-        )
+        stamp = Stamp(self.state.epoch, WRITER, self._numbers, self.state.home(segment.source))
+        self.append(segment.source, key, stamp=stamp, number=self._numbers)
 
     def foreign(self) -> None:
-        """Somebody else writes to the parent's partition, or past the routing into a phantom."""
+        """Somebody else writes to the parent's partition, or past the routing into a phantom.
+
+        Some of that are copies of records that stand elsewhere, with all their headers.
+        """
         place = PARENT
         if self.random.random() < 0.2:
             place = self.random.choice([s.source for s in self.state.lineage.open_segments()])
         if self.random.random() < 0.5 or place == PARENT or not self._is_cut(place):
-            self.append(place, self.random.choice([None, *KEYS]))
+            stamps = [w.stamp for w in self.written.values() if w.source != place]
+            copied = self.random.choice(stamps) if stamps and self.random.random() < 0.5 else None
+            self.append(place, self.random.choice([None, *KEYS]), stamp=copied)
 
     def stray(self) -> None:
         """A producer that was suspended writes where it should have written long ago."""
         closed = [s for s in self.state.lineage if not s.is_open and s.kind is not SegmentKind.OVERFLOW]
         if closed:
             segment = self.random.choice(closed)
-            self.append(
-                segment.source, self.random.choice(KEYS), stamp=Stamp(segment.opened_epoch, WRITER, 0)
-            )
+            stamp = Stamp(segment.opened_epoch, WRITER, 0, self.state.home(segment.source))
+            self.append(segment.source, self.random.choice(KEYS), stamp=stamp)
 
     def _is_cut(self, place: PhysicalPartition) -> bool:
         return any(self.state.lineage.get(i).source == place for i in self._cuts)

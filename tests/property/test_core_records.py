@@ -13,7 +13,6 @@ from kpsplit.errors import FutureVersionError, KpsplitError, RecordError
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import (
-    ENROLMENT_VERSION,
     Enrolment,
     Partitioner,
     Settings,
@@ -28,6 +27,7 @@ from kpsplit.splitter.records.keys import (
     MAX_PARTITION,
     enrolment_key,
     is_topic_name,
+    is_writers_id,
     parse_control_key,
     partition_key,
     slots_topic,
@@ -47,7 +47,14 @@ from kpsplit.splitter.records.offsets import (
     decode_range_commit,
     parse_offset_key,
 )
-from kpsplit.splitter.records.producers import Certificate, Expiry, PauseReport, ProducerRecord, decode_record
+from kpsplit.splitter.records.producers import VERSION as PRODUCER_VERSION
+from kpsplit.splitter.records.producers import (
+    Certificate,
+    PauseReport,
+    ProducerRecord,
+    decode_entry,
+    decode_record,
+)
 from kpsplit.splitter.records.stamp import Stamp
 from kpsplit.splitter.slots import MAX_SLOTS
 from tests.property.strategies import key_ranges, states
@@ -68,8 +75,9 @@ enrolments = st.builds(
     st.booleans(),
     st.none() | st.integers(1, MAX_SLOTS),
 )
-stamps = st.builds(Stamp, st.integers(0, 2**32 - 1), UINT64, UINT64)
-markers = st.builds(Marker, st.sampled_from(MarkerKind), places, attempts)
+stamps = st.builds(Stamp, st.integers(0, 2**32 - 1), UINT64, UINT64, st.none() | UINT64)
+marker_attempts = st.from_regex(r"[a-zA-Z0-9._-]{1,64}", fullmatch=True)
+markers = st.builds(Marker, st.sampled_from(MarkerKind), places, marker_attempts)
 segment_ends = st.builds(SegmentEnd, INT64, places, INT64, st.none() | INT64)
 boundary_records = st.builds(
     Boundary,
@@ -93,9 +101,7 @@ producer_records = st.builds(
     instance=UINT64,
     generation=st.integers(1, 2**63 - 1),
     client_id=texts,
-    transactional_id=st.none() | texts,
-    since=st.none() | INT64,
-    fenced_below=st.none() | INT64,
+    transactional_id=st.none() | texts.filter(is_writers_id),
     topics=st.lists(topics, max_size=3).map(tuple),
     ready=st.dictionaries(texts, texts, max_size=3),
     acknowledged=st.dictionaries(texts, texts, max_size=3),
@@ -103,7 +109,6 @@ producer_records = st.builds(
     closed=st.booleans(),
     certificates=st.dictionaries(texts, certificates, max_size=3),
 )
-expiries = st.builds(Expiry, UINT64, INT64)
 
 range_commits = st.builds(
     RangeCommit,
@@ -127,7 +132,6 @@ DECODERS: list[Callable[[bytes], object]] = [
     Stamp.decode,
     lambda data: decode_range_commit(COMMIT_KEY, data),
     lambda data: decode_record(PRODUCER_KEY, data),
-    lambda data: decode_record(PRODUCER_KEY + b"!", data),
 ]
 
 valid_bytes = st.one_of(
@@ -138,7 +142,6 @@ valid_bytes = st.one_of(
     range_commits.map(lambda c: c.encode()),
     markers.map(lambda m: m.encode()),
     producer_records.map(lambda r: r.encode()),
-    expiries.map(lambda e: e.encode()),
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(10**400),
@@ -182,8 +185,8 @@ def test_a_boundary_is_read_back(record: Boundary) -> None:
     assert decode_boundary(record.encode()) == record
 
 
-@given(producer_records | expiries)
-def test_a_record_of_the_producers_topic_is_read_back(record: ProducerRecord | Expiry) -> None:
+@given(producer_records)
+def test_a_record_of_the_producers_topic_is_read_back(record: ProducerRecord) -> None:
     assert decode_record(record.key, record.encode()) == record
 
 
@@ -228,6 +231,7 @@ def test_random_keys_never_crash_a_reader(key: bytes, value: bytes) -> None:
         lambda: parse_control_key(key),
         lambda: parse_offset_key(key),
         lambda: decode_record(key, value),
+        lambda: decode_entry(key, value),
     ):
         try:
             read()
@@ -282,9 +286,11 @@ def test_a_field_of_another_type_or_size_never_crashes_a_reader(
     read_everywhere(json.dumps(value).encode())
 
 
-@given(valid_bytes, st.integers(ENROLMENT_VERSION + 1, 0xFFFF))
+@given(valid_bytes, st.integers(PRODUCER_VERSION + 1, 0xFFFF))
 def test_a_newer_version_is_always_told_from_garbage(data: bytes, version: int) -> None:
-    newer = json.dumps(json.loads(data) | {"v": version}).encode()
+    fields = json.loads(data)
+    del fields["v"]
+    newer = json.dumps({**fields, "v": version}, separators=(",", ":")).encode()
     for decode in DECODERS:
         if decode == Stamp.decode:
             continue
@@ -296,7 +302,7 @@ def test_a_newer_version_is_always_told_from_garbage(data: bytes, version: int) 
             raise AssertionError("a newer version was read")
 
 
-@given(stamps, st.integers(2, 255))
+@given(stamps, st.integers(3, 255))
 def test_a_stamp_of_a_newer_version_is_told_from_garbage(stamp: Stamp, version: int) -> None:
     try:
         Stamp.decode(bytes([version]) + stamp.encode()[1:])
@@ -314,6 +320,6 @@ def test_a_field_that_stands_twice_is_rejected(data: bytes, draw: st.DataObject)
         try:
             decode(twice)
         except RecordError as error:
-            assert not isinstance(error, FutureVersionError) or decode == Stamp.decode
+            assert not isinstance(error, FutureVersionError) or decode in (Stamp.decode, Marker.decode)
         else:
             raise AssertionError("a duplicate field was read")

@@ -163,6 +163,7 @@ COMMANDS = (
     ("merge", "orders/3", "--ranges", "{}"),
     ("seek", "--group", "{}", "orders/3", "--to", "{}", "--keys", "0:10"),
     ("seek", "--group", "g", "orders/3", "--to", "{}"),
+    ("forget", "{}", "--group", "{}"),
     ("offsets", "--group", "{}", "orders"),
     ("route", "orders", "--key", "{}"),
     ("route", "orders", "--key-base64", "{}", "--partition", "{}"),

@@ -17,17 +17,8 @@ from kpsplit.consumer.state.marker import Marker as StateMarker
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.errors import CheckFailedError, KpsplitError, RecordError
 from kpsplit.kafka.plans import Plan
-from kpsplit.spark_jobs.schemas import Fate
-from kpsplit.spark_jobs.snapshot import LoggedCommit
-from kpsplit.spark_jobs.verification.counted import Total
-from kpsplit.spark_jobs.verification.ledger import Held, Ledger
-from kpsplit.spark_jobs.verification.state import PartitionPast, State
-from kpsplit.spark_jobs.verification.state_json import MOST_BYTES
-from kpsplit.spark_jobs.verification.state_json import decode_state as decode_past
-from kpsplit.spark_jobs.verification.state_json import encode_state as encode_past
 from kpsplit.splitter.events import Abort, Fence, Finish, Freeze, Prepare, Thaw
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE
-from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.logical_offset import MAX_OFFSET
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import EndedBy, PartitionState
@@ -55,7 +46,6 @@ from kpsplit.splitter.records.offsets import (
 )
 from kpsplit.splitter.records.producers import (
     Certificate,
-    Expiry,
     PauseReport,
     ProducerRecord,
     decode_record,
@@ -66,7 +56,6 @@ from tests.property.fuzzing import Unread, check_message, check_sound, documents
 from tests.property.test_core_records import (
     boundary_records,
     enrolments,
-    expiries,
     markers,
     producer_records,
     range_commits,
@@ -105,34 +94,6 @@ def _encode(value: Any) -> bytes:
     return bytes(value.encode())
 
 
-def _past() -> State:
-    """A verified state with something of everything."""
-    commit = RangeCommit("readers", PARENT, WHOLE, {0: Position(7, 1)}, "m", 1)
-    ledger = Ledger(
-        next=100,
-        fresh=((90, 91), (95, 95)),
-        doubted=((80, 80),),
-        gone=((10, 12),),
-        strays=((95, 95),),
-        segments={0: Held(50, 0, 60), 2: Held(30, 61, 99)},
-    )
-    past = PartitionPast(
-        topic_id="id",
-        read={PARENT: 40, PhysicalPartition("orders.split-3-1", 0): 0},
-        totals=(Total(3, 0, Fate.DATA, True, 40, 0, 0, 39), Total(3, None, Fate.STRAY, True, 1, 0, 7, 7)),
-        ledgers={"00000000000000a1": ledger, "00000000000000b2": Ledger()},
-        commits=(
-            LoggedCommit("readers", PARENT, WHOLE, commit, 1, 10),
-            LoggedCommit("more", PARENT, WHOLE, replace(commit, group="more"), 1, 11),
-        ),
-        commits_read=12,
-        told=1,
-    )
-    return State(
-        "cluster", "orders", ("readers", "more"), 1_700_000_000_000, {3: past, 4: PartitionPast("id")}
-    )
-
-
 def _states() -> list[PartitionState]:
     """A partition in every phase, with a short and with a long lineage."""
     whole = life()
@@ -156,7 +117,6 @@ SHORT_STATES = [
     encode_state(apply(UNDER_WAY, Freeze("no right to seal"))),
     encode_state(MERGED),
 ]
-PAST = encode_past(_past())
 COMMIT = RangeCommit("g", PARENT, WHOLE, {0: Position(7, 1), 2: Position(1)}, "m", 1)
 MARKER = Marker(MarkerKind.SEAL, PARENT, "a")
 BOUNDARIES = boundaries(life().nested)
@@ -165,13 +125,11 @@ REGISTERED = ProducerRecord(
     generation=1,
     client_id="app",
     transactional_id="tx",
-    since=8,
-    fenced_below=7,
     topics=("orders",),
     ready={"orders/3": "a"},
     acknowledged={"orders/3": "a"},
     pauses={"orders/3": PauseReport("a", 1, 2, 3)},
-    certificates={"orders/3": Certificate(4, {"0": 3}, (2,))},
+    certificates={"orders/3": Certificate(4, {"0": 3}, (2,), "id")},
 )
 
 FORMS = [
@@ -209,15 +167,8 @@ FORMS = [
         "producer record",
         lambda data: decode_record(PRODUCER, data),
         _encode,
-        producer_records.map(lambda r: replace(r, instance=INSTANCE).encode()),
+        producer_records.map(lambda r: replace(r, instance=INSTANCE, generation=1).encode()),
         [REGISTERED.encode()],
-    ),
-    Form(
-        "expiry",
-        lambda data: decode_record(PRODUCER + b"!", data),
-        _encode,
-        expiries.map(lambda e: replace(e, instance=INSTANCE).encode()),
-        [Expiry(INSTANCE, 3).encode()],
     ),
     Form(
         "offset log key",
@@ -227,7 +178,6 @@ FORMS = [
         [COMMIT.key, BOUNDARIES[0].key],
     ),
     Form("plan", Plan.decode, _encode, st.just(PLAN.encode()), [PLAN.encode()]),
-    Form("verified state", decode_past, encode_past, st.just(PAST), [PAST], MOST_BYTES),
 ]
 
 each_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name.replace(" ", "-"))
@@ -264,8 +214,6 @@ def check_read(form: Form, data: bytes) -> None:
         check_state(value)
     if isinstance(value, Plan):
         check_plan(value)
-    if isinstance(value, State):
-        check_past(value)
 
 
 @each_form
@@ -285,7 +233,7 @@ def test_a_document_with_anything_wrong_anywhere_is_sound_or_refused(form: Form)
 def test_a_field_that_stands_twice_is_refused_at_every_depth(form: Form) -> None:
     for data in form.samples:
         for twice in doubled(data):
-            with pytest.raises(RecordError, match="not strict JSON"):
+            with pytest.raises(RecordError, match="not strict JSON|malformed"):
                 form.read(twice)
 
 
@@ -317,13 +265,6 @@ def check_state(state: PartitionState) -> None:
         except KpsplitError:
             continue
         assert decode_state(encode_state(after)) == after
-
-
-def check_past(past: State) -> None:
-    """A verified state that was read holds every log once."""
-    for partition in past.partitions.values():
-        for ledger in partition.ledgers.values():
-            assert all(a <= b for a, b in (*ledger.open, *ledger.gone))
 
 
 def check_plan(plan: Plan) -> None:
@@ -379,17 +320,6 @@ def test_a_changelog_record_is_one_of_the_slot_or_refused(header: bytes) -> None
         check_message(error.message)
     else:
         assert header == PLACE
-
-
-def test_a_verified_state_that_counts_a_log_or_a_segment_twice_is_refused() -> None:
-    for name, of in (("read", ()), ("segments", ("producers", "00000000000000a1"))):
-        document = json.loads(PAST)
-        place = document["partitions"][0]
-        for key in of:
-            place = place[key]
-        place[name] = place[name] * 2
-        with pytest.raises(RecordError, match="is there twice"):
-            decode_past(json.dumps(document).encode())
 
 
 @pytest.mark.parametrize(

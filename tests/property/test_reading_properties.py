@@ -35,12 +35,26 @@ def test_a_stamped_record_is_delivered_only_inside_a_segment_of_its_epoch(
     state = history.last
     for source in state.lineage.sources():
         for epoch in range(state.epoch + 1):
-            verdict = classify(state, source, offset, Stamp(epoch, 1, 0), None)
+            verdict = classify(state, source, offset, Stamp(epoch, 1, 0, state.home(source)), None)
             if isinstance(verdict, Deliver):
                 assert verdict.segment.opened_epoch <= epoch
-                assert verdict.segment.kind is not SegmentKind.OVERFLOW
             elif not isinstance(verdict, Foreign):
                 assert verdict == Skip(SkipReason.STRAY)
+
+
+@given(histories(), st.integers(0, 60), st.integers(0, 2**32 - 1))
+def test_a_stamp_that_was_made_for_another_place_changes_no_verdict(
+    history: History, offset: int, epoch: int
+) -> None:
+    places = history.last.lineage.sources()
+    for view in history.states:
+        for source in places:
+            for other in places:
+                stamp = Stamp(epoch, 1, 0, view.home(other))
+                for refreshed in (False, True):
+                    verdict = classify(view, source, offset, stamp, None, refreshed=refreshed)
+                    plain = classify(view, source, offset, None, None, refreshed=refreshed)
+                    assert other == source or verdict == plain
 
 
 @given(histories(), st.integers(0, 1100))

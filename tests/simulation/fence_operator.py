@@ -23,17 +23,19 @@ class OperatorMoves(RealCode):
         operator = world.operator
         state = self.states[world.control[-1]]
         yield from self._late_markers(world)
-        if operator.asleep is not None and self._patience_over(world, operator.asleep[1]):
-            silent = writers.not_ready(self._live(world.producers), str(PARENT), operator.asleep[0])
-            gone = {r.instance for r in silent}
-            producers = tuple(
-                p._replace(expired=True) if i in gone else p for i, p in enumerate(world.producers)
+        for index in operator.over:
+            producers = put(world.producers, index, world.producers[index]._replace(removed=True))
+            after = world._replace(
+                producers=producers, operator=operator._replace(over=operator.over - {index})
             )
-            yield (
-                f"the operator of {operator.asleep[0]} wakes and expires {sorted(gone)}",
-                True,
-                world._replace(producers=producers, operator=operator._replace(asleep=None)),
-            )
+            yield f"p{index}'s registration is removed", False, after
+        if operator.asleep is not None:
+            attempt_id, since, first = operator.asleep
+            if self._patience_over(world, since, first):
+                silent = writers.not_ready(self._live(world.producers), str(PARENT), attempt_id)
+                over = operator.over | self._removable(world, first, silent, attempt_id)
+                text = f"the operator of {attempt_id} wakes and removes {sorted(over)}"
+                yield text, True, world._replace(operator=operator._replace(asleep=None, over=over))
         if not operator.running:
             done = state.epoch - len(self.scope.begin)
             if state.phase is Phase.STEADY and done < len(self.scope.operations):
@@ -64,7 +66,11 @@ class OperatorMoves(RealCode):
                 after = self._recorded(world, event)
                 over = isinstance(event, Finish)
                 fresh = Operator(
-                    operator.attempts, operator.aborted, late=operator.late, asleep=operator.asleep
+                    operator.attempts,
+                    operator.aborted,
+                    late=operator.late,
+                    asleep=operator.asleep,
+                    over=operator.over,
                 )
                 yield (
                     type(event).__name__.upper(),
@@ -92,31 +98,43 @@ class OperatorMoves(RealCode):
         self, world: Global, attempt: Attempt, who: Callable[..., tuple[ProducerRecord, ...]], what: str
     ) -> Iterator[Move]:
         operator = world.operator
-        if operator.expiring:
-            producers = tuple(
-                p._replace(expired=True) if i in operator.expiring else p
-                for i, p in enumerate(world.producers)
-            )
-            after = operator._replace(expiring=NOBODY, **{what: True})  # type: ignore[arg-type]
-            text = f"expire {sorted(operator.expiring)}"
-            yield text, False, world._replace(producers=producers, operator=after)
+        if what == "ready" and operator.first is None:
+            first = frozenset(r.instance for r in self._live(world.producers))
+            yield "looks who is registered", False, world._replace(operator=operator._replace(first=first))
             return
-        silent = who(self._live(world.producers), str(PARENT), attempt.id)
+        state, silent = (
+            self.states[world.control[-1]],
+            who(self._live(world.producers), str(PARENT), attempt.id),
+        )
+        done = operator._replace(**{what: True})  # type: ignore[arg-type]
         if not silent:
-            after = operator._replace(**{what: True})  # type: ignore[arg-type]
-            yield f"all {what}", False, world._replace(operator=after)
-        elif self._patience_over(world, len(world.control) - 1):
-            waiting = frozenset(r.instance for r in silent)
-            yield (
-                f"patience is over with {sorted(waiting)}",
-                False,
-                world._replace(operator=operator._replace(expiring=waiting)),
-            )
+            yield f"all {what}", False, world._replace(operator=done)
+        elif writers.in_doubt(state, silent):
+            return
+        elif self._patience_over(world, len(world.control) - 1, operator.first if what == "ready" else None):
+            if what == "ready":
+                over = self._removable(world, operator.first or NOBODY, silent, attempt.id)
+                done = done._replace(over=done.over | over)
+            waiting = sorted(r.instance for r in silent)
+            yield f"patience is over with {waiting}", False, world._replace(operator=done)
 
-    def _patience_over(self, world: Global, since: int) -> bool:
+    def _removable(
+        self, world: Global, first: frozenset[int], silent: tuple[ProducerRecord, ...], attempt_id: str
+    ) -> frozenset[int]:
+        """Return whose registrations are over, as the driver decides it."""
+        silence = writers.Silence(1.0)
+        known = [self._record(i, p) for i, p in enumerate(world.producers) if i in first]
+        silence.reading(0.0, 0.0, known)
+        state = self.states[world.control[-1]]
+        return frozenset(r.instance for r in silence.ended(silent, state, attempt_id))
+
+    def _patience_over(self, world: Global, since: int, first: frozenset[int] | None) -> bool:
+        """Tell whether a lease may have passed since a record, and since ``first`` were seen."""
+        if not self.scope.lapses:
+            return False
         asked = [p.lease for p in world.producers if p.lease >= 0]
-        asked += [p.asking[0] for p in world.producers if p.asking is not None]
-        return all(a > since for a in asked)
+        asked += [p.asking for p in world.producers if p.asking is not None]
+        return all(a > since for a in asked) and not any(world.producers[i].fresh for i in first or NOBODY)
 
     def _cut(self, world: Global, markers: tuple[steps.PlannedMarker, ...]) -> Move:
         operator = world.operator
@@ -152,8 +170,8 @@ class OperatorMoves(RealCode):
         after = self._recorded(world, Abort(attempt.id, EndedBy.TAKEOVER, "gone"))
         asleep = operator.asleep
         if self.scope.zombie and state.phase is Phase.PREPARING:
-            asleep = (attempt.id, len(world.control) - 1)
-        dead = Operator(operator.attempts, operator.aborted + 1, late=late, asleep=asleep)
+            asleep = (attempt.id, len(world.control) - 1, operator.first or NOBODY)
+        dead = Operator(operator.attempts, operator.aborted + 1, late=late, asleep=asleep, over=operator.over)
         return f"ABORT {attempt.id}", True, after._replace(operator=dead)
 
     def _late_markers(self, world: Global) -> Iterator[Move]:

@@ -12,12 +12,12 @@ from kpsplit.producer.fence import PartitionFence
 from kpsplit.producer.fence_transactions import FenceTransactions
 from kpsplit.producer.lease import owes
 from kpsplit.producer.routes import RouteWriter
-from kpsplit.producer.segment_writer import Acknowledged, Final, Outgoing
+from kpsplit.producer.segment_writer import Acknowledged, Answer, Final, Outgoing, Unplaced
 from kpsplit.splitter import writers
 from kpsplit.splitter.fence_answers import to_acknowledge, to_answer
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.producers import Expiry, ProducerRecord
+from kpsplit.splitter.records.producers import ProducerRecord
 from tests.simulation.fence_states import PARENT, Global, Held, Scope
 
 
@@ -55,10 +55,8 @@ class RealCode:
     def _live(self, producers: tuple[Held, ...]) -> tuple[ProducerRecord, ...]:
         registrations = writers.Registrations()
         for index, producer in enumerate(producers):
-            if producer.registered:
-                registrations.fold(self._record(index, producer), index)
-            if producer.expired:
-                registrations.fold(Expiry(index, 1), index)
+            if producer.registered and not producer.removed:
+                registrations.fold(self._record(index, producer))
         return registrations.to_ask(PARENT.topic)
 
     def _owed(self, world: Global, producer: Held) -> tuple[bool, str | None, str | None]:
@@ -118,7 +116,7 @@ class RealCode:
         return tuple((r.sequence, -1, None) for r in fence.drop_waiting())
 
     def _do_pending(self, fence: Any) -> tuple[int, ...]:
-        return tuple(a.record.sequence for w in fence.all_writers() for a in w.pending)
+        return tuple(a.record.sequence for w in fence.all_writers() for a in (*w.pending, *w.unplaced))
 
     def _do_time_out(self, fence: Any, sequence: int) -> tuple[Any, ...]:
         return self._finals(fence.give_up_pending(lambda record: record.sequence != sequence))
@@ -146,6 +144,7 @@ class RealCode:
         Context.refresh(cast(Context, context), fence)
         if how == "acknowledged" and valid and writer.good_until > 0:
             writer.done += 1
+            writer.last_number, writer.last_offset = sequence, offset
             return ((sequence, segment, offset),)
         record: Outgoing[Any] = Outgoing(key, sequence, None)
         return self._finals(self._slowly(fence, writer, record, how, offset, valid))
@@ -159,7 +158,7 @@ class RealCode:
         if how == "acknowledged":
             return cast("list[Final[Any]]", fence.acknowledged(writer, record, offset, lease_valid=valid))
         if how == "rejected":
-            return cast("list[Final[Any]]", fence.rejected(writer, record, lease_valid=valid))
+            return cast("list[Final[Any]]", fence.unplaced(writer, record, Answer.SEALED, lease_valid=valid))
         return cast("list[Final[Any]]", fence.failed(writer, record))
 
     def _do_observe(self, fence: Any, state: int, valid: bool) -> tuple[Any, ...]:
@@ -177,13 +176,17 @@ class RealCode:
 
     def _do_unclear(self, fence: Any) -> tuple[Any, ...]:
         return tuple(
-            (w.segment.id, self._source_ids[w.segment.source], tuple(sorted(numbers)))
-            for w, numbers in fence.unclear()
+            (
+                w.segment.id,
+                self._source_ids[w.segment.source],
+                tuple(sorted(i.record.sequence for i in w.unplaced)),
+            )
+            for w in fence.unclear()
         )
 
     def _do_looked_up(self, fence: Any, segment: int, found: tuple[tuple[int, int], ...]) -> tuple[Any, ...]:
         writer = next(w for w in fence.all_writers() if w.segment.id == segment)
-        return self._finals(fence.looked_up(writer, dict(found)))
+        return self._finals(fence.looked_up(writer, dict(found), complete=True))
 
     def _finals(self, finals: list[Final[Any]]) -> tuple[Any, ...]:
         return tuple((f.record.sequence, f.segment.id, f.offset) for f in finals)
@@ -199,11 +202,12 @@ class RealCode:
             self._state_id(fence.state),
             fence.suspended,
             fence.next_sequence,
-            tuple((i, tuple((r.key_hash, r.sequence) for r in h)) for i, h in sorted(backlog.held.items())),
-            tuple((r.key_hash, r.sequence) for r in backlog.strays),
+            tuple((i, tuple((r.key_hash, r.sequence) for r in q)) for i, q in sorted(backlog.queues.items())),
+            frozenset(backlog._unsorted),
             tuple(_writer_state(w) for w in fence.writers),
             tuple(_writer_state(w) for w in fence.closing),
             _transactions_state(fence.transactions),
+            self._went_astray(fence),
         )
         number = self._snapshot_ids.get(taken)
         if number is None:
@@ -211,12 +215,17 @@ class RealCode:
             self.snapshots.append(taken)
         return number
 
+    def _went_astray(self, fence: Any) -> bool:
+        """Tell whether that a record went astray matters later."""
+        return False
+
     def _restore(self, taken: Any) -> PartitionFence[Any, RouteWriter]:
-        state, suspended, next_sequence, held, strays, writers_, closing, transactions = taken
+        state, suspended, next_sequence, queues, unsorted, writers_, closing, transactions, astray = taken
         fence = self._new_fence(self.states[state])
         fence.suspended = suspended
-        fence.backlog.held = {i: deque(Outgoing(k, n, None) for k, n in records) for i, records in held}
-        fence.backlog.strays = [Outgoing(key, sequence, None) for key, sequence in strays]
+        fence.statistics.strays = int(astray)
+        fence.backlog.queues = {i: deque(Outgoing(k, n, None) for k, n in records) for i, records in queues}
+        fence.backlog._unsorted = set(unsorted)
         fence.backlog.tally.count = len(fence.backlog)
         fence.next_sequence = next_sequence
         _restore_transactions(fence.transactions, transactions)
@@ -244,22 +253,26 @@ def _writer_state(writer: RouteWriter) -> tuple[Any, ...]:
         writer.fenced,
         writer.in_flight,
         tuple((a.record.key_hash, a.record.sequence, a.offset) for a in writer.pending),
+        tuple((u.record.key_hash, u.record.sequence, u.answer, u.earliest) for u in writer.unplaced),
+        writer.last_number,
+        writer.last_offset,
     )
 
 
 def _restore_writer(writer: RouteWriter, rest: list[Any]) -> None:
-    writer.open, writer.fenced, writer.sent, pending = rest
+    writer.open, writer.fenced, writer.sent, pending, unplaced, writer.last_number, writer.last_offset = rest
     nothing: Any = None
     writer.pending = [Acknowledged(Outgoing(key, number, nothing), offset) for key, number, offset in pending]
+    writer.unplaced = [Unplaced(Outgoing(k, n, nothing), answer, first) for k, n, answer, first in unplaced]
 
 
 def _transactions_state(transactions: FenceTransactions) -> tuple[Any, ...]:
     t = transactions
     aborted = tuple((a.start, a.stop) for a in t._aborted)
-    return t.active, t.deferred, t.registering, t._began, aborted
+    return t.active, t.deferred, t._began, aborted
 
 
 def _restore_transactions(transactions: FenceTransactions, taken: tuple[Any, ...]) -> None:
     t = transactions
-    t.active, t.deferred, t.registering, t._began, aborted = taken
+    t.active, t.deferred, t._began, aborted = taken
     t._aborted = [range(*numbers) for numbers in aborted]

@@ -42,14 +42,9 @@ class Scope:
     times_out: bool = False
     """What was acknowledged and is not final is given up after the message timeout, one record or another."""
     zombie: bool = False
-    """A dead operator wakes up while it waits for readiness, and expires whom it finds silent."""
+    """A dead operator wakes up while it waits for readiness, and finds everybody silent."""
     counts_early: bool = False
     """A wrong protocol: a report counts its record as done before it takes it in hand."""
-    one_id: bool = False
-    """Both producers use one transactional id (``TransactionalWorld`` only, as all below).
-
-    The first may crash, but not once it has answered PREPARE: it is then waited for until max-pause.
-    """
     retries: bool = True
     """A record that is in the log may be rejected by a hard seal: its first acknowledgement was lost."""
 
@@ -71,12 +66,14 @@ class Held(NamedTuple):
     view: int
     lease: int
     """How long the control topic was when the lease was asked for, ``STALE``, or -1: no valid lease."""
-    asking: tuple[int, Any] | None
-    registering: Any
+    asking: int | None
     flight: tuple[tuple[Item, ...], ...]
     outcomes: tuple[Any, ...]
     registered: bool
-    expired: bool
+    fresh: bool
+    """The registration is good although no lease was renewed under it."""
+    removed: bool
+    """Operators do not see the registration any more."""
     ready: str | None
     acknowledged: str | None
     begun: int = -1
@@ -84,14 +81,6 @@ class Held(NamedTuple):
     committed: tuple[int, ...] = ()
     spoilt: bool = False
     """A record of the transaction went astray: it must be aborted."""
-    dead: bool = False
-    """Somebody fenced the transactional id."""
-    taken: int = 2
-    """How far it is with taking its transactional id; 2: it has it, and may register."""
-    older: bool = False
-    """It has registered before the other producer asked where registrations end."""
-    gone: bool = False
-    """It has crashed, or was closed behind a fatal error."""
 
 
 class Operator(NamedTuple):
@@ -104,11 +93,14 @@ class Operator(NamedTuple):
     acknowledged: bool = False
     cuts: tuple[tuple[int, int], ...] = ()
     sealed: bool = False
-    expiring: frozenset[int] = NOBODY
+    first: frozenset[int] | None = None
+    """Whose registrations were there when the wait for readiness began; None: it has not begun."""
+    over: frozenset[int] = NOBODY
+    """Whose registrations are being removed, by this operator or one before it."""
     late: tuple[tuple[int, str, bool], ...] = ()
     """Markers that a dead operator may still append."""
-    asleep: tuple[str, int] | None = None
-    """The attempt whose operator was put to sleep while it waited for readiness, and since which record."""
+    asleep: tuple[str, int, frozenset[int]] | None = None
+    """Who was put to sleep while it waited for readiness: its attempt, since which record, ``first``."""
 
 
 class Global(NamedTuple):

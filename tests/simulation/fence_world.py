@@ -2,7 +2,7 @@
 
 The world is one logical partition, one or two producers with one or two records each, and an operator that
 splits the partition and merges it back. What decides is the project's code: ``PartitionFence``, the hot
-path's rule (``Context.refresh``), the lease rules (``Renewal``, ``owes``), ``to_answer`` and
+path's rule (``Context.refresh``), the lease's rule (``owes``), ``to_answer`` and
 ``to_acknowledge``, ``machine.apply``, ``steps.decide``, ``Registrations``, ``not_ready``,
 ``not_acknowledged`` and ``classify``. The world only chooses what happens next.
 
@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kpsplit.producer.lease import Renewal, seen
 from kpsplit.splitter import steps
 from kpsplit.splitter.events import Commit, Cut, Fence, Finish, Prepare
 from kpsplit.splitter.fence_answers import to_answer
@@ -75,11 +74,11 @@ class World(OperatorMoves, Judged):
                 view=0,
                 lease=1,
                 asking=None,
-                registering=None,
                 flight=tuple(() for _ in self.sources),
                 outcomes=(None,) * len(keys),
                 registered=joined,
-                expired=False,
+                fresh=False,
+                removed=False,
                 ready=None,
                 acknowledged=None,
             )
@@ -202,6 +201,12 @@ class World(OperatorMoves, Judged):
             yield f"{name} sees {self._phase(world, view)}", False, self._seen(world, index, view)
         if producer.lease >= 0 and self.scope.lapses:
             yield f"{name}'s lease runs out", True, self._with(world, index, producer._replace(lease=-1))
+        elif producer.fresh and self.scope.lapses:
+            yield (
+                f"{name}'s registration ends",
+                True,
+                self._with(world, index, producer._replace(fresh=False)),
+            )
         if producer.asking is not None and self.scope.lapses:
             gone = producer._replace(asking=None)
             yield f"{name} is too late with what it asked", True, self._with(world, index, gone)
@@ -219,24 +224,23 @@ class World(OperatorMoves, Judged):
     def _renewal(self, world: Global, index: int, name: str) -> Iterator[Move]:
         producer = world.producers[index]
         end = len(world.control)
-        owing, *_ = self._owed(world, producer)
-        valid = producer.lease >= 0
-        rules = Renewal()
-        if producer.asking is not None:
-            for view in {max(producer.view, producer.asking[0] - 1), end - 1}:
+        if producer.registered and not _good(producer):
+            yield f"{name} registers again", False, self._registered(world, index)
+        elif producer.asking is not None:
+            for view in {max(producer.view, producer.asking - 1), end - 1}:
                 text = f"{name} has read to {self._phase(world, view)}"
                 yield text, False, self._renewed(self._seen(world, index, view), index)
-        elif producer.registering is not None:
-            asked = (end, producer.registering)
-            yield self._asking(world, index, name, producer._replace(asking=asked, registering=None))
-        elif rules.must_register(lease_valid=valid, owing=owing) and producer.registered:
-            now = seen([self.states[world.control[producer.view]]])
-            after = self._with(world, index, producer._replace(registering=now, expired=False))
-            expiring = after.operator.expiring - {index}
-            after = after._replace(operator=after.operator._replace(expiring=expiring))
-            yield f"{name} registers again", False, after
-        elif (valid or not producer.registered) and (producer.lease < end or self._suspended(producer)):
-            yield self._asking(world, index, name, producer._replace(asking=(end, None)))
+        elif producer.lease < end or self._suspended(producer):
+            yield self._asking(world, index, name, producer._replace(asking=end))
+
+    def _registered(self, world: Global, index: int) -> Global:
+        """Register again, under a key that no operator has seen."""
+        anew = world.producers[index]._replace(fresh=True, removed=False, asking=None)
+        mine, operator = {index}, world.operator
+        first = None if operator.first is None else operator.first - mine
+        asleep = operator.asleep and (*operator.asleep[:2], operator.asleep[2] - mine)
+        operator = operator._replace(first=first, over=operator.over - mine, asleep=asleep)
+        return self._with(world, index, anew)._replace(operator=operator)
 
     def _asking(self, world: Global, index: int, name: str, producer: Held) -> Move:
         after = self._with(world, index, producer)
@@ -250,15 +254,13 @@ class World(OperatorMoves, Judged):
 
     def _renewed(self, world: Global, index: int) -> Global:
         producer = world.producers[index]
-        assert producer.asking is not None
-        asked, registered_in = producer.asking
-        valid = producer.lease >= 0 or not producer.registered
+        asked = producer.asking
+        assert asked is not None
         producer = producer._replace(asking=None)
         owing, *_ = self._owed(world, producer)
-        rules = Renewal(registered_in)
-        view = seen([self.states[world.control[producer.view]]])
-        if not rules.renews(view, lease_valid=valid, owing=owing):
+        if owing or (producer.registered and not _good(producer)):
             return self._with(world, index, producer)
+        producer = producer._replace(fresh=False)
         producer = producer._replace(lease=self._aged(asked, len(world.control)))
         if producer.fence < 0:
             return self._with(world, index, producer)
@@ -269,10 +271,11 @@ class World(OperatorMoves, Judged):
         producer = world.producers[index]
         state = self.states[world.control[producer.view]]
         fence = self._new_fence(state)
-        fence.register()
+        fence.suspend(True)
         unanswered = to_answer([state], self._record(index, producer._replace(registered=True)))
         ready = unanswered[0].attempt.id if unanswered and unanswered[0].attempt else None
         joined = producer._replace(fence=self._snapshot(fence), registered=True, ready=ready, asking=None)
+        joined = joined._replace(fresh=True)
         yield f"{name} registers", False, self._with(world, index, joined)
 
     def _fence_duties(self, world: Global, index: int, name: str) -> Iterator[Move]:
@@ -285,10 +288,10 @@ class World(OperatorMoves, Judged):
                 self._with(world, index, producer._replace(fence=fence)),
             )
         _, answer, acknowledge = self._owed(world, producer)
-        if answer is not None:
+        if answer is not None and _good(producer):
             done = producer._replace(ready=answer, asking=None)
             yield f"{name} answers {answer}", False, self._with(world, index, done)
-        if acknowledge is not None and self._call(producer.fence, "quiescent", ())[1]:
+        if acknowledge is not None and _good(producer) and self._call(producer.fence, "quiescent", ())[1]:
             done = producer._replace(acknowledged=acknowledge, asking=None)
             yield f"{name} acknowledges {acknowledge}", False, self._with(world, index, done)
         for segment, place, numbers in self._call(producer.fence, "unclear", ())[1]:
@@ -302,3 +305,8 @@ class World(OperatorMoves, Judged):
 
     def _with(self, world: Global, index: int, producer: Held) -> Global:
         return world._replace(producers=put(world.producers, index, producer))
+
+
+def _good(producer: Held) -> bool:
+    """Tell whether a registration is good: anything may be written under it."""
+    return producer.lease >= 0 or producer.fresh

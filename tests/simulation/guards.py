@@ -5,7 +5,6 @@ The exhaustive exploration and the simulation leave them out in turn; both must 
 
 from __future__ import annotations
 
-from itertools import chain, islice
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ def report_under_a_fence(patch: pytest.MonkeyPatch) -> None:
     def refresh(self: Any, fence: Any) -> None:
         for writer in fence.writers:
             writer.good_until = self.lease_until
-            writer.use_epoch(fence.state.epoch, self.instance)
+            writer.stamp_as(fence.state, self.instance)
 
     real = finality.while_open
 
@@ -54,14 +53,21 @@ def acknowledge_with_records_in_flight(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PartitionFence, "quiescent", lambda self: True)
 
 
-def count_expiries(patch: pytest.MonkeyPatch) -> None:
-    """Ask only those whose registration has not expired: then more rules are needed, which are kept."""
-    everybody = writers.Registrations.to_ask
+def remove_registrations_whatever_became_of_the_attempt(patch: pytest.MonkeyPatch) -> None:
+    def ended(self: Any, silent: Any, state: Any, attempt_id: str) -> Any:
+        return tuple(r for r in silent if r.key in self._first)
 
-    def to_ask(self: Any, topic: str) -> Any:
-        return tuple(r for r in everybody(self, topic) if not self.is_expired(r))
+    patch.setattr(writers.Silence, "ended", ended)
 
-    patch.setattr(writers.Registrations, "to_ask", to_ask)
+
+def remove_registrations_that_are_younger_than_the_wait(patch: pytest.MonkeyPatch) -> None:
+    real = writers.Silence.ended
+
+    def ended(self: Any, silent: Any, state: Any, attempt_id: str) -> Any:
+        self._first = frozenset(r.key for r in silent)
+        return real(self, silent, state, attempt_id)
+
+    patch.setattr(writers.Silence, "ended", ended)
 
 
 def open_new_segments_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -72,26 +78,17 @@ def open_new_segments_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def send_what_was_held_before_the_strays(patch: pytest.MonkeyPatch) -> None:
-    def sendable(self: Any, limit: int | None = None) -> Any:
-        found: list[Any] = []
-        astray = self.backlog.strays_by_segment(self._segment_of)
-        for writer in self.writers:
-            if not self._blocked(writer):
-                segment = writer.segment.id
-                waiting = chain(self.backlog.held.get(segment, ()), astray.get(segment, ()))
-                found += ((writer, record) for record in islice(waiting, limit))
-        return found
-
-    patch.setattr(PartitionFence, "sendable", sendable)
+    """A stray then waits behind what was held before it was known to be one."""
+    patch.setattr(Backlog, "waiting_for", lambda self, segment: self.queues.get(segment, ()))
 
 
 def send_strays_in_any_order(patch: pytest.MonkeyPatch) -> None:
-    real = Backlog.strays_by_segment
+    def add_strays(self: Any, records: Any, segment_of: Any) -> None:
+        for record in records:
+            self.queue_of(segment_of(record)).appendleft(record)
+        self.tally.count += len(records)
 
-    def backwards(self: Any, segment_of: Any) -> Any:
-        return {segment: records[::-1] for segment, records in real(self, segment_of).items()}
-
-    patch.setattr(Backlog, "strays_by_segment", backwards)
+    patch.setattr(Backlog, "add_strays", add_strays)
 
 
 def send_again_what_was_given_up(patch: pytest.MonkeyPatch) -> None:
@@ -99,7 +96,7 @@ def send_again_what_was_given_up(patch: pytest.MonkeyPatch) -> None:
 
     def give_up_pending(self: Any, keep: Any) -> Any:
         finals = real(self, keep)
-        self.backlog.add_strays([final.record for final in finals])
+        self.backlog.add_strays([final.record for final in finals], self._segment_of)
         self._reopen()
         return finals
 
@@ -107,10 +104,10 @@ def send_again_what_was_given_up(patch: pytest.MonkeyPatch) -> None:
 
 
 def send_rejected_records_again_blindly(patch: pytest.MonkeyPatch) -> None:
-    def rejected(self: Any, writer: Any, record: Any, *, lease_valid: bool) -> Any:
+    def unplaced(self: Any, writer: Any, record: Any, _: Any, *, lease_valid: bool) -> Any:
         return self.acknowledged(writer, record, 1 << 40, lease_valid=lease_valid)
 
-    patch.setattr(PartitionFence, "rejected", rejected)
+    patch.setattr(PartitionFence, "unplaced", unplaced)
 
 
 def take_any_attempts_answers(patch: pytest.MonkeyPatch) -> None:
@@ -131,10 +128,6 @@ def take_any_attempts_readiness(patch: pytest.MonkeyPatch) -> None:
 
 def read_strays_of_an_older_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reading, "_is_stray", lambda segment, _: segment.kind is SegmentKind.OVERFLOW)
-
-
-def read_the_overflow(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reading, "_is_stray", lambda segment, stamp: stamp.epoch < segment.opened_epoch)
 
 
 def read_past_the_marker_of_an_attempt_under_way(patch: pytest.MonkeyPatch) -> None:

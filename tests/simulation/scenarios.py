@@ -113,7 +113,7 @@ CANNOT_ANSWER: list[Event] = [
     *WRITTEN,
     ("cut_off", 0, 1),
     ("plan", 0, 9, 0, 1, 2, 0),
-    *[e for _ in range(14) for e in (("operate", 0, 4, 0), ("turn", 1, 0, 1), ("turn", 0, 0, 1))],
+    *[e for _ in range(15) for e in (("operate", 0, 4, 0), ("turn", 1, 0, 1), ("turn", 0, 0, 1))],
     *[("operate", 0, 1, 0)] * 4,
     ("produce", 0, LOW),
     *[("operate", 0, 1, 0)] * 8,
@@ -140,7 +140,7 @@ STRAY_IN_THE_REOPENED_PARENT: list[Event] = [
 READING_IN_THE_FENCE: list[Event] = [
     *WRITTEN,
     ("plan", 0, 9, 0, 1, 2, 0),
-    *[e for _ in range(5) for e in (("operate", 0, 1, 0), ("turn", 1, 0, 1), ("turn", 0, 0, 1))],
+    *[e for _ in range(9) for e in (("operate", 0, 1, 0), ("turn", 1, 0, 1), ("turn", 0, 0, 1))],
     *[e for _ in range(12) for e in (("operate", 0, 1, 0), ("turn", 0, 0, 1))],
     ("foreign", LOW),
     ("read", 0, 0),
@@ -153,10 +153,10 @@ READING_IN_THE_FENCE: list[Event] = [
 
 SLOW_READ_BACK: list[Event] = [
     ("plan", 0, 9, 0, 0, 2, 0),
-    *[("operate", 0, 1, 0)] * 5,
+    *[("operate", 0, 1, 0)] * 9,
     ("kill", 0),
     ("plan", 0, 9, 0, 0, 2, 0),
-    *[("operate", 0, 1, 0)] * 6,
+    *[("operate", 0, 1, 0)] * 10,
     ("stranger",),
     *[("operate", 0, 1, 0)] * 3,
     *[("tick", 3)] * 3,
@@ -164,3 +164,20 @@ SLOW_READ_BACK: list[Event] = [
     ("operate", 0, 1, 0),
 ]
 """A retirement is recorded, and another partition's transaction hides it for longer than anybody waits."""
+
+END_BEFORE_CLAIM: list[Event] = [
+    *WRITTEN,
+    ("plan", 0, 9, 0, 1, 2, 0),
+    ("operate", 0, 12, 0),
+    ("turn", 0, 0, 1),
+    ("turn", 1, 0, 1),
+    ("operate", 0, 9, 0),
+    ("turn", 0, 0, 1),
+    ("turn", 1, 0, 1),
+    ("operate", 0, 3, 0),
+    ("call_on", 1, 1),
+    ("operate", 1, 5, 0),
+    ("operate", 0, 3, 0),
+    *[("operate", 1, 4, 0)] * 3,
+]
+"""An operator commits while somebody who aborts it is between two steps of the claim."""

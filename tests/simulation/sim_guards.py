@@ -12,9 +12,11 @@ from kpsplit.errors import UnknownOutcomeError
 from kpsplit.producer import lease_duty
 from kpsplit.producer.context import Context
 from kpsplit.splitter import commits, writers
+from kpsplit.splitter.claimed_log import ClaimedLog
 from kpsplit.splitter.cursor import Cursor, _Walk
 from kpsplit.splitter.driver import Driver
 from kpsplit.splitter.machine import apply
+from kpsplit.splitter.records.stamp import Stamp
 from kpsplit.testing.sim import members, operations
 from kpsplit.testing.sim.group import Coordinator, OffsetLog
 from kpsplit.testing.sim.operators import Operator
@@ -53,12 +55,41 @@ def take_an_unknown_outcome_for_success(patch: pytest.MonkeyPatch) -> None:
 
 
 def work_without_a_claim(patch: pytest.MonkeyPatch) -> None:
-    def claim(self: Any, deadline: Any) -> Any:
+    def claim(self: Any) -> Any:
         self._holder = self.world.control.holder
         yield "looks, without a claim"
-        return self.world.control.seen()
 
     patch.setattr(Operator, "_claim", claim)
+
+
+def claim_up_to_the_last_stable_offset(patch: pytest.MonkeyPatch) -> None:
+    """A stranger's open transaction hides what earlier holders committed."""
+
+    real = Operator._write_claim
+
+    def write_claim(self: Any, claim: Any) -> Any:
+        yield from real(self, claim)
+        return self.world.control.stable()
+
+    patch.setattr(Operator, "_write_claim", write_claim)
+
+
+def ask_for_the_end_before_the_claim(patch: pytest.MonkeyPatch) -> None:
+    """The earlier holder may still write and commit behind that end."""
+
+    def claim(self: Any, deadline: Any, fit: Any = None) -> Any:
+        announced = self._await_turn(deadline, fit)
+        if announced is not None:
+            written = self._announce(announced, deadline)
+            self._take(deadline)
+            self._read_decided(written, deadline)
+        return self._state()
+
+    patch.setattr(ClaimedLog, "claim", claim)
+
+
+def take_the_stamp_of_a_copy_at_its_word(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Stamp, "is_at", lambda self, home: True)
 
 
 def read_children_before_their_parents_are_drained(patch: pytest.MonkeyPatch) -> None:
@@ -145,7 +176,7 @@ def go_on_with_an_old_state_when_a_retirement_is_not_read_back(patch: pytest.Mon
 
     def delete_quietly(self: Any, state: Any, name: str) -> Any:
         claim = self._claim
-        self._claim = lambda _: state
+        self._claim = lambda *_: state
         try:
             return real(self, state, name)
         finally:

@@ -11,15 +11,12 @@ from typing import Any
 
 import pytest
 
-from kpsplit.producer.lease import Renewal
-from kpsplit.splitter.fence_answers import may_renew
 from kpsplit.splitter.states import Phase
-from tests.simulation import fence_real
+from tests.simulation import fence_real, fence_world
 from tests.simulation.explore import check_missed, explore
 from tests.simulation.fence_world import HIGH, LOW, Global, Scope, World
 from tests.simulation.guards import (
     acknowledge_with_records_in_flight,
-    count_expiries,
     do_not_look_at_offsets,
     do_not_wait_for_acknowledgements,
     do_not_wait_for_readiness,
@@ -28,7 +25,8 @@ from tests.simulation.guards import (
     read_past_an_unknown_marker,
     read_past_the_marker_of_an_attempt_under_way,
     read_strays_of_an_older_epoch,
-    read_the_overflow,
+    remove_registrations_that_are_younger_than_the_wait,
+    remove_registrations_whatever_became_of_the_attempt,
     report_under_a_fence,
     send_again_what_was_given_up,
     send_rejected_records_again_blindly,
@@ -138,36 +136,8 @@ def renew_while_a_prepare_is_unanswered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fence_real, "owes", lambda *_: False)
 
 
-def renew_while_a_fence_is_unacknowledged(patch: pytest.MonkeyPatch) -> None:
-    count_expiries(patch)
-    patch.setattr(fence_real, "owes", lambda states, own: not may_renew(states, own))
-
-
-def never_register_again(patch: pytest.MonkeyPatch) -> None:
-    count_expiries(patch)
-    patch.setattr(Renewal, "must_register", lambda *_, **__: False)
-    patch.setattr(World, "_renewal", _renewal_without_registering)
-    patch.setattr(Renewal, "renews", lambda self, view, *, lease_valid, owing: not owing)
-
-
-def _renewal_without_registering(self: Any, world: Any, index: int, name: str) -> Any:
-    producer = world.producers[index]
-    end = len(world.control)
-    if producer.asking is not None:
-        for view in {max(producer.view, producer.asking[0] - 1), end - 1}:
-            yield f"{name} has read", False, self._renewed(self._seen(world, index, view), index)
-    elif producer.lease < end or self._suspended(producer):
-        yield self._asking(world, index, name, producer._replace(asking=(end, None)))
-
-
-def trust_a_registration_whatever_happened_since(patch: pytest.MonkeyPatch) -> None:
-    count_expiries(patch)
-
-    def renews(self: Renewal, view: Any, *, lease_valid: bool, owing: bool) -> bool:
-        registered_in, self.registered_in = self.registered_in, None
-        return not owing and (lease_valid or registered_in is not None)
-
-    patch.setattr(Renewal, "renews", renews)
+def write_under_a_registration_that_is_over(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fence_world, "_good", lambda producer: True)
 
 
 LOST, TWICE, DISORDER, READER, STUCK = "LOST", "DUPLICATED", "OUT OF ORDER", "READER", "no report"
@@ -180,9 +150,9 @@ TABLE: list[tuple[Callable[[pytest.MonkeyPatch], None], Scope, str]] = [
     (do_not_wait_for_readiness, Scope(ONE), LOST),
     (do_not_wait_for_leases, Scope(ONE), LOST),
     (renew_while_a_prepare_is_unanswered, Scope(ONE), LOST),
-    (renew_while_a_fence_is_unacknowledged, LATE, LOST),
-    (never_register_again, LATE, LOST),
-    (trust_a_registration_whatever_happened_since, LATE, LOST),
+    (write_under_a_registration_that_is_over, LATE, LOST),
+    (remove_registrations_whatever_became_of_the_attempt, Scope(ONE, aborts=1, zombie=True), LOST),
+    (remove_registrations_that_are_younger_than_the_wait, Scope(ONE, joining=True), LOST),
     (open_new_segments_at_once, Scope(TWO), DISORDER),
     (send_what_was_held_before_the_strays, Scope(TWO), DISORDER),
     (send_strays_in_any_order, Scope(TWO), DISORDER),
@@ -215,8 +185,6 @@ NOT_NEEDED = [
     # What is sent without a lease is not reported until the lease is renewed, and goes astray at worst: safe,
     # but a producer cut off for long would fill the log with strays.
     (send_without_a_lease, Scope(TWO)),
-    # A stamp in an overflow is always older than the overflow, so the epoch rule finds it as well.
-    (read_the_overflow, Scope(ONE, **BOTH)),
 ]
 
 
@@ -230,18 +198,10 @@ def test_a_guard_that_only_saves_work_is_not_missed(
     assert found.violation is None and found.complete, str(found)
 
 
-def test_the_expiry_of_an_operator_that_lost_its_claim_decides_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One that slept through the end of its attempt expires producers that write with a valid lease."""
-    scope = Scope(ONE, aborts=1, zombie=True)
-    found = explore(World(scope))
-    print(f"each attempt asks everybody: {found}")
+def test_an_operator_that_lost_its_claim_removes_no_registration_that_is_in_use() -> None:
+    """One that slept through the end of its attempt finds everybody silent, who write with a valid lease."""
+    found = explore(World(Scope(ONE, aborts=1, zombie=True)))
     assert found.violation is None and found.complete, str(found)
-    count_expiries(monkeypatch)
-    found = explore(World(scope))
-    print(f"expiries count: {found}")
-    assert found.violation is not None and LOST in found.violation
 
 
 def test_a_record_counted_before_it_is_in_hand_is_overtaken() -> None:

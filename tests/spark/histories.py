@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -15,8 +19,7 @@ from kpsplit.spark_jobs.schemas import RAW
 from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, LostReason, Snapshot
 from kpsplit.spark_jobs.verification.findings import Verdict
 from kpsplit.spark_jobs.verification.judge import Judge
-from kpsplit.spark_jobs.verification.since import Since
-from kpsplit.spark_jobs.verification.state import State, Stretches
+from kpsplit.spark_jobs.verification.start import Since, Stretches
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.events import Commit, Cut, Fence, Finish, Prepare
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
@@ -91,7 +94,8 @@ class World:
         self, place: PhysicalPartition, key: bytes | None, epoch: int, producer: int, sequence: int
     ) -> Record:
         """Append a stamped record."""
-        record = Record(key, [(HEADER, Stamp(epoch, producer, sequence).encode())])
+        stamp = Stamp(epoch, producer, sequence, self.state.home(place))
+        record = Record(key, [(HEADER, stamp.encode())])
         self.logs[place].append(record)
         return record
 
@@ -114,6 +118,12 @@ class World:
     def foreign(self, key: bytes | None, place: PhysicalPartition | None = None) -> None:
         """Somebody writes without kpsplit."""
         self.logs[place or self.parent].append(Record(key, [("app", b"x")]))
+
+    def copy(self, place: PhysicalPartition, offset: int, to: PhysicalPartition) -> None:
+        """Another program writes a record again, with all its headers."""
+        record = self.logs[place][offset]
+        assert record is not None
+        self.logs[to].append(Record(record.key, list(record.headers)))
 
     def taking(self, key: bytes | None) -> Segment:
         """The segment that takes a key."""
@@ -262,7 +272,7 @@ def lived(partition: int) -> World:
     nested = world.state.lineage.open_segments()[0]
     world.split(nested.id, 3)
     world.stray(world.bert, next(k for k in KEYS if key_hash(k) in nested.range), nested.source, 1)
-    world.mark(world.parent, "of an attempt that was rolled back")
+    world.mark(world.parent, "of-an-attempt-that-was-rolled-back")
     busy(world)
     world.abort(world.bert, KEYS[5])
     layout = world.state.lineage.open_segments()
@@ -275,9 +285,9 @@ def lived(partition: int) -> World:
 
 
 def judge(
-    spark: SparkSession, worlds: Sequence[World], past: State | None = None, since: Since | None = None
+    spark: SparkSession, worlds: Sequence[World], since: Since | None = None, **options: bool
 ) -> Verdict:
-    """Judge some partitions of one topic; ``past``: from where on, if later runs are to go on."""
+    """Judge some partitions of one topic. No executor may need Python for it."""
     snapshots = [world.snapshot() for world in worlds]
     together = Snapshot(
         TOPIC,
@@ -290,11 +300,31 @@ def judge(
     )
     rows = [row for world in worlds for row in world.rows()]
 
-    def read(stretches: Stretches, aborted: bool) -> DataFrame:
-        wanted = [row for was, row in rows if (aborted or not was) and _inside(row, stretches)]
-        return spark.createDataFrame(wanted, RAW)
+    context = spark.sparkContext
+    python, context.pythonExec = context.pythonExec, "/no/such/python"
+    with TemporaryDirectory() as folder:
+        names = count()
 
-    return Judge(spark, together, read, past=past, since=since).verdict()
+        def read(stretches: Stretches, aborted: bool) -> DataFrame:
+            wanted = [row for was, row in rows if (aborted or not was) and _inside(row, stretches)]
+            path = Path(folder, f"{next(names)}.json")
+            path.write_text("".join(map(_line, wanted)))
+            return spark.read.schema(RAW).json(str(path))
+
+        try:
+            return Judge(spark, together, read, since=since, **options).verdict()
+        finally:
+            context.pythonExec = python
+
+
+def _line(row: tuple[object, ...]) -> str:
+    key, topic, partition, offset, headers = row
+    record = {"topic": topic, "partition": partition, "offset": offset, "key": _text(key)}
+    return json.dumps(record | {"headers": [{"key": k, "value": _text(v)} for k, v in headers]}) + "\n"
+
+
+def _text(data: object) -> str | None:
+    return base64.b64encode(data).decode() if isinstance(data, bytes) else None
 
 
 def _inside(row: tuple[object, ...], stretches: Stretches) -> bool:

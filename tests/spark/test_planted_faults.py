@@ -314,6 +314,55 @@ def a_stray_that_was_never_sent_again_is_found(world: World) -> Expect:
     return expect
 
 
+@fresh
+def copies_of_a_log_that_are_written_back_to_it_behind_its_end_are_found(world: World) -> Expect:
+    """Readers cannot tell them from strays, and their numbers are there: only their epochs give them away."""
+    busy(world)
+    world.split(0, 2)
+    world.stray(world.anna, KEYS[0], world.parent, 0)
+    first = len(world.logs[world.parent])
+    for offset in offsets(world, world.parent, world.bert)[:30]:
+        world.copy(world.parent, offset, world.parent)
+    numbers = [sequence_at(world, world.parent, first + n) for n in range(30)]
+    busy(world)
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.STRAYS)
+        assert (finding.producer, finding.segment) == (f"{world.bert:016x}", 1)
+        assert (finding.first, finding.last, finding.count) == (min(numbers), max(numbers), 30)
+        assert f"offsets {first} to {first + 29}," in finding.message
+        assert verdict.counts[str(world.parent)]["stray"] == 31
+
+    return expect
+
+
+@fresh
+def copies_of_records_that_stood_elsewhere_are_delivered_and_no_finding(world: World) -> Expect:
+    other = World(world.parent.partition + 1000)
+    for each in (other, world):
+        busy(each)
+        each.split(0, 2)
+        busy(each)
+    world.logs |= {place: log for place, log in other.logs.items() if place == other.parent}
+    copied = offsets(world, other.parent, other.anna)[:20]
+    for offset in copied:
+        world.copy(other.parent, offset, world.parent)
+    del world.logs[other.parent]
+    from_phantom = offsets(world, phantom(world), world.anna)[:20]
+    for offset in from_phantom:
+        world.copy(phantom(world), offset, world.parent)
+    world.merge()
+    for offset in from_phantom:
+        world.copy(phantom(world), offset, world.parent)
+
+    def expect(verdict: Verdict) -> None:
+        clean(verdict)
+        counts = verdict.counts[str(world.parent)]
+        assert (counts.get("stray", 0), counts["unstamped"]) == (0, len(copied) + 2 * len(from_phantom))
+
+    return expect
+
+
 @case
 def a_stray_that_counts_as_data_is_found(world: World) -> Expect:
     """Its stamp names the newer epoch, so readers deliver it, and the copy that was sent again as well."""
@@ -585,7 +634,7 @@ def a_sub_topic_that_was_retired_before_a_group_had_drained_it_is_told(world: Wo
     world.retired.add(source)
 
     def expect(verdict: Verdict) -> None:
-        assert not [f for f in verdict.findings if f.severity is Severity.FINDING]
+        assert not verdict.defects
         notes = {n.group: n for n in verdict.of(Check.COMMITS_END, Severity.NOTE) if n.segment == segment.id}
         assert {n.first for n in notes.values()} == {segment.start}
         assert notes["robbed"].message.endswith("its sub-topic was retired in the middle of its reading")
@@ -706,21 +755,106 @@ def a_lost_record_of_a_producer_without_a_certificate_cannot_be_told_from_a_fail
     return expect
 
 
+# What retention and retire removed is given, and the rest is judged
+
+
 @case
-def what_retention_removed_cannot_be_judged(world: World) -> Expect:
+def what_retention_removed_is_given(world: World) -> Expect:
     world.lows[world.parent] = 10
 
     def expect(verdict: Verdict) -> None:
-        assert not verdict.defects
-        assert verdict.exit_code == 1
-        assert any("retention" in why for why in verdict.unproven)
+        clean(verdict)
+        (note,) = verdict.of(Check.STRETCHES, Severity.NOTE)
+        assert (note.segment, note.first, note.last) == (0, 0, 9)
+        assert "retention" in note.message
+
+    return expect
+
+
+@case
+def a_record_lost_behind_what_retention_removed_is_found(world: World) -> Expect:
+    world.lows[world.parent] = 10
+    place = phantom(world)
+    offset = offsets(world, place, world.bert)[5]
+    lost = sequence_at(world, place, offset)
+    world.logs[place][offset] = None
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.MISSING)
+        assert (finding.producer, finding.first, finding.last) == (f"{world.bert:016x}", lost, lost)
+
+    return expect
+
+
+@case
+def a_producer_of_which_retention_left_nothing_is_not_judged(world: World) -> Expect:
+    """A log that expired whole; what its writers left elsewhere is judged."""
+    world.lows[world.parent] = len(world.logs[world.parent])
+    return clean
+
+
+@fresh
+def a_record_lost_after_a_retired_sub_topic_is_found(world: World) -> Expect:
+    """The phantom that was split again is retired: what it held had smaller numbers than what followed."""
+    busy(world)
+    world.split(0, 2)
+    busy(world)
+    first = world.state.lineage.open_segments()[0]
+    world.split(first.id, 2)
+    busy(world)
+    world.retired.add(first.source)
+    place = world.state.lineage.open_segments()[0].source
+    offset = offsets(world, place, world.bert)[5]
+    lost = sequence_at(world, place, offset)
+    world.logs[place][offset] = None
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = only(verdict, Check.MISSING)
+        assert (finding.producer, finding.first, finding.last) == (f"{world.bert:016x}", lost, lost)
+
+    return expect
+
+
+def _merged_and_retired(world: World) -> None:
+    """Strays of one phantom come again first, with smaller numbers than what the other one held."""
+    world.plain |= {world.anna, world.bert}
+    busy(world)
+    world.split(0, 2)
+    busy(world)
+    one, other = (s.source for s in world.state.lineage.open_segments())
+    first = world.number(world.bert)
+    key = next(k for k in KEYS if world.taking(k).source == other)
+    world.send(world.bert, key, times=3)
+    world.merge()
+    world.put(one, b"again", 1, world.bert, first)
+    world._deliver(world.bert, b"again", first)
+    busy(world)
+    world.retired |= {one, other}
+
+
+@fresh
+def what_a_merge_moved_and_retire_removed_is_given(world: World) -> Expect:
+    _merged_and_retired(world)
+    return clean
+
+
+@fresh
+def a_record_lost_after_a_merge_and_a_retire_is_found(world: World) -> Expect:
+    _merged_and_retired(world)
+    last = world.state.lineage.open_segments()[0]
+    world.logs[last.source][offsets(world, last.source, world.bert)[-3]] = None
+
+    def expect(verdict: Verdict) -> None:
+        (finding,) = verdict.defects
+        assert (finding.check, finding.segment, finding.count) == (Check.CERTIFICATES, last.id, 1)
+        assert finding.producer == f"{world.bert:016x}"
 
     return expect
 
 
 @case
 def a_record_of_a_newer_version_cannot_be_judged(world: World) -> Expect:
-    world.logs[world.parent].append(Record(b"k", [(HEADER, b"\x02" + bytes(30))]))
+    world.logs[world.parent].append(Record(b"k", [(HEADER, b"\x03" + bytes(30))]))
 
     def expect(verdict: Verdict) -> None:
         assert verdict.exit_code == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,8 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kpsplit import __version__
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.connection import Connection
+from kpsplit.pages.lineage import columns, lineage_picture
 from kpsplit.spark_jobs.connector_options import kafka_options
 from kpsplit.spark_jobs.failures import reason
 from kpsplit.spark_jobs.gather import held_up
@@ -24,19 +27,19 @@ from kpsplit.spark_jobs.offsets import Bound, check_batch_bounds, limit, timesta
 from kpsplit.spark_jobs.regions import all_regions, ranges_to_scan, stretches
 from kpsplit.spark_jobs.report import report_page
 from kpsplit.spark_jobs.report.drain import drained
-from kpsplit.spark_jobs.report.pictures import columns, lineage_picture
-from kpsplit.spark_jobs.report.times import beginnings
+from kpsplit.spark_jobs.report.times import Times, beginnings
 from kpsplit.spark_jobs.snapshot import LogBounds, LostReason, Snapshot, why_gone
 from kpsplit.spark_jobs.verification import job
 from kpsplit.spark_jobs.verification.findings import MOST, Check, Finding, Severity, Verdict, limited
 from kpsplit.spark_jobs.verification.lineage_checks import first_shared
 from kpsplit.spark_jobs.verification.numbers import joined, members, missing
-from kpsplit.spark_jobs.verification.record_checks import marker_findings
-from kpsplit.spark_jobs.verification.state import State
+from kpsplit.spark_jobs.verification.record_checks import marker_findings, segment_totals
+from kpsplit.spark_jobs.verification.start import Start
 from kpsplit.spark_jobs.verification.summary import result_line, summary_lines
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.logical_offset import MAX_OFFSET, Progression
+from kpsplit.splitter.records.producers import PauseReport
 from tests.spark.histories import World, lived
 from tests.unit.samples import life
 
@@ -247,7 +250,7 @@ def test_the_summary_names_each_check_and_its_findings() -> None:
     lines = list(summary_lines(verdict(LOST)))
     assert any(line.startswith("FOUND") and "sequences_complete" in line for line in lines)
     assert any("<number 7> is not there" in line for line in lines)
-    assert lines[-1] == "orders: 1 findings in sequences_complete"
+    assert lines[-1] == "orders: 1 finding in sequences_complete"
     assert result_line(verdict()) == "orders: clean"
 
 
@@ -260,10 +263,46 @@ def test_exit_codes_tell_findings_from_what_could_not_be_judged() -> None:
 
 def test_the_report_is_one_page_that_needs_nothing_else() -> None:
     page = report_page(verdict(LOST))
-    assert page.count("<svg") >= 3
+    assert page.count("<svg") == 1
     assert "&lt;number 7&gt; is not there" in page
     assert "http" not in page.replace("http://www.w3.org", "")
-    assert "readers orders/0" in page
+    assert "<td>readers</td><td>orders/0</td><td>100%</td>" in page
+    assert 'name="viewport"' in page and "prefers-color-scheme: dark" in page
+
+
+def test_the_report_names_its_cluster_version_and_time_and_the_clients_of_its_producers() -> None:
+    found = verdict(replace(LOST, producer=f"{0xA11A0000:016x}"))
+    page = report_page(found, Times(1_700_006_400_000, cluster="abc (b1:9092)"))
+    assert f"kpsplit {__version__} at 2023-11-15 00:00:00 UTC from the cluster abc (b1:9092)." in page
+    (producer, _) = found.snapshot.producers
+    paused = replace(producer, client_id="billing", pauses={"orders/0": PauseReport("a", 64, 7, 0)})
+    paused_page = report_page(replace(found, snapshot=replace(found.snapshot, producers=(paused,))))
+    assert paused_page.count("<td>billing</td><td>00000000a11a0000</td>") == 2, "pauses and findings"
+
+
+def test_the_report_says_why_something_was_not_judged_at_all() -> None:
+    assert "orders/0: it is frozen" in report_page(replace(verdict(), unjudged=("orders/0: it is frozen",)))
+
+
+def test_a_segment_that_is_gone_is_drawn_and_listed_as_gone() -> None:
+    world = lived(0)
+    assert "stroke-dasharray" not in report_page(verdict())
+    world.retired = {s.source for s in world.state.lineage if s.kind is SegmentKind.PHANTOM}
+    totals = segment_totals(world.snapshot(), [])
+    page = report_page(Verdict("orders", (0,), world.snapshot(), (), segments=totals))
+    gone = [s for s in world.state.lineage if s.source in world.retired]
+    assert page.count("stroke-dasharray") == len(gone)
+    assert page.count("<td>the sub-topic was retired</td>") == len(gone)
+
+
+def test_the_unit_of_the_time_axis_does_not_stand_on_the_first_date() -> None:
+    day = 1_700_006_400_000
+    drawn = lineage_picture(
+        lived(0).state.lineage, {}, times={0: day, 1: day, 2: day, 3: day}, taken_ms=day + 9
+    )
+    (unit,) = re.findall(r'<text x="([\d.]+)"[^>]*text-anchor="end"[^>]*>UTC<', drawn)
+    (first, *_) = re.findall(r'<text x="([\d.]+)"[^>]*text-anchor="start"[^>]*>2023-', drawn)
+    assert float(unit) < float(first)
 
 
 def test_the_lineage_has_a_time_axis_where_times_are_known() -> None:
@@ -273,7 +312,7 @@ def test_the_lineage_has_a_time_axis_where_times_are_known() -> None:
     day = 1_700_006_400_000
     plain = lineage_picture(world.state.lineage, {})
     times = {0: day, 1: day + 1_000, 2: day + 3_600_000, 3: day + 2 * 3_600_000}
-    drawn = lineage_picture(world.state.lineage, {}, times, day + 86_400_000)
+    drawn = lineage_picture(world.state.lineage, {}, times=times, taken_ms=day + 86_400_000)
     assert "UTC" not in plain
     assert all(told in drawn for told in ("UTC", "2023-11-15 00:00:00", "2023-11-16 00:00:00"))
     assert "1970" not in drawn
@@ -283,10 +322,12 @@ def test_the_lineage_has_a_time_axis_where_times_are_known() -> None:
 def test_a_timestamp_that_no_calendar_has_is_left_out_of_the_picture(wrong) -> None:
     """As of a producer that gives microseconds for milliseconds."""
     lineage, day = lived(0).state.lineage, 1_700_006_400_000
-    drawn = lineage_picture(lineage, {}, {0: day, 1: wrong, 2: day + 2_000, 3: day + 3_000}, day + 4_000)
-    left_out = lineage_picture(lineage, {}, {0: day, 2: day + 2_000, 3: day + 3_000}, day + 4_000)
+    times = {0: day, 1: wrong, 2: day + 2_000, 3: day + 3_000}
+    drawn = lineage_picture(lineage, {}, times=times, taken_ms=day + 4_000)
+    del times[1]
+    left_out = lineage_picture(lineage, {}, times=times, taken_ms=day + 4_000)
     assert drawn == left_out
-    assert lineage_picture(lineage, {}, {0: wrong}, None) == lineage_picture(lineage, {})
+    assert lineage_picture(lineage, {}, times={0: wrong}) == lineage_picture(lineage, {})
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, OSError])
@@ -379,5 +420,5 @@ def test_the_marker_of_an_empty_segment_is_missed_only_where_it_could_be_read(lo
     alone = replace(state, lineage=Lineage(state.parent, (nothing,)))
     bounds = {empty.source: LogBounds(low, 2000, 2000)}
     snapshot = Snapshot(state.parent.topic, (alone,), bounds, {empty.source: gone} if gone else {})
-    found = list(marker_findings(snapshot, [], State("", state.parent.topic)))
+    found = list(marker_findings(snapshot, [], Start()))
     assert bool(found) is told

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 from py4j.protocol import Py4JJavaError
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
 from kpsplit.devcluster.java import Java
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
 from kpsplit.spark_jobs.failures import explained
-from kpsplit.spark_jobs.jars import connector_coordinates, ensure_connector, spark_version
+from kpsplit.spark_jobs.jars import connector_coordinates, ensure_connector
 from kpsplit.spark_jobs.logical_view import scan
 from kpsplit.spark_jobs.session import REDACTED, running_session
+from kpsplit.spark_jobs.small_frame import small_frame
 from kpsplit.splitter.lineage import PhysicalPartition
 
 NO_JAVA = Java(Path("/no/such/java"), 17)
@@ -37,14 +39,22 @@ def test_jars_that_are_there_are_used_without_java_and_network(cache) -> None:
 
 
 def test_an_altered_jar_is_not_used(cache) -> None:
-    jar = next((cache / f"spark-kafka-{spark_version()}").glob("kafka-clients-*.jar"))
+    jar = next(cache.glob("*/kafka-clients-*.jar"))
     jar.write_bytes(b"something else")
     with pytest.raises(KpsplitError, match="kafka-clients"):
         ensure_connector(NO_JAVA, cache)
 
 
+def test_a_jar_that_the_list_does_not_name_is_not_used(cache) -> None:
+    (next(cache.iterdir()) / "z.jar").write_bytes(b"foreign")
+    with pytest.raises(KpsplitError, match="z.jar is not in the list"):
+        ensure_connector(NO_JAVA, cache)
+
+
 def test_the_coordinates_are_those_of_the_sparks_version() -> None:
-    assert connector_coordinates("4.0.1") == "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.1"
+    assert connector_coordinates("4.0.1") == (
+        "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.1,org.apache.kafka:kafka-clients:3.9.2"
+    )
 
 
 def test_a_running_session_is_used_and_left_running(spark) -> None:
@@ -67,6 +77,33 @@ def test_a_failure_names_its_cause_and_a_log_that_outlives_the_session(spark) ->
         assert log.stat().st_mode & 0o077 == 0
     finally:
         log.unlink(missing_ok=True)
+
+
+def test_nothing_is_left_where_it_is_started(spark) -> None:
+    """Spark makes a folder for artifacts in the JVM's working directory."""
+    spark.range(3).count()
+    root = Path(spark._jsparkSession.artifactManager().artifactPath().toString())
+    assert root.parent.parent.parent == Path(spark._jvm.System.getProperty("user.dir")).resolve()
+    assert not Path.cwd().is_relative_to(root.parent.parent.parent)
+    assert not Path("artifacts").exists()
+
+
+ROWS = [(1, b"\x00\xff", 'a "quoted" name\né', (1 << 63) - 1), (None, b"", "", -1), (3, None, None, 0)]
+SHAPE = StructType(
+    [
+        StructField("one", IntegerType()),
+        StructField("two", BinaryType()),
+        StructField("three", StringType()),
+        StructField("four", LongType()),
+    ]
+)
+
+
+def test_a_small_frame_needs_no_python_on_executors_and_keeps_every_value(spark, monkeypatch) -> None:
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "/no/such/python")
+    rows = small_frame(spark, ROWS, SHAPE).collect()
+    assert [(r.one, r.two and bytes(r.two), r.three, r.four) for r in rows] == ROWS
+    assert small_frame(spark, [], SHAPE).collect() == []
 
 
 @pytest.mark.broker

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from kpsplit.spark_jobs.verification.findings import Check, Severity, Verdict
-from kpsplit.spark_jobs.verification.since import Since
+from kpsplit.spark_jobs.verification.start import Since
 from kpsplit.spark_jobs.verification.summary import result_line
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
@@ -36,7 +36,6 @@ def judged(spark) -> dict[str, tuple[Verdict, Expect]]:
     near = {place: max(0, offset - 5) for place, offset in first.items()}
     verdict = judge(spark, worlds, since=Since(AT, first, near))
     assert verdict.judged_since_ms == AT
-    assert verdict.successor is None
     parts = [verdict.of_partition(number) for number in range(len(worlds))]
     return dict(zip(CASES, zip(parts, expected, strict=True), strict=True))
 
@@ -227,6 +226,29 @@ def a_lost_record_since_is_found_and_one_before_is_not(world: World) -> Expect:
         assert (finding.first, finding.last) == (lost, lost)
 
     return expect
+
+
+def _a_lost_record_beyond(far: int) -> None:
+    def plant(world: World) -> Expect:
+        world.given[world.bert] = far - 30
+        split_life(world)
+        place = phantoms(world)[0]
+        lost = lose(world, place, ours(world, place, world.bert, world.moment[place])[2])
+        assert lost > far
+
+        def expect(verdict: Verdict) -> None:
+            (finding,) = verdict.defects
+            assert (finding.check, finding.producer) == (Check.MISSING, f"{world.bert:016x}")
+            assert (finding.first, finding.last) == (lost, lost)
+
+        return expect
+
+    plant.__name__ = f"a_lost_record_beyond_number_{far}_is_found"
+    case(plant)
+
+
+for _far in (1 << 35, 1 << 53, (1 << 63) - 400):
+    _a_lost_record_beyond(_far)
 
 
 @case

@@ -102,6 +102,31 @@ def test_available_now_reads_everything_there_is_and_goes_on_the_next_time(
     assert headers == {(), (("mine", b"1"),)}
 
 
+def test_available_now_with_a_limit_reads_one_batch_of_it_and_the_checkpoint_stays_good(
+    spark, operations, bootstrap, make_topic, recorder, tmp_path
+) -> None:
+    """Also of a query that ran with another trigger before: Spark says where that stood."""
+    history = History(operations, bootstrap, make_topic())
+    connection = {"bootstrap.servers": bootstrap}
+    limited = read_logical_stream(spark, history.topic, connection, max_offsets_per_trigger=20)
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
+        history.write(producer)
+        with recorder.running(limited) as query:
+            query.processAllAvailable()
+        assert len(recorder.rows) == 60
+        history.write(producer)
+    for done in (80, 100, 120):
+        recorder.read_what_is_there(limited)
+        assert len(recorder.rows) == done
+    begun = Recorder(tmp_path / "begun")
+    for done in (20, 40, 60):
+        begun.read_what_is_there(limited)
+        assert len(set(begun.offsets())) == len(begun.rows) == done
+    recorder.read_what_is_there(read_logical_stream(spark, history.topic, connection))
+    assert recorder.offsets() == sorted(r.logical_offset for r in history.read())
+    recorder.check_order()
+
+
 def test_a_query_begins_where_it_is_told_to_as_the_batch_view_does(spark, history, tmp_path) -> None:
     connection = {"bootstrap.servers": history.bootstrap}
     records = history.read()

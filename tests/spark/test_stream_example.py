@@ -16,7 +16,7 @@ from tests.spark.conftest import QUICK_JAVA
 EXAMPLE = Path(__file__).parents[2] / "examples" / "logical_pipeline.py"
 SECONDS = 1200
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(SECONDS + 30)]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(SECONDS + 30)]
 
 
 def test_a_stateful_pipeline_ends_with_what_a_batch_over_the_history_says(

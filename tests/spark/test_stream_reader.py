@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import Producer as PlainProducer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer
+from kpsplit.consumer.physical_reader import PhysicalReader
 from kpsplit.errors import ConfigurationError, ConflictError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.served import await_served
 from kpsplit.spark_jobs.offsets import Bound
+from kpsplit.spark_jobs.streaming import fetch as fetching
 from kpsplit.spark_jobs.streaming.query import Query, Settings
 from kpsplit.spark_jobs.streaming.reader import LogicalStreamReader
 from kpsplit.spark_jobs.streaming.source import options_of, query_of
@@ -113,6 +116,65 @@ def test_a_query_that_died_in_its_first_batch_begins_it_again_where_it_began(ask
     again.end = first.end
     assert again.tasks() == [], "the batch that was written down held nothing"
     assert again.batch(first.end) == 7
+
+
+def test_a_task_goes_on_with_the_reader_that_the_one_before_left(ask: Open, topic, send, monkeypatch) -> None:
+    """It fetches about as many records ahead as a task reads; one that is not read to its end leaves none."""
+    made: list[PhysicalReader] = []
+
+    class Noted(PhysicalReader):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(fetching, "PhysicalReader", Noted)
+    monkeypatch.setattr(fetching, "_kept", {})
+    query = ask(topic)
+    for count in (10, 20):
+        send(count)
+        before = query.end or None
+        assert query.batch(before) == count
+    assert [reader.ahead for reader in made] == [1_000]
+    send(10)
+    before = query.end
+    query.latest()
+    (task,) = query.reader.partitions(before, query.end)
+    query.reader.read(task).close()  # never begun
+    begun = query.reader.read(task)
+    assert next(begun).num_rows == 10
+    begun.close()
+    assert fetching._kept == {}
+    assert sum(map(len, query.tasks(before))) == 10
+    assert len(made) == 2
+
+
+def test_a_reader_of_few_records_does_not_fetch_megabytes_ahead(bootstrap, make_topic) -> None:
+    place = PhysicalPartition(make_topic(), 0)
+    plain = PlainProducer({"bootstrap.servers": bootstrap})
+    for _ in range(2_000):
+        plain.produce(place.topic, bytes(10_000), partition=0)
+        plain.poll(0)
+    assert plain.flush(60) == 0
+
+    def fetched(most: int) -> int:
+        """The bytes that a reader has fetched when it fetches nothing more, having read ten records."""
+        seen: list[dict[str, Any]] = []
+
+        def note(text: str) -> None:
+            seen.append(json.loads(text)["topics"].get(place.topic, {}).get("partitions", {}).get("0", {}))
+
+        told = {"bootstrap.servers": bootstrap, "statistics.interval.ms": 100, "stats_cb": note}
+        reader, limit = PhysicalReader(Connection(told), 20.0, most), Deadline(30)
+        try:
+            assert len(list(reader.records(place, 0, 10))) == 10
+            while len(seen) < 3 or seen[-1].get("rxbytes") != seen[-3].get("rxbytes"):
+                assert limit.left() > 0
+                reader._consumer.poll(0.1)
+            return int(seen[-1]["rxbytes"])
+        finally:
+            reader.close()
+
+    assert fetched(10) < 3_000_000
 
 
 def test_the_first_batch_says_where_it_began(ask: Open, topic, send) -> None:
@@ -285,7 +347,7 @@ def test_available_now_with_a_limit_is_refused_where_it_would_go_back(ask: Open,
     first.latest()
     again = ask(topic, most=10)
     again.latest()
-    with pytest.raises(ConflictError, match=r"AvailableNow goes without max_offsets_per_trigger"):
+    with pytest.raises(ConflictError, match=r"the batch would end before it begins; nothing was read"):
         again.tasks(first.end)
 
 

@@ -167,13 +167,18 @@ def test_the_wheel_reads_and_verifies_on_executors_and_no_secret_is_seen(
     assert not [p for p in written if SECRET.encode() in p.read_bytes()]
 
 
+@pytest.mark.nightly
 def test_the_command_line_verifies_on_a_master_that_is_named(standalone, history, tmp_path: Path) -> None:
-    """Executors have no kpsplit and no connector of their own: the jars come from the driver."""
+    """Executors have no kpsplit, no connector of their own (the jars come from the driver) and no Python."""
     address, daemons = standalone
     (tmp_path / "spark-defaults.conf").write_text(
         "spark.executor.memory 512m\nspark.driver.host 127.0.0.1\nspark.sql.shuffle.partitions 2\n"
     )
-    ours = {"SPARK_CONF_DIR": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
+    ours = {
+        "SPARK_CONF_DIR": str(tmp_path),
+        "PYTHONPATH": str(REPOSITORY),
+        "PYSPARK_PYTHON": "/no/such/python",
+    }
     done = subprocess.run(
         [
             *(sys.executable, "-m", "kpsplit.admin_cli", "-b", history.bootstrap, "-o", "json"),
@@ -187,6 +192,7 @@ def test_the_command_line_verifies_on_a_master_that_is_named(standalone, history
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout)["counts"][str(history.parent)]["data"] == len(history.read())
+    assert not (tmp_path / "artifacts").exists()
     launched = [d.log.read_text().count("Asked to launch executor") for d in daemons[1:]]
     assert sum(launched) >= 1, launched
 

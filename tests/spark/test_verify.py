@@ -8,7 +8,6 @@ import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import Producer
 
-from kpsplit import Producer as KpsplitProducer
 from kpsplit.admin_cli.main import cli
 from kpsplit.errors import UsageError
 from kpsplit.kafka.connection import Connection
@@ -66,37 +65,6 @@ def test_the_report_says_by_the_clock_when_each_epoch_began(history, bootstrap) 
     began = times.epochs[history.parent]
     assert sorted(began) == [0, 1, 2, 3]
     assert began[0] < began[1] < began[2] < began[3] < times.taken_ms
-
-
-def test_a_chain_of_runs_on_brokers_reads_only_what_is_new(
-    spark, operations, bootstrap, make_topic, tmp_path
-) -> None:
-    """Across a split; then the state is refused where it does not belong, and left as it was."""
-    topic, other = make_topic(), make_topic()
-    parent, state = enrolled(operations, topic), tmp_path / "orders.state"
-    enrolled(operations, other)
-    chain = (topic, "--state", str(state))
-    with KpsplitProducer({"bootstrap.servers": bootstrap}) as producer:
-        records(producer, topic)
-        first = run(bootstrap, *chain)
-        split(operations, parent, 2)
-        records(producer, topic)
-    second = run(bootstrap, *chain)
-    assert (first.exit_code, second.exit_code) == (0, 0), first.output + second.output
-    told = json.loads(second.stdout)
-    assert (told["new_records"], told["counts"][str(parent)]["data"]) == (100, 200)
-    kept = state.read_bytes()
-    wrong = run(bootstrap, other, "--state", str(state))
-    assert (wrong.exit_code, state.read_bytes()) == (2, kept)
-    assert f"the state is one of topic {topic}" in wrong.stderr
-    quiet = run(bootstrap, *chain)
-    assert (quiet.exit_code, json.loads(quiet.stdout)["new_records"]) == (0, 0)
-
-
-def records(producer: KpsplitProducer, topic: str) -> None:
-    for i in range(100):
-        producer.produce(topic, b"v", b"key-%d" % (i % 9))
-    assert producer.flush(30) == 0
 
 
 def test_the_command_line_says_what_it_cannot_judge(operations, bootstrap, make_topic) -> None:

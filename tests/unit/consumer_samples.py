@@ -28,13 +28,14 @@ def message(
     *,
     source: PhysicalPartition = PARENT,
     epoch: int | None = None,
+    home: int | None = None,
     marker: str | None = None,
     value: bytes = b"v",
 ) -> Message:
     """A record as it was read."""
     headers: list[tuple[str, str | bytes | None]] = []
     if epoch is not None:
-        headers.append((STAMP, Stamp(epoch, 1, 0).encode()))
+        headers.append((STAMP, Stamp(epoch, 1, 0, home).encode()))
     if marker is not None:
         headers.append((MARKER, Marker(MarkerKind.SEAL, PARENT, marker).encode()))
     return Message(

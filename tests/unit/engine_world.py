@@ -10,9 +10,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
-from confluent_kafka import Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicCollection, TopicPartition
+from confluent_kafka.admin import NewPartitions
 
 from kpsplit.consumer.batch import Batch, OwnedSlot
 from kpsplit.consumer.buffer import FetchBuffer
@@ -27,6 +30,7 @@ from kpsplit.consumer.ledger import Start
 from kpsplit.consumer.sink import Crowded
 from kpsplit.consumer.subscriptions import subscribed
 from kpsplit.kafka.group_members import Members, Owner
+from kpsplit.kafka.slots_topic import GrowingSlots
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import key_hash
@@ -52,6 +56,7 @@ class Coordinator:
     def __init__(self) -> None:
         self.topics: list[str] = []
         self.generation = 0
+        self.looks = 0
         self.left = 0
         self.closed = False
         self._callbacks: dict[str, Callable[..., Any]] = {}
@@ -83,6 +88,9 @@ class Coordinator:
 
     def pause(self, parts: list[TopicPartition]) -> None:
         pass
+
+    def list_topics(self, timeout: float) -> None:
+        self.looks += 1
 
     def consumer_group_metadata(self) -> int:
         return self.generation
@@ -162,6 +170,7 @@ class Reader:
     """Reads what the test writes."""
 
     wants_refresh = 0
+    strays = 0
 
     def __init__(self) -> None:
         self.owned: dict[OwnedSlot, Cursor] = {}
@@ -186,6 +195,9 @@ class Reader:
     def disown(self, slots: list[OwnedSlot]) -> None:
         for one in slots:
             self.owned.pop(one, None)
+
+    def start_over(self, cursors: dict[OwnedSlot, Cursor]) -> None:
+        self.owned = dict(cursors)
 
     def hold_back(self, crowded: Crowded) -> None:
         pass
@@ -250,8 +262,50 @@ class Ledger:
         self.moved.append({range_ for p in processed for range_ in p.moved})
         self.commits.append({c.range: c.positions[0] for p in processed for c in p.cursors})
 
+    def outdated(self, shared: list[Any], member: Any) -> dict[Any, Any]:
+        return {}
+
     def close(self) -> None:
         pass
+
+
+class Topics:
+    """The admin client's answers: how many partitions each topic has.
+
+    ``refusal``: with what the brokers answer whoever adds partitions.
+    """
+
+    def __init__(self, **counts: int) -> None:
+        self.counts = dict(counts)
+        self.refusal: KafkaError | None = None
+        self.added: list[tuple[str, int]] = []
+
+    def describe_topics(self, asked: TopicCollection, request_timeout: float) -> dict[str, Future[Any]]:
+        return {name: self._described(name) for name in asked.topic_names}
+
+    def _described(self, name: str) -> Future[Any]:
+        if name not in self.counts:
+            return answered(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+        return answered(None, SimpleNamespace(partitions=[None] * self.counts[name]))
+
+    def create_partitions(
+        self, wanted: list[NewPartitions], request_timeout: float
+    ) -> dict[str, Future[Any]]:
+        (new,) = wanted
+        if self.refusal is None:
+            self.added.append((new.topic, new.new_total_count))
+            self.counts[new.topic] = new.new_total_count
+        return {new.topic: answered(self.refusal)}
+
+
+def answered(error: KafkaError | None, result: Any = None) -> Future[Any]:
+    """An answer that is there."""
+    future: Future[Any] = Future()
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(KafkaException(error))
+    return future
 
 
 class Asker:
@@ -264,10 +318,11 @@ class World:
 
     def __init__(self, reader: Reader | None = None, **settings: Any) -> None:
         config = {"bootstrap.servers": "localhost:1", "group.id": "g", "auto.commit.interval.ms": 3_600_000}
-        extra = {name.replace("_", "."): value for name, value in settings.items()}
+        extra = {n if n == "on_commit" else n.replace("_", "."): value for n, value in settings.items()}
         _, chosen = split_config({**config, **extra})
         self.coordinator, self.views, self.ledger = Coordinator(), Views(), Ledger()
         self.reader = reader or Reader()
+        self.topics = Topics(**{TOPIC: 1, slots_topic(TOPIC): SLOTS})
         self.ledger.members = self.coordinator.members
         self.buffer = FetchBuffer()
         self.events = Events(self.buffer.ask_attention)
@@ -283,6 +338,7 @@ class World:
             errands=Errands("errands"),
             asker=Asker(),  # type: ignore[arg-type]
             ledger=self.ledger,  # type: ignore[arg-type]
+            growing=GrowingSlots(lambda: self.topics, chosen.metadata_refresh),  # type: ignore[arg-type]
         )
         self.engine = Engine(self.context, lambda: self.pulse[0])
         self.told: list[tuple[str, list[int]]] = []

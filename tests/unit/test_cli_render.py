@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from kpsplit.admin_cli.render.lineage import lineage_json, show_lineage
+from kpsplit.admin_cli.render.offsets import show_progress
 from kpsplit.admin_cli.render.plan import show_plan
 from kpsplit.admin_cli.render.records import record_json, record_line, tally_lines
 from kpsplit.admin_cli.render.report import report_json, show_report
@@ -18,6 +19,8 @@ from kpsplit.admin_cli.render.status import show_statuses, statuses_json
 from kpsplit.admin_cli.render.steps import StepProgress
 from kpsplit.consumer.lineage_reader import Gap, GapReason, Tally
 from kpsplit.consumer.logical_record import LogicalRecord
+from kpsplit.kafka.group_members import Owner
+from kpsplit.kafka.group_progress import Basis, PartitionProgress, RangeProgress, SegmentLeft
 from kpsplit.kafka.plans import Check, Drain, HotKey, Plan
 from kpsplit.kafka.status import PartitionStatus
 from kpsplit.splitter.driver import StepDone
@@ -27,6 +30,7 @@ from kpsplit.splitter.reading import SkipReason
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.producers import PauseReport, ProducerRecord
 from kpsplit.splitter.records.stamp import Stamp
+from kpsplit.splitter.sizing import Sizing, assess
 from tests.unit.samples import PARENT, UNSPLIT, fenced, life, split_attempt
 
 EVIL = "evil\x1b[2J\nname"
@@ -80,8 +84,7 @@ def a_status() -> PartitionStatus:
         state=replace(state, attempt=attempt),
         enrolment=Enrolment("orders", "id", Partitioner.CONSISTENT_RANDOM, True),
         ends={s.id: 1234 for s in state.lineage if s.is_open},
-        live=(ProducerRecord(7, 1, EVIL, topics=("orders",)),),
-        expired=(),
+        writers=(ProducerRecord(7, 1, EVIL, topics=("orders",)),),
         attempt_age_seconds=75.0,
     )
 
@@ -111,7 +114,7 @@ def test_a_plan_shows_load_top_keys_checks_and_notes(width) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_status_names_phase_epoch_ranges_operator_and_writers(width) -> None:
     text = " ".join(drawn(lambda console: show_statuses([a_status()], True, console), width).split())
-    for wanted in ("fenced", "epoch 2", "1,234", "since 1 min 15 s", "1 writer"):
+    for wanted in ("fenced", "epoch 2", "1,234", "begun 1 min 15 s ago", "1 writer"):
         assert wanted in text
     overview = drawn(lambda console: show_statuses([a_status()], False, console), width)
     assert "fenced" in overview
@@ -206,7 +209,7 @@ def test_the_json_of_a_status_has_places_and_ends() -> None:
     assert data["phase"] == "fenced"
     assert data["attempt"]["id"] == "n"
     assert data["ranges"][0]["log_end"] == 1234
-    assert data["writers"]["live"][0]["instance"] == "0000000000000007"
+    assert data["writers"][0]["instance"] == "0000000000000007"
 
 
 def test_a_partition_that_was_never_split_is_drawn_too() -> None:
@@ -246,3 +249,38 @@ def test_a_terminal_that_is_gone_does_not_stop_an_operation_half_way() -> None:
 
     with StepProgress(Console(file=Gone(), width=80)) as progress:
         progress(StepDone("Fence", 0.1))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_places_and_numbers_of_a_groups_progress_are_never_broken(width) -> None:
+    state = life().merged
+    left = tuple(SegmentLeft(s, 1_234_567, 98_765_432, True) for s in state.lineage.segments[:4])
+    owner = Owner(member="m-1", client_id="rdkafka", host="127.0.0.1")
+    nothing = RangeProgress(WHOLE, Basis.NOTHING, ())
+    ranges = (RangeProgress(WHOLE, Basis.RANGE_COMMIT, left, owner), nothing)
+    text = drawn(lambda console: show_progress([PartitionProgress(state, ranges)], console), width)
+    words = text.split()
+    assert {"1234567", "98,765,432", *(str(s.segment.source) for s in left)} <= {*words}
+    assert str(WHOLE) in words
+
+
+def test_a_sentence_about_what_is_kept_is_not_cut() -> None:
+    file = io.StringIO()
+    with StepProgress(Console(file=file, width=60)) as progress:
+        progress(StepDone("Keep", 0.0, f"orders.split-3-1: {'group g stands at 1; ' * 6}"))
+        progress(StepDone("Commit", 0.0, "x" * 200))
+    kept, cut = file.getvalue().splitlines()
+    assert kept.startswith("! kept") and kept.count("stands at 1") == 6
+    assert cut.startswith("✓") and len(cut) == 60
+
+
+def test_a_plan_without_records_to_go_by_says_so_also_in_brief() -> None:
+    note = even_sizing(0).reason
+    check = Check("useful", True, note, forceable=True)
+    plan = replace(a_plan(), note=note, checks=(check,))
+    assert "no records yet" in drawn(lambda console: show_plan(plan, console, brief=True), 80)
+
+
+def even_sizing(samples: int) -> Sizing:
+    """Return the sizing of two even ranges, after so many samples of one key."""
+    return assess([(7, 1)] * samples, WHOLE.split_evenly(2))

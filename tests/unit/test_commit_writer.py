@@ -70,9 +70,7 @@ def test_a_commit_that_never_returns_is_unknown_and_commits_nothing_later(
     monkeypatch.setattr(commit_writer, "ABORT_SECONDS", 0.05)
     monkeypatch.setattr(commit_writer, "GRACE_SECONDS", 0.0)
     answer, over = threading.Event(), threading.Event()
-    scene = Scene(
-        send_offsets_to_transaction=lambda: answer.wait(SECONDS) and None, abort_transaction=over.set
-    )
+    scene = Scene(flush=lambda: answer.wait(SECONDS) and None, abort_transaction=over.set)
     with pytest.raises(UnknownOutcomeError, match="hangs"):
         scene.commit(0.05)
     assert scene.abandoned == scene.made
@@ -81,6 +79,33 @@ def test_a_commit_that_never_returns_is_unknown_and_commits_nothing_later(
     assert "commit_transaction" not in scene.made[0].asked
     scene.commit()
     assert len(scene.made) == 2 and "commit_transaction" in scene.made[1].asked
+
+
+def test_a_commit_that_does_not_find_its_coordinator_is_made_by_another_producer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The library waits for ever then, whatever time it is given; nothing was committed, that is certain."""
+    monkeypatch.setattr(commit_writer, "OFFSETS_SECONDS", 0.05)
+    monkeypatch.setattr(commit_writer, "GRACE_SECONDS", 0.0)
+    answer = threading.Event()
+    scene = Scene(send_offsets_to_transaction=lambda: answer.wait(SECONDS) and None)
+    scene.commit()
+    assert [("commit_transaction" in made.asked) for made in scene.made] == [False, True]
+    assert scene.abandoned == scene.made[:1]
+    assert "abort_transaction" not in scene.made[0].asked, "it is inside a call"
+    answer.set()
+
+
+def test_a_commit_that_does_not_find_its_coordinator_in_time_is_not_committed_and_that_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(commit_writer, "GRACE_SECONDS", 0.0)
+    answer = threading.Event()
+    scene = Scene(send_offsets_to_transaction=lambda: answer.wait(SECONDS) and None)
+    with pytest.raises(UnreachableError, match="nothing was committed"):
+        scene.commit(0.05)
+    answer.set()
+    assert "commit_transaction" not in scene.made[0].asked
 
 
 def test_a_commit_whose_answer_was_lost_is_unknown_even_where_an_abort_is_asked_for() -> None:

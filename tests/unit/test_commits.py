@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from kpsplit.errors import FutureVersionError
 from kpsplit.splitter.commits import CommitFold, ordinary_offsets
 from kpsplit.splitter.cursor import Cursor
@@ -153,10 +151,47 @@ def test_boundary_records_are_no_commits() -> None:
     assert fold.groups(PARENT) == ()
 
 
-def test_a_newer_version_stops_the_fold() -> None:
-    record = commit(WHOLE, {0: 1})
-    with pytest.raises(FutureVersionError):
-        CommitFold().fold(record.key, record.encode().replace(b'"v":1', b'"v":2'), 0)
+def newer(record: RangeCommit) -> tuple[bytes, bytes]:
+    """The key of a commit, with a value of a version that does not exist yet."""
+    return record.key, b'{"v":99}'
+
+
+def test_a_commit_of_a_newer_version_concerns_the_group_and_the_range_of_its_key_only() -> None:
+    fold = folded(commit(WHOLE, {0: 1}), commit(WHOLE, {0: 2}, "other"))
+    assert fold.fold(*newer(commit(QUARTERS[1], {})), 2) == CommitKey("g", PARENT, QUARTERS[1])
+    error = fold.newer("g", PARENT)
+    assert isinstance(error, FutureVersionError) and f"group g for {QUARTERS[1]} of {PARENT}" in str(error)
+    assert fold.newer("g", PARENT, QUARTERS[0]) is None and fold.newer("other", PARENT) is None
+    assert fold.cursors("g", PARENT, LEFT) == [
+        (QUARTERS[0], Cursor(QUARTERS[0], {0: 1})),
+        (QUARTERS[1], None),
+    ]
+    assert held(fold, "other") == [(WHOLE, {0: 2})] and not fold.garbage
+
+
+def test_a_commit_over_one_of_a_newer_version_counts_and_so_does_its_withdrawal() -> None:
+    fold = CommitFold()
+    fold.fold(*newer(commit(LEFT, {})), 0)
+    assert fold.groups(PARENT) == ("g",) and fold.last("g", PARENT) is None
+    later = commit(QUARTERS[0], {0: 7})
+    fold.fold(later.key, later.encode(), 1)
+    assert fold.newer("g", PARENT, QUARTERS[0]) is None and fold.newer("g", PARENT, QUARTERS[1]) is not None
+    fold.fold(CommitKey("g", PARENT, LEFT).encode(), None, 2)
+    assert fold.newer("g", PARENT) is None and held(fold) == [(QUARTERS[0], {0: 7})]
+
+
+def test_a_fold_of_one_group_keeps_nothing_of_others_and_looks_at_none_of_their_values() -> None:
+    fold, strange = CommitFold("g"), commit(WHOLE, {0: 1}, "other")
+    for offset, (key, value) in enumerate(
+        ((strange.key, b"?"), newer(strange), (strange.key, strange.encode()))
+    ):
+        assert fold.fold(key, value, offset) is None
+    assert fold.groups(PARENT) == () and not fold.garbage
+
+
+def test_a_boundary_of_a_newer_version_concerns_no_group() -> None:
+    boundary = next(iter(boundaries(LIFE.split)))
+    assert CommitFold().fold(boundary.key, b'{"v":99}', 0) is None
 
 
 def test_ordinary_offsets_are_the_least_position_of_any_range() -> None:

@@ -171,6 +171,9 @@ class Message:
     def offset(self):
         return self._offset
 
+    def headers(self):
+        return None
+
     def __len__(self):
         return 1
 

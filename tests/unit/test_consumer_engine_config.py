@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import confluent_kafka
 import pytest
 
+from kpsplit import Consumer, DeserializingConsumer, SerializingProducer
 from kpsplit.consumer.config import GapPolicy, RevocationPolicy, split_config
 from kpsplit.errors import ConfigurationError
 
@@ -114,3 +116,38 @@ def test_a_revocation_fits_into_the_rebalance_timeout():
 def test_a_malformed_setting_is_refused_by_name(name, value):
     with pytest.raises(ConfigurationError, match=name):
         split_config({**BASE, name: value})
+
+
+def test_who_reads_has_the_programs_name_and_tells_its_statistics():
+    """Quotas go by the client's name, and the client of the group reads nothing."""
+    given = {"client.id": "mine", "stats_cb": print, "statistics.interval.ms": 5, "throttle_cb": repr}
+    passed, settings = split_config({**BASE, **given})
+    assert given.items() <= settings.fetch.items()
+    assert (passed["client.id"], passed["throttle_cb"]) == ("mine", repr)
+    assert not {"stats_cb", "statistics.interval.ms"} & set(passed)
+
+
+def test_callbacks_of_the_clients_run_in_the_programs_thread():
+    told = []
+    given = {"stats_cb": told.append, "throttle_cb": told.append, "statistics.interval.ms": 50}
+    with Consumer({**BASE, **given}) as consumer:
+        for callback in (consumer._settings.fetch["stats_cb"], consumer._settings.fetch["throttle_cb"]):
+            callback("told")
+        assert told == []
+        assert consumer._events.serve() == 2
+    assert told == ["told", "told"]
+
+
+@pytest.mark.parametrize("kind", [DeserializingConsumer, DeserializingConsumer[str, int]])
+def test_the_forms_of_the_original_make_a_deserializing_consumer(kind):
+    for made in (kind(dict(BASE)), kind(conf=dict(BASE))):
+        with made:
+            assert isinstance(made, confluent_kafka.DeserializingConsumer)
+
+
+@pytest.mark.parametrize("kind", [SerializingProducer, SerializingProducer[str, int]])
+def test_the_forms_of_the_original_make_a_serializing_producer(kind):
+    brokers = {"bootstrap.servers": "localhost:1"}
+    for made in (kind(dict(brokers)), kind(conf=dict(brokers))):
+        assert isinstance(made, confluent_kafka.SerializingProducer)
+        made.close(0.0)

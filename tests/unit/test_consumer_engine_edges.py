@@ -442,3 +442,25 @@ def test_trouble_of_one_duty_keeps_none_of_the_others_from_being_done(world):
     world.views.failure = UnreachableError("the control topic cannot be reached")
     world.until(lambda: "cannot be reached" in (world.stats()["trouble"] or ""), "the trouble to be told")
     assert handed_out(world, 3)
+
+
+def test_what_is_handed_over_is_committed_again_where_that_fails_at_first(world):
+    """Else the next owner would be handed out all of it again."""
+    stable(world, 0, 1)
+    handed_out(world, 3)
+    world.ledger.failures.extend([UnreachableError("no coordinator"), UnreachableError("no coordinator")])
+    world.coordinator.take(0)
+    world.polls(lambda: world.coordinator.held() == {1}, "the hand-over")
+    assert world.ledger.begun == 3
+    assert world.ledger.commits == [{slot(0).range: 3}]
+
+
+def test_a_hand_over_does_not_wait_for_commits_that_fail_all_the_time(world):
+    stable(world, 0, 1)
+    handed_out(world, 3)
+    world.ledger.failures.extend(UnreachableError("no coordinator") for _ in range(9))
+    world.coordinator.take(0)
+    world.polls(lambda: world.coordinator.held() == {1}, "the hand-over")
+    assert world.ledger.begun == 3
+    assert world.count("left_group") == 0
+    world.ledger.failures.clear()

@@ -51,16 +51,23 @@ class World:
             errands=SimpleNamespace(run=self._ask),
         )
         self.context.holdings.add(self.held)
-        committer: Any = SimpleNamespace(idle=lambda: self.idle, ask=lambda c, _: self.commits.append(c))
-        self.righting = Righting(self.context, committer)
+        self.committer: Any = SimpleNamespace(
+            idle=lambda: self.idle, begun=0, ask=lambda c, _: self.commits.append(c)
+        )
+        self.righting = Righting(self.context, self.committer)
 
     def _ask(self, _: object) -> Future[Any]:
         self.questions.append(Future())
         return self.questions[-1]
 
+    def commit(self, *, answered: bool = True) -> None:
+        """The member commits; without an answer the outcome is not known."""
+        self.committer.begun += 1
+        self.context.counts["commits"] += answered
+
     def asked(self) -> Future[Any]:
         """A commit was answered, and the log is looked into behind it."""
-        self.context.counts["commits"] += 1
+        self.commit()
         self.righting.turn()
         self.righting.turn()
         return self.questions[-1]
@@ -99,9 +106,11 @@ def test_a_commit_that_was_not_read_yet_is_looked_for_a_few_times(world: World, 
     assert (world.commits, len(world.questions)) == ([], righting.LOOKS)
 
 
-def test_what_was_found_behind_an_older_commit_counts_no_more(world: World) -> None:
+@pytest.mark.parametrize("answered", [True, False])
+def test_what_was_found_behind_an_older_commit_counts_no_more(world: World, answered: bool) -> None:
+    """The newer one may have gone further, or its outcome is not known."""
     question = world.asked()
-    world.context.counts["commits"] += 1
+    world.commit(answered=answered)
     question.set_result({PARENT: frozenset({FIRST})})
     world.righting.turn()
     assert world.commits == []
@@ -125,11 +134,12 @@ def test_slots_that_went_meanwhile_are_not_committed(world: World) -> None:
     assert world.commits == []
 
 
-def test_nothing_is_asked_where_slots_come_or_go_are_given_by_hand_or_nobody_else_has_any(
+def test_nothing_is_asked_where_slots_come_or_go_are_given_by_hand_were_moved_or_nobody_else_has_any(
     world: World,
 ) -> None:
     first = world.held[0]
-    for name, value in (("stage", Stage.LEAVING), ("final", True), ("by_hand", True), ("committed", ())):
+    edges = ("stage", Stage.LEAVING), ("final", True), ("by_hand", True), ("committed", ()), ("moves", 1)
+    for name, value in edges:
         before = getattr(first, name)
         setattr(first, name, value)
         world.context.counts["commits"] += 1
@@ -142,3 +152,12 @@ def test_nothing_is_asked_where_slots_come_or_go_are_given_by_hand_or_nobody_els
     world.righting.turn()
     world.righting.turn()
     assert world.questions == []
+
+
+def test_a_slot_that_the_application_moved_since_is_not_committed_where_it_was(world: World) -> None:
+    """The success of such a commit would count as that of the one that tells of the move."""
+    question = world.asked()
+    world.held[0].moves += 1
+    question.set_result({PARENT: frozenset({FIRST, SECOND})})
+    world.righting.turn()
+    assert world.commits == [{OwnedSlot(PARENT, 1, 4): (Cursor(SECOND, {0: 10}),)}]

@@ -34,12 +34,21 @@ class Scene:
         world.coordinator.give(0)
         world.polls(lambda: world.reader.owned, "the slot")
         world.reader.write(*(record(n) for n in range(10)))
-        self.last = world.take(6)[-1]
+        _, self.first, *_ = world.take(6)
 
     def commit(self, cursors: Cursors) -> Future[Parts]:
         """Begin a commit."""
         future: Future[Parts] = Future()
         self.world.engine.ask(lambda: self.calls.commit(self.calls.keep(cursors), future)).result(10)
+        return future
+
+    def commit_offset(self, offset: int) -> Future[Parts]:
+        """Begin a commit of an offset, as ``commit(offsets=…)`` does."""
+        future: Future[Parts] = Future()
+        cursors = self.behind(offset)
+        self.world.engine.ask(
+            lambda: self.calls.commit(self.calls.keep(cursors, exactly=True), future)
+        ).result(10)
         return future
 
     def commit_handed_out(self) -> None:
@@ -103,11 +112,26 @@ def test_a_commit_that_was_under_way_when_the_application_seeked_does_not_tell_o
 
 
 def test_an_offset_below_what_is_committed_is_a_move_and_one_beyond_it_is_none(scene: Scene) -> None:
-    scene.commit(scene.behind(3)).result(10)
-    scene.commit(scene.behind(5)).result(10)
-    scene.world.context.ahead.clear()  # as behind another consumer's start
-    scene.commit(scene.behind(2)).result(10)
+    scene.commit_offset(3).result(10)
+    scene.commit_offset(5).result(10)
+    scene.commit_offset(2).result(10)
     assert scene.told == [(3, False), (5, False), (2, True)]
+
+
+def test_behind_a_commit_of_a_lower_offset_a_message_commits_what_is_before_it(scene: Scene) -> None:
+    scene.commit_offset(5).result(10)
+    scene.commit_offset(1).result(10)
+    mark = scene.world.buffer.mark()
+    cursors = scene.world.engine.ask(lambda: scene.calls.behind_message(scene.first, mark)).result(10)
+    scene.commit(cursors).result(10)
+    assert scene.told == [(5, False), (1, True), (2, False)]
+
+
+def test_behind_a_commit_of_a_lower_offset_what_was_handed_out_is_committed_as_ever(scene: Scene) -> None:
+    scene.commit_offset(5).result(10)
+    scene.commit_offset(1).result(10)
+    scene.commit_handed_out()
+    assert scene.told == [(5, False), (1, True), (6, False)]
 
 
 def test_behind_a_seek_back_a_message_commits_what_is_before_it_and_no_more(scene: Scene) -> None:

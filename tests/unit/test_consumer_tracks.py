@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -55,14 +56,24 @@ class Tracks(PartitionTracks):
         return [batch for gap in gaps for batch in self.told(gap)]
 
 
-def test_an_unsplit_partition_that_is_wholly_owned_passes_through_untouched() -> None:
-    tracks = Tracks()
+def test_a_partition_of_a_topic_that_is_not_enrolled_passes_through_untouched() -> None:
+    tracks = Tracks(replace(UNSPLIT, topic_id=""))
     tracks.begin(FIRST, SECOND)
     given = [message(0), message(1, HIGH), message(3)]
     (batch,) = tracks.take(PARENT, given, True)
     assert batch.messages is given
     assert (batch.start, batch.end, batch.slots) == (0, 4, (FIRST, SECOND))
     assert tracks.wanted() == {PARENT: 4}
+
+
+def test_an_enrolled_topic_is_handed_out_without_stamps_whether_it_was_split_or_not() -> None:
+    tracks = Tracks()
+    tracks.begin(FIRST, SECOND)
+    given = [message(0, epoch=0), message(1, HIGH), message(3, epoch=0)]
+    (batch,) = tracks.take(PARENT, given, True)
+    assert [m.headers() for m in batch.messages] == [None, None, None]
+    assert [m.offset() for m in batch.messages] == [0, 1, 3]
+    assert (batch.start, batch.end, batch.slots) == (0, 4, (FIRST, SECOND))
 
 
 def test_a_slot_is_given_the_records_of_its_keys_only() -> None:
@@ -140,10 +151,20 @@ def test_strays_are_skipped_and_counted_and_foreign_writers_delivered_from_the_o
     state = operated(UNSPLIT, SPLIT, {0: 2})
     tracks = Tracks(state)
     tracks.begin(WHOLE_SLOT, at={0: 2, 1: 3})
-    batches = tracks.give(message(3, epoch=0), message(4), message(5, epoch=1))
+    batches = tracks.give(message(3, epoch=0), message(4), message(5, epoch=0))
     assert [m._raw.offset() for m in batches[0].messages] == [4]
     assert batches[0].end == 6
     assert tracks.tally.strays == 2
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 99])
+def test_a_copy_of_a_record_that_stood_elsewhere_is_delivered_whatever_its_epoch(epoch: int) -> None:
+    elsewhere = UNSPLIT.home(PhysicalPartition("elsewhere", 3))
+    tracks = Tracks(operated(UNSPLIT, SPLIT, {0: 2}))
+    tracks.begin(WHOLE_SLOT, at={0: 2, 1: 3})
+    batches = tracks.give(message(3, epoch=epoch, home=elsewhere), message(4, epoch=0, home=elsewhere))
+    assert [m._raw.offset() for m in batches[0].messages] == [3, 4]
+    assert (tracks.tally.strays, tracks.ticket) == (0, 0)
 
 
 def test_at_a_marker_of_an_unknown_attempt_reading_waits_until_the_view_is_fresh() -> None:

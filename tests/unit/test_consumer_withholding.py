@@ -9,7 +9,7 @@ import pytest
 
 from kpsplit.consumer.batch import OwnedSlot
 from kpsplit.consumer.holdings import Holding, Holdings, Stage
-from kpsplit.consumer.starter import must_be_held
+from kpsplit.consumer.starter import may_begin
 from kpsplit.consumer.subscriptions import Mode
 from kpsplit.consumer.withholding import Withholding
 from kpsplit.splitter.cursor import Cursor
@@ -25,7 +25,8 @@ class Scene:
     """One slot of a plain topic; ``working``: the application still has records of it."""
 
     def __init__(self) -> None:
-        self.working, self.fresh, self.dropped = False, True, 0
+        self.working, self.fresh, self.taken, self.mode = False, True, 0, Mode.PLAIN
+        self.known = True
         self.holding = Holding(SLOT, PARENT, Mode.PLAIN, Stage.HELD)
         holdings = Holdings()
         holdings.add([self.holding])
@@ -39,51 +40,87 @@ class Scene:
             settled=lambda _slot, cursors, _lineage: tuple(cursors),
             views=SimpleNamespace(
                 fresh=lambda: self.fresh,
-                subscribed=lambda _: SimpleNamespace(mode=Mode.PLAIN),
+                subscribed=lambda _: SimpleNamespace(mode=self.mode),
                 state=lambda _: state,
             ),
             reader=SimpleNamespace(update=lambda _: None, own=lambda *_: None, disown=lambda _: None),
             sink=SimpleNamespace(
                 release=lambda _: not self.working,
-                cursor=lambda _: [Cursor(WHOLE, {0: 7})],
+                cursor=self._cursor,
                 dropped=self._drop,
-                taken=lambda *_: None,
+                taken=self._take,
             ),
         )
         self.withholding = Withholding(self.context, None)  # type: ignore[arg-type]
 
+    def _cursor(self, _: object) -> list[Cursor]:
+        assert self.known, "the sink has forgotten it"
+        return [Cursor(WHOLE, {0: 7})]
+
     def _drop(self, _: object) -> None:
-        self.dropped += 1
+        self.known = False
+
+    def _take(self, *_: object) -> None:
+        self.known = True
+        self.taken += 1
 
 
 def test_what_the_application_still_works_on_is_not_handed_out_again() -> None:
     scene = Scene()
     scene.working = True
     scene.withholding.turn()
-    assert (scene.holding.stage, scene.dropped) == (Stage.HELD, 0)
+    assert (scene.holding.stage, scene.taken) == (Stage.HELD, 0)
     scene.working = False
     scene.withholding.turn()
-    assert (scene.holding.stage, scene.dropped) == (Stage.READING, 1)
+    assert (scene.holding.stage, scene.taken) == (Stage.READING, 1)
 
 
-def test_a_view_that_is_old_again_holds_a_slot_again() -> None:
+def test_a_slot_that_is_read_is_read_on_by_an_old_view_and_one_that_is_held_is_not_let_go() -> None:
     scene = Scene()
+    scene.fresh = False
+    scene.withholding.turn()
+    assert scene.holding.stage is Stage.HELD
+    scene.fresh = True
     scene.withholding.turn()
     assert scene.holding.stage is Stage.READING
     scene.fresh = False
+    scene.withholding.turn()
+    assert scene.holding.stage is Stage.READING
+
+
+@pytest.mark.parametrize(
+    ("mode", "by_hand", "begins"),
+    [(Mode.PLAIN, False, False), (Mode.SLOTS, False, True), (Mode.PLAIN, True, True)],
+)
+def test_only_slots_that_another_member_may_have_do_not_begin_by_an_old_view(
+    mode: Mode, by_hand: bool, begins: bool
+) -> None:
+    scene = Scene()
+    scene.fresh = False
+    scene.holding.mode, scene.holding.by_hand = mode, by_hand
+    assert may_begin(scene.context, scene.holding) is begins
+
+
+def test_nothing_is_handed_out_of_a_partition_whose_topic_is_being_enrolled() -> None:
+    scene = Scene()
+    scene.withholding.turn()
+    scene.mode = Mode.MOVING
     scene.withholding.turn()
     assert scene.holding.stage is Stage.HELD
     assert scene.context.counts["slots_withheld"] == 1
 
 
-@pytest.mark.parametrize(
-    ("mode", "by_hand", "held"),
-    [(Mode.PLAIN, False, True), (Mode.SLOTS, False, False), (Mode.PLAIN, True, False)],
-)
-def test_only_slots_that_another_member_may_have_are_held_by_an_old_view(
-    mode: Mode, by_hand: bool, held: bool
-) -> None:
+@pytest.mark.parametrize("step", ["update", "own"])
+def test_a_slot_whose_letting_go_was_ended_by_an_exception_is_let_go_in_the_next_turn(step: str) -> None:
     scene = Scene()
-    scene.fresh = False
-    scene.holding.mode, scene.holding.by_hand = mode, by_hand
-    assert must_be_held(scene.context, scene.holding) is held
+    real = getattr(scene.context.reader, step)
+
+    def fail(*_: object) -> None:
+        setattr(scene.context.reader, step, real)
+        raise MemoryError
+
+    setattr(scene.context.reader, step, fail)
+    with pytest.raises(MemoryError):
+        scene.withholding.turn()
+    scene.withholding.turn()
+    assert scene.holding.stage is Stage.READING

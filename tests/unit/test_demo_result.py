@@ -12,7 +12,7 @@ import pytest
 
 from kpsplit.consumer.lineage_reader import Gap, GapReason, Tally
 from kpsplit.consumer.logical_record import LogicalRecord
-from kpsplit.demo.charts import label_rows, runs, usual_height
+from kpsplit.demo.charts import LogScale, Scale, powers, runs, ticks, usual_height
 from kpsplit.demo.chronicle import Chronicle, OperationLog, Span
 from kpsplit.demo.figures import Latencies, Series, Spread
 from kpsplit.demo.group.drain import Drain
@@ -26,12 +26,12 @@ from kpsplit.demo.readback import ReadBack, Reading, SegmentSeen
 from kpsplit.demo.result import DemoResult, PhantomStart, Verdict, failed_line, last_line
 from kpsplit.demo.rows import Rows
 from kpsplit.demo.summary import table_lines, write_summary
-from kpsplit.demo.svg import LogScale, Scale, powers, ticks
 from kpsplit.demo.traffic import LINE_HEADER, Line, value_of
 from kpsplit.demo.verdicts import QUESTIONS, phantom_starts
 from kpsplit.kafka.status import Report
+from kpsplit.pages.lineage import OVERFLOW_COLOUR
 from kpsplit.splitter.driver import StepDone
-from kpsplit.splitter.lineage import Lineage
+from kpsplit.splitter.lineage import Lineage, SegmentKind
 from kpsplit.splitter.reading import ForeignReason
 from kpsplit.splitter.records.producers import PauseReport
 from kpsplit.testing import Anomaly, Delivery, SendOutcome, check_history
@@ -71,6 +71,7 @@ def a_result() -> DemoResult:
         group=GroupOutcome(GroupVerdict(5, shares=Counter({"reader-1": 5})), (drained,), None),
         pauses=Spread.of([40, 50]),
         latencies=Latencies(SPREAD, SPREAD, SPREAD, SPREAD),
+        control=Latencies(SPREAD, SPREAD, SPREAD, SPREAD),
         longest_waits=(44.0, 55.0),
         held_elsewhere=0,
         catching_up=0.5,
@@ -79,6 +80,7 @@ def a_result() -> DemoResult:
         slowness=(
             Series("affected partition", 1.0, (1.0, None, 300.0, 2.0)),
             Series("other partitions", 1.0, (1.0, 2.0, 3.0, 2.0)),
+            Series("other partitions, plain writer", 1.0, (1.0, 2.0, 3.0, 2.0)),
         ),
     )
     return judged(result)
@@ -215,15 +217,17 @@ def test_every_picture_is_a_sound_document() -> None:
     assert len(pictures) == 3
     for picture in pictures:
         ElementTree.fromstring("<svg" + picture)
-    assert "split into 4: fence 110 ms" in text
-    assert "writer-4 suspended" in text
+    assert "1: split into 4, fence of 110 ms" in text
+    assert "writer-4 suspended, 0.6 s" in text
+    overflows = [s for s in STATE.lineage if s.kind is SegmentKind.OVERFLOW]
+    assert overflows and text.count(f'fill="{OVERFLOW_COLOUR}"') == len(overflows), "not its partition's"
     assert "orders/&lt;other&gt;" in text and "<other>" not in text
 
 
 def test_the_page_shows_a_failure() -> None:
     result = a_result()
     text = page(replace(result, verdicts=(Verdict("history", False, "lost: 1"),)))
-    assert 'class="verdict failed"' in text
+    assert 'section class="found"' in text
     assert "FAIL sent=5" in text
 
 
@@ -244,10 +248,6 @@ def test_ticks_are_few_round_and_reach_the_top(high: float) -> None:
 def test_powers_reach_the_top() -> None:
     assert powers(0) == [1, 10]
     assert powers(1001) == [1, 10, 100, 1000, 10000]
-
-
-def test_labels_that_would_overlap_get_rows_of_their_own() -> None:
-    assert label_rows([(0, 100), (50, 100), (120, 50), (160, 10)]) == [0, 1, 0, 1]
 
 
 def test_gaps_divide_a_line_into_runs() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from kpsplit.devcluster.cache import cache_folder
 from kpsplit.devcluster.config import NodeAddress, bootstrap, node_properties, to_text
+from kpsplit.devcluster.running import run_folder
 
 NODES = tuple(NodeAddress(i, 9000 + i, 9100 + i) for i in range(3))
 
@@ -58,3 +59,7 @@ def test_properties_text_escapes_what_java_would_interpret() -> None:
 )
 def test_the_cache_folder_is_the_most_specific_one(environ: dict[str, str], folder: Path) -> None:
     assert cache_folder(environ) == folder
+
+
+def test_a_data_folder_of_ones_own_making_is_for_nobody_else(tmp_path: Path) -> None:
+    assert run_folder(tmp_path / "data").stat().st_mode & 0o077 == 0

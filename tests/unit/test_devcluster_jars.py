@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kpsplit.devcluster import ivy, jars
+from kpsplit.devcluster import ivy, jars, jvm
 from kpsplit.devcluster.java import Java
+from kpsplit.devcluster.jvm import KafkaRuntime
 from kpsplit.errors import KpsplitError
+from kpsplit.spark_jobs import jars as connector
 
 GOOD = {"a-1.jar": b"the first", "b-2.jar": b"the second"}
 EXPECTED = {name: hashlib.sha256(content).hexdigest() for name, content in GOOD.items()}
@@ -38,6 +41,7 @@ def replace_ivy(monkeypatch: pytest.MonkeyPatch, download: Callable[[Path], None
         download(work)
 
     monkeypatch.setattr(jars, "expected_jars", lambda: EXPECTED)
+    monkeypatch.setattr(jvm, "expected_jars", lambda: EXPECTED)
     monkeypatch.setattr(jars, "fetch", resolve)
     return asked
 
@@ -49,12 +53,47 @@ def test_the_list_names_kafka_and_what_it_needs() -> None:
     assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in expected.values())
 
 
+@pytest.mark.parametrize("spark", ["4.0.0", "4.1.1", "4.2.0"])
+def test_the_connectors_of_some_versions_of_spark_are_known_beforehand(spark: str) -> None:
+    expected = ivy.read_list(Path(connector.__file__).with_name(f"connector-{spark}.sha256"))
+    wanted = {f"kafka-clients-{connector.KAFKA_CLIENTS}.jar", f"spark-sql-kafka-0-10_2.13-{spark}.jar"}
+    assert wanted < expected.keys() and len(expected) == 4
+    assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in expected.values())
+
+
+def test_a_connector_without_known_checksums_is_trusted_once_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(connector, "spark_version", lambda: "9.9.9")
+    monkeypatch.setattr(connector, "fetch", lambda wanted, java, work: fill(work / "jars", GOOD))
+    folder = connector.ensure_connector(JAVA, tmp_path)
+    assert "no checksums of Spark's Kafka connector 9.9.9 are known" in capsys.readouterr().err
+    assert connector.ensure_connector(JAVA, tmp_path) == folder and capsys.readouterr().err == ""
+    (folder / "a-1.jar").write_bytes(b"altered")
+    connector.ensure_connector(JAVA, tmp_path)
+    assert (folder / "a-1.jar").read_bytes() == GOOD["a-1.jar"]
+
+
 def test_missing_and_altered_jars_are_named(tmp_path: Path) -> None:
     fill(tmp_path, {"a-1.jar": b"altered"})
     wrong = ivy.faults(tmp_path, EXPECTED)
     assert len(wrong) == 2
     assert wrong[0].startswith("a-1.jar has SHA-256")
     assert wrong[1] == "b-2.jar is missing"
+
+
+def test_a_jar_that_the_list_does_not_name_is_never_run(
+    tmp_path: Path, downloads: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = jars.ensure_jars(JAVA, tmp_path)
+    (folder / "z-9.jar").write_bytes(b"foreign")
+    kafka = KafkaRuntime(JAVA, folder, plugins=(tmp_path / "own.jar",))
+    command = kafka.command("kafka.Kafka")
+    path = command[command.index("-cp") + 1].split(os.pathsep)
+    assert path == [*(str(folder / name) for name in EXPECTED), str(tmp_path / "own.jar")]
+    jars.ensure_jars(JAVA, tmp_path)
+    assert {entry.name for entry in folder.iterdir()} == EXPECTED.keys()
+    assert "z-9.jar is not in the list of checksums" in capsys.readouterr().err
 
 
 def test_a_first_call_downloads_and_a_second_does_not(tmp_path: Path, downloads: list[Path]) -> None:

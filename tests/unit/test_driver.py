@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -16,13 +17,13 @@ from kpsplit.errors import (
     UnknownOutcomeError,
     UnreachableError,
 )
-from kpsplit.splitter.driver import Driver, Ports
-from kpsplit.splitter.events import Cut, Event
+from kpsplit.splitter.driver import Driver, Observer, Ports, StepDone
+from kpsplit.splitter.events import Cut, Event, Finish, Prepare
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Attempt, EndedBy, PartitionState, Result, SubTopic
-from kpsplit.splitter.records.producers import Expiry, ProducerRecord
+from kpsplit.splitter.records.producers import ProducerRecord, Removed
 from kpsplit.splitter.states import Phase
 from kpsplit.splitter.steps import PlannedMarker
 from kpsplit.splitter.writers import Registrations
@@ -67,7 +68,7 @@ class Cluster:
 
     def producer(self, instance: int, behaviour: str = "answers") -> None:
         self.answers[instance] = behaviour
-        self.registrations.fold(ProducerRecord(instance, 1, f"p{instance}", topics=(PARENT.topic,)), 0)
+        self.registrations.fold(ProducerRecord(instance, 1, f"p{instance}", topics=(PARENT.topic,)))
 
     def let_producers_answer(self) -> None:
         attempt = self.state.attempt
@@ -77,9 +78,9 @@ class Cluster:
                 continue
             mine = {str(PARENT): attempt.id}
             if self.state.phase is Phase.PREPARING:
-                self.registrations.fold(replace(record, ready=mine), 0)
+                self.registrations.fold(replace(record, ready=mine))
             elif behaviour == "answers" and self.state.phase is Phase.FENCED and record.ready == mine:
-                self.registrations.fold(replace(record, acknowledged=mine), 0)
+                self.registrations.fold(replace(record, acknowledged=mine))
 
 
 class Time:
@@ -134,8 +135,10 @@ class Simulated:
     def peek(self, deadline: Any) -> PartitionState:
         return self._around("peek", lambda: self.cluster.state)
 
-    def claim(self, deadline: Any) -> PartitionState:
+    def claim(self, deadline: Any, fit: Any = None) -> PartitionState:
         def effect() -> PartitionState:
+            if fit is not None and not fit(self.cluster.state):
+                return self.cluster.state
             self.cluster.holder += 1
             self.token = self.cluster.holder
             return self.cluster.state
@@ -168,12 +171,12 @@ class Simulated:
     def await_change(self, seconds: float) -> None:
         self.cluster.now += seconds
 
-    def expire(self, producers: Iterable[ProducerRecord], deadline: Any) -> None:
+    def remove(self, producers: Iterable[ProducerRecord], deadline: Any) -> None:
         def effect() -> None:
             for record in producers:
-                self.cluster.registrations.fold(Expiry(record.instance, record.generation), 0)
+                self.cluster.registrations.fold(Removed(record.key))
 
-        self._around("expire", effect)
+        self._around("remove", effect)
 
     def create_subtopic(self, attempt: Attempt, parent: PhysicalPartition, deadline: Any) -> str:
         def effect() -> str:
@@ -209,10 +212,22 @@ def renewed(state: PartitionState, attempt: Attempt) -> Attempt:
     return split_attempt(state, 0, attempt.ranges, f"{attempt.id}'")
 
 
-def run(cluster: Cluster, fault: Fault | None = None, name: str = "s", seconds: float = 60.0) -> Simulated:
-    simulated = Simulated(cluster, fault)
-    attempt = split_attempt(cluster.state, 0, RANGES, name)
-    Driver(simulated.ports).run(attempt, cluster.state.epoch, Time(cluster, seconds))
+def run(
+    cluster: Cluster,
+    fault: Fault | None = None,
+    name: str = "s",
+    seconds: float = 60.0,
+    observer: Observer = lambda _: None,
+) -> Simulated:
+    return run_with(Simulated(cluster, fault), name, seconds, observer)
+
+
+def run_with(
+    simulated: Simulated, name: str = "s", seconds: float = 60.0, observer: Observer = lambda _: None
+) -> Simulated:
+    state = simulated.cluster.state
+    attempt = split_attempt(state, 0, RANGES, name)
+    Driver(simulated.ports, observer).run(attempt, state.epoch, Time(simulated.cluster, seconds))
     return simulated
 
 
@@ -376,7 +391,7 @@ def test_an_operator_that_slept_beyond_its_time_while_others_ended_its_attempt_i
 
     with pytest.raises(FencedError) as caught:
         run(cluster, Fault(at, False, hook=asleep))
-    assert caught.value.changed is (None if goes_on else False)
+    assert caught.value.changed is False, "it never sent a COMMIT"
     assert_resting(cluster)
     assert cluster.state.epoch == goes_on
     last = cluster.state.last
@@ -434,18 +449,58 @@ def test_answers_that_cannot_be_read_until_the_time_is_over_are_a_time_that_is_o
     with pytest.raises(DeadlineExceededError, match="acknowledgement of the fence"):
         run(cluster, Fault(at, error=late))
     assert_resting(cluster)
-    with pytest.raises(UnreachableError):
-        run(with_producers("answers"), Fault(at, error=lambda: UnreachableError("no answer")))
+    again = with_producers("answers")
+    run(again, Fault(at, error=lambda: UnreachableError("no answer")))
+    assert again.state.epoch == 1, "it is asked again while there is time"
 
 
-def test_silent_producers_are_expired_before_the_fence_and_not_waited_for_in_it() -> None:
+def test_nobody_is_silent_while_the_brokers_cannot_be_asked() -> None:
+    """The broker that leads the producers topic stands still at PREPARE, for longer than a lease."""
+    names = run(with_producers("answers")).names
+    cluster = with_producers("answers")
+    simulated = Simulated(cluster)
+    answer, read, tries = cluster.let_producers_answer, simulated.read, iter(range(1000))
+    cluster.let_producers_answer = lambda: None  # type: ignore[method-assign]
+
+    def frozen(deadline: Any) -> Registrations:
+        number = next(tries)
+        if number == 3:
+            cluster.now += 2 * LEASE
+            raise UnreachableError("no answer")
+        if number == 4:
+            cluster.now += 2 * LEASE  # the answers come right behind the end of the outage
+        elif number == 5:
+            cluster.let_producers_answer = answer  # type: ignore[method-assign]
+        return read(deadline)
+
+    simulated.read = frozen  # type: ignore[method-assign]
+    run_with(simulated)
+    assert cluster.state.epoch == 1 and "remove" not in simulated.names
+    assert "append_markers" in names
+
+
+def test_silent_producers_are_asked_once_and_not_waited_for_in_the_fence() -> None:
     cluster = with_producers("answers", "silent")
     before = cluster.now
     simulated = run(cluster)
-    assert cluster.state.epoch == 1 and "expire" in simulated.names
+    assert cluster.state.epoch == 1
+    assert [r.instance for r in cluster.registrations.all()] == [0], "the dead one's registration is gone"
     assert LEASE < cluster.now - before < LEASE * 1.3
-    fenced_for = simulated.names.index("append_markers") - simulated.names.index("expire")
+    fenced_for = simulated.names.index("append_markers") - simulated.names.index("remove")
     assert fenced_for < 5
+
+
+def test_an_operation_does_not_depend_on_the_removal_of_dead_registrations() -> None:
+    names = run(with_producers("answers", "silent")).names
+    cluster = with_producers("answers", "silent")
+    told: list[StepDone] = []
+    run(
+        cluster,
+        Fault(names.index("remove"), error=lambda: UnreachableError("no answer")),
+        observer=told.append,
+    )
+    assert cluster.state.epoch == 1
+    assert "dead registrations stay: no answer" in [step.detail for step in told]
 
 
 def test_a_deadline_that_passes_in_preparation_rolls_back() -> None:
@@ -518,7 +573,40 @@ def test_a_deletion_of_unknown_outcome_harms_neither_an_abort_nor_a_rollback_nor
     with pytest.raises(DeadlineExceededError) as caught:
         attempt = split_attempt(cluster.state, 0, RANGES, "s")
         Driver(Undeletable(cluster).ports).run(attempt, 0, Time(cluster, 60))
-    assert caught.value.changed is False and caught.value.hint is None
+    assert caught.value.changed is True and "orders.split-3-1 is left over" in (caught.value.hint or "")
+    assert_resting(cluster)
+
+
+def test_a_claim_that_is_lost_after_the_rollback_was_recorded_is_no_failed_rollback() -> None:
+    cluster = with_producers("answers", "unacknowledged")
+
+    class Taken(Simulated):
+        def delete_abandoned(self, name: str, deadline: Any) -> None:
+            raise FencedError("another operator took over")
+
+    with pytest.raises(DeadlineExceededError) as caught:
+        Driver(Taken(cluster).ports).run(split_attempt(UNSPLIT, 0, RANGES, "s"), 0, Time(cluster, 60))
+    assert "rolling back failed" not in str(caught.value) and caught.value.changed is False
+    assert_resting(cluster)
+
+
+@pytest.mark.parametrize("at", range(2, number_of_calls()))
+def test_an_operator_that_was_fenced_says_whether_its_attempt_took_effect(at: int) -> None:
+    cluster = with_producers("answers")
+
+    def another() -> None:
+        other = Driver(Simulated(cluster).ports)
+        with suppress(ConflictError):
+            other.abort(EndedBy.REQUEST, "asked", Time(cluster, 60))
+        other.resume(renewed, Time(cluster, 60))
+
+    try:
+        run(cluster, Fault(at, False, hook=another))
+    except FencedError as error:
+        last = cluster.state.last
+        assert last is not None
+        committed = last.attempt.id == "s" and last.result is Result.COMMITTED
+        assert error.changed is committed
     assert_resting(cluster)
 
 
@@ -540,3 +628,67 @@ def test_a_retirement_of_unknown_outcome_is_read_back() -> None:
     assert names[-1] == "Retire"
     assert caught.value.changed is False
     assert_resting(cluster)
+
+
+@pytest.mark.parametrize(
+    "at", [n for n, name in enumerate(run(with_producers("answers")).names) if name == "record"]
+)
+@pytest.mark.parametrize("written", [False, True], ids=["not written", "written"])
+def test_a_write_of_unknown_outcome_fences_nobody_who_began_something_since(at: int, written: bool) -> None:
+    cluster = with_producers("answers")
+    newer = Simulated(cluster)
+
+    def begin_another() -> None:
+        with suppress(ConflictError):
+            Driver(newer.ports).abort(EndedBy.REQUEST, "asked", Time(cluster, 60))
+        Driver(newer.ports).resume(renewed, Time(cluster, 60))
+        state = newer.claim(Time(cluster, 60))
+        merge = merge_attempt(state, tuple(s.id for s in state.lineage.open_segments()), WHOLE)
+        attempt = merge if state.epoch else split_attempt(state, 0, RANGES, "newer")
+        newer.record(state, Prepare(replace(attempt, id="newer")), Time(cluster, 60))
+        raise UnknownOutcomeError("no acknowledgement")
+
+    with pytest.raises(FencedError) as caught:
+        run(cluster, Fault(at, written, hook=begin_another))
+    assert newer.token == cluster.holder, "who is at work was not fenced"
+    assert cluster.state.attempt is not None and cluster.state.attempt.id == "newer"
+    assert caught.value.changed is bool(cluster.state.epoch)
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["not written", "written"])
+def test_an_attempt_that_somebody_ended_before_its_prepare_was_read_back_is_not_begun_again(
+    written: bool,
+) -> None:
+    cluster = with_producers("answers")
+    first = next(n for n, name in enumerate(run(with_producers("answers")).names) if name == "record")
+
+    def end_it() -> None:
+        Driver(Simulated(cluster).ports).abort(EndedBy.REQUEST, "asked", Time(cluster, 60))
+        raise UnknownOutcomeError("no acknowledgement")
+
+    simulated = Simulated(cluster, Fault(first, written, hook=end_it))
+    attempt = split_attempt(UNSPLIT, 0, RANGES, "s")
+    outcome = Driver(simulated.ports).run(attempt, 0, Time(cluster, 60))
+    assert outcome.result is (Result.ROLLED_BACK if written else Result.COMMITTED)
+    assert_resting(cluster)
+
+
+def test_what_a_dead_operator_left_is_settled_without_fencing_who_begins_something_then() -> None:
+    cluster = with_producers("answers")
+    with pytest.raises(DiedError):
+        run(cluster, Fault(number_of_calls() - 1))
+    assert cluster.state.phase is Phase.COMMITTED
+    newer = Simulated(cluster)
+
+    class Overtaken(Simulated):
+        def record(self, before: PartitionState, event: Event, deadline: Any) -> PartitionState:
+            after = super().record(before, event, deadline)
+            if isinstance(event, Finish):
+                state = newer.claim(deadline)
+                merge = merge_attempt(state, tuple(s.id for s in state.lineage.open_segments()), WHOLE)
+                newer.record(state, Prepare(merge), deadline)
+            return after
+
+    with pytest.raises(FencedError, match="is under way") as caught:
+        Driver(Overtaken(cluster).ports).run(split_attempt(UNSPLIT, 0, RANGES, "x"), 1, Time(cluster, 60))
+    assert newer.token == cluster.holder and caught.value.changed is True

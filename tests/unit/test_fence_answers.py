@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kpsplit.splitter.events import Prepare
-from kpsplit.splitter.fence_answers import may_renew, to_acknowledge, to_answer
+from kpsplit.splitter.fence_answers import to_acknowledge, to_answer
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.records.producers import ProducerRecord
@@ -22,12 +22,6 @@ def own(ready: str = "older", acknowledged: str = "older") -> ProducerRecord:
 def test_each_prepare_is_answered_once_per_attempt() -> None:
     assert to_answer(EVERY, own()) == [PREPARING]
     assert to_answer(EVERY, own("mine")) == []
-
-
-def test_the_lease_is_not_renewed_while_a_prepare_is_unanswered() -> None:
-    assert not may_renew(EVERY, own())
-    assert may_renew(EVERY, own("mine"))
-    assert may_renew([UNSPLIT, FENCED], own())
 
 
 def test_a_fence_is_acknowledged_once_if_its_prepare_was_answered() -> None:

@@ -125,3 +125,10 @@ def test_a_seek_to_the_earliest_counts_what_was_deleted_with_its_topic_as_read()
     cursor = cursor_at(LIFE.merged, LEFT, Target(Whence.EARLIEST), starts, ends, {})
     assert cursor.readable(LIFE.merged.lineage) == {1: 1001, 3: 2}
     assert cursor.moved(1, 1003).moved(3, 5).readable(LIFE.merged.lineage) == {9: 1004}
+
+
+def test_members_that_set_no_client_id_are_told_apart() -> None:
+    """As both group protocols name their members."""
+    classic = Owner("rdkafka-9b0b3a52-6f9b-4a9e-8f3c-111111111111", "rdkafka", "10.0.0.1")
+    by_brokers = Owner("tKf1Hn2cTkq0b1ZrYQvRzQ", "rdkafka", "10.0.0.1")
+    assert [str(classic), str(by_brokers)] == ["rdkafka-9b0b3a52@10.0.0.1", "rdkafka-tKf1Hn2c@10.0.0.1"]

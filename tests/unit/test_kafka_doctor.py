@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
-from kpsplit.kafka.doctor import Findings, diagnose
+from kpsplit.kafka.doctor import Findings, SetAside, diagnose, producers_set_aside
+from kpsplit.kafka.facts import OpenTransaction
 from kpsplit.kafka.initialise import own_topics, topic_config
 from kpsplit.kafka.preconditions import LogFacts
+from kpsplit.kafka.sampling import Sample
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.events import Abort, Finish, Freeze, Prepare
 from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import EndedBy, PartitionState, SubTopicState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
-from kpsplit.splitter.records.producers import Expiry, ProducerRecord
-from kpsplit.splitter.writers import Registrations
-from tests.unit.samples import PARENT, UNSPLIT, committed, merge_attempt, phantom, split_attempt
+from kpsplit.splitter.records.keys import slots_topic
+from kpsplit.splitter.records.producers import Entry, Newer, ProducerRecord
+from kpsplit.splitter.writers import ACKNOWLEDGEMENT, Registrations
+from tests.unit.samples import PARENT, UNSPLIT, committed, fenced, merge_attempt, phantom, split_attempt
 
 THREE = PartitionFacts(0, (0, 1, 2), (0, 1, 2))
 NOW = 1_700_000_010_000
@@ -41,14 +46,25 @@ def found(state: PartitionState = SPLIT) -> Findings:
     view.initialised = True
     view.enrolments["orders"] = Enrolment("orders", "id-of-orders", Partitioner.EXPLICIT, settled=True)
     view.states[PARENT] = state
-    topics = {o.name: TopicFacts(o.name, "own", (THREE,), topic_config(3)) for o in own_topics(1)}
+    topics = {
+        o.name: TopicFacts(o.name, "own", (THREE,) * (o.partitions or 1), topic_config(3))
+        for o in own_topics(1)
+    }
     topics["orders"] = topic("orders", "id-of-orders", 6)
     for t in state.subtopics:
         if t.state in (SubTopicState.ACTIVE, SubTopicState.SEALED):
             sealed = {"max_message_bytes": "0"} if t.state is SubTopicState.SEALED else {}
             topics[t.name] = topic(t.name, t.topic_id or "", 2, **sealed)
     logs = {PARENT: {PARENT: LogFacts(0, 200), phantom(0): LogFacts(0, 5), phantom(1): LogFacts(0, 5)}}
-    return Findings(view, Registrations(), 0, 3, frozenset(topics), topics, logs, NOW)
+    counts = {name: len(facts.partitions) for name, facts in topics.items()}
+    return Findings(view, 3, counts, topics, logs, NOW)
+
+
+def test_a_control_topic_of_another_size_is_found() -> None:
+    findings = found()
+    name = "__kpsplit.control"
+    findings.topics[name] = replace(findings.topics[name], partitions=(THREE,))
+    assert ("own topics", f"{name}: it has 1 partitions, not 17") in troubles(findings)
 
 
 def troubles(findings: Findings) -> list[tuple[str, str]]:
@@ -72,6 +88,16 @@ def having(findings: Findings, changed: TopicFacts) -> Findings:
     return replace(findings, topics={**findings.topics, changed.name: changed})
 
 
+def with_slots(findings: Findings, slots: int, partitions: int | None) -> Findings:
+    """The same with slots; ``partitions``: of the slots topic, None if it is not there."""
+    known = findings.view.enrolments["orders"]
+    findings.view.enrolments["orders"] = replace(known, slots=slots)
+    counts = dict(findings.counts)
+    if partitions is not None:
+        counts[slots_topic("orders")] = partitions
+    return replace(findings, counts=counts)
+
+
 def with_garbage() -> Findings:
     findings = found()
     findings.view.fold(b"garbage", b"x")
@@ -90,6 +116,20 @@ def not_initialised() -> Findings:
     return findings
 
 
+def with_registrations(*entries: Entry, state: PartitionState = SPLIT, **garbage: str) -> Findings:
+    """The same with what the producers topic holds."""
+    findings, registrations = found(state), Registrations()
+    for entry in entries:
+        registrations.fold(entry)
+    keys = {key.encode(): why for key, why in garbage.items()}
+    return replace(findings, set_aside=tuple(producers_set_aside(findings.view, registrations, keys)))
+
+
+READY = ProducerRecord(1, 1, "ready", topics=("orders",), ready={"orders/3": ATTEMPT.id})
+UNACKNOWLEDGED = apply(
+    fenced(UNSPLIT, ATTEMPT),
+    Abort(ATTEMPT.id, EndedBy.OPERATOR, f"waited for the producers' {ACKNOWLEDGEMENT}"),
+)
 CASES = {
     "no control topic": (
         without(found(), "__kpsplit.control"),
@@ -100,7 +140,48 @@ CASES = {
     "lease": (with_lease(500), "settings", "the lease of 500 ms"),
     "no settings": (not_initialised(), "settings", "no settings"),
     "garbage": (with_garbage(), "garbage", "holds 1 records"),
-    "garbage of producers": (replace(found(), producers_garbage=2), "garbage", "holds 2 records"),
+    "garbage of producers": (
+        with_registrations(bad="no JSON"),
+        "garbage",
+        "__kpsplit.producers: not written by kpsplit (no JSON): producers/0:bad",
+    ),
+    "much garbage": (
+        with_registrations(**{f"bad-{n}": "no JSON" for n in range(5)}),
+        "garbage",
+        "producers/0:bad-0, producers/0:bad-1, producers/0:bad-2 and 2 more",
+    ),
+    "garbage over a registration": (
+        with_registrations(READY, **{READY.key.decode(): "no JSON"}),
+        "garbage",
+        "not written by kpsplit (no JSON), over the registration of ready: producers/0:0000000000000001",
+    ),
+    "newer producer": (
+        with_registrations(Newer(b"00000000000000ff", ("orders", "none"))),
+        "versions",
+        "no split or merge of orders: producers/0:00000000000000ff",
+    ),
+    "newer producer of nothing": (
+        with_registrations(Newer(b"00000000000000ff", ("none",))),
+        "versions",
+        "of no enrolled topic: producers/0:00000000000000ff",
+    ),
+    "registration of nothing": (
+        with_registrations(ProducerRecord(1, 1, "a", topics=("none",))),
+        "registrations",
+        "no operation asks its producer: producers/0:0000000000000001",
+    ),
+    "never acknowledged": (
+        with_registrations(READY, state=UNACKNOWLEDGED),
+        "registrations",
+        "orders/3 was rolled back because it did not acknowledge the fence: producers/0:0000000000000001",
+    ),
+    "open transaction": (
+        replace(
+            found(), open_transaction=OpenTransaction(PhysicalPartition("__kpsplit.producers", 0), 7, "it")
+        ),
+        "transactions",
+        "it",
+    ),
     "topic gone": (without(found(UNSPLIT), "orders"), "enrolments", "does not exist"),
     "topic anew": (having(found(UNSPLIT), topic("orders", "new")), "enrolments", "deleted and made again"),
     "left behind": (replace(found(COMMITTED), now_ms=NOW + 60_000), "attempts", "is committed since 70 s"),
@@ -128,12 +209,42 @@ CASES = {
         "sub-topics",
         "has another retention.ms than orders",
     ),
+    "grown": (
+        with_slots(found(), slots=2, partitions=8),
+        "partitions",
+        "no group reads partitions 4 to 5 of topic orders: they have no slots",
+    ),
+    "slots topic lost": (
+        with_slots(found(), slots=2, partitions=None),
+        "partitions",
+        "no group reads partitions 0 to 5 of topic orders: they have no slots",
+    ),
     "stranger": (
-        replace(found(), names=frozenset({"orders", "orders.split-5-1", "other.split-1-1"})),
+        replace(found(), counts={"orders": 6, "orders.split-brain": 2, "other.split-1-1": 2}),
         "strangers",
-        "orders.split-5-1 looks like a sub-topic of orders",
+        "orders.split-brain begins like a sub-topic of orders",
     ),
 }
+
+
+def test_a_registration_that_operations_can_ask_is_in_order() -> None:
+    sound = (READY, ProducerRecord(2, 1, "closed", topics=("none",), closed=True))
+    assert troubles(with_registrations(*sound)) == []
+
+
+def test_a_record_is_named_so_that_any_shell_takes_it() -> None:
+    def name(key: bytes) -> str:
+        return SetAside("garbage", "__kpsplit.offsets", "", 3, key).name
+
+    assert name(b"0123abcd") == "offsets/3:0123abcd"
+    named = [name(key) for key in (b"", b"$(reboot)", b"two words", b"\xff", b"a" * 65, b"x\n")]
+    assert len(set(named)) == len(named)
+    assert all(re.fullmatch(r"offsets/3:sha256-[0-9a-f]{16}", text) for text in named)
+
+
+def test_the_remedy_is_ready_to_be_pasted() -> None:
+    (wrong,) = [c for c in diagnose(with_registrations(bad="no JSON")) if not c.ok]
+    assert (wrong.remedy or "").endswith("kpsplit doctor --forget producers/0:bad")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -142,9 +253,10 @@ def test_each_trouble_is_found(case: str) -> None:
     assert [(n, message in m) for n, m in troubles(findings)] == [(name, True)]
 
 
-def test_expired_producers_are_told_but_need_nothing() -> None:
-    findings = found()
-    findings.registrations.fold(ProducerRecord(1, 1, "late", topics=("orders",)), 0)
-    findings.registrations.fold(Expiry(1, 1), 0)
-    (told,) = [c for c in diagnose(findings) if c.name == "expired producers"]
-    assert told.ok and "1 registrations have expired, of late" in told.message
+def test_a_plain_producer_on_a_split_partition_is_told_and_is_no_trouble() -> None:
+    findings = replace(found(), plain={PARENT: Sample(records=100, stamped=60)})
+    assert troubles(findings) == []
+    (told,) = [c.message for c in diagnose(findings) if c.name == "writers"]
+    assert told.startswith("orders/3: 40 of the newest 100 records in its overflow") and "AIOProducer" in told
+    strays_only = replace(found(), plain={PARENT: Sample(records=60, stamped=60)})
+    assert "writers" not in [c.name for c in diagnose(strays_only)]

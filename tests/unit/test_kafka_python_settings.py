@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
+
 import pytest
 
-from kpsplit.kafka.python_settings import NotExpressibleError, kafka_python_settings
+from kpsplit.kafka.python_settings import (
+    KafkaPythonError,
+    NotExpressibleError,
+    ask_kafka_python,
+    kafka_python_settings,
+)
 
 BROKERS = {"bootstrap.servers": "SASL_SSL://a:9093, b:9094"}
 
@@ -43,6 +51,45 @@ def test_plain_brokers_need_nothing_else() -> None:
     assert kafka_python_settings({"metadata.broker.list": "a:1"}) == {"bootstrap_servers": ["a:1"]}
 
 
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a broker that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {},
+        {"security.protocol": "SSL"},
+        {"security.protocol": "topsecret"},
+        {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "topsecret"},
+        {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "GSSAPI"},
+        {"security.protocol": "SSL", "ssl.ca.location": "/no/such/topsecret.pem"},
+    ],
+    ids=lambda properties: "-".join(properties.values()) or "nothing",
+)
+def test_a_broker_that_never_answers_is_given_up_without_naming_a_setting(
+    silent: str, properties: dict[str, str]
+) -> None:
+    given = {"bootstrap.servers": silent, **properties}
+    with pytest.raises(KafkaPythonError, match=r"^\w+$") as caught:
+        ask_kafka_python(given, "a-test", 0.2, lambda client: client.list_transactions())
+    assert "topsecret" not in str(caught.value) and caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("kind", [TypeError, RuntimeError, OSError, KeyError, AttributeError])
+def test_whatever_a_call_raises_is_one_error(monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
+    def fails(self: object, **settings: object) -> None:
+        raise kind("topsecret")
+
+    monkeypatch.setattr("kafka.admin.KafkaAdminClient.__init__", fails)
+    with pytest.raises(KafkaPythonError) as caught:
+        ask_kafka_python(BROKERS, "a-test", 5.0, lambda client: None)
+    assert (caught.value.kind, str(caught.value)) == (kind, kind.__name__)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -51,6 +98,7 @@ def test_plain_brokers_need_nothing_else() -> None:
         ("sasl.oauthbearer.config", "topsecret"),
         ("ssl.ca.pem", "topsecret"),
         ("ssl.keystore.location", "topsecret"),
+        ("ssl.crl.location", "topsecret"),
         ("enable.ssl.certificate.verification", "false"),
     ],
 )

@@ -18,7 +18,9 @@ from kpsplit.kafka.sampling import (
 )
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.records.control import Partitioner
+from kpsplit.splitter.records.stamp import Stamp
 
+HOME = 77
 CONSISTENT, MURMUR2 = Partitioner.CONSISTENT_RANDOM, Partitioner.MURMUR2_RANDOM
 
 
@@ -88,6 +90,35 @@ def test_some_writers_of_another_kind_can_be_forced() -> None:
     assert not check.ok and check.forceable
 
 
+def grown(place, before: int, now: int, partition: int, older: int, newer: int) -> Sample:
+    """Records of a partition of a topic that had fewer partitions when the older ones were written."""
+    numbers = iter(range(1_000_000))
+    counts = [before] * older + [now] * newer
+    keys = (next(k for n in numbers if place(k := b"key-%d" % n, c) == partition) for c in counts)
+    return collected(
+        (Message(topic="t", partition=partition, key=k, value=b"v") for k in keys), partition, now
+    )
+
+
+@pytest.mark.parametrize(("before", "now", "partition"), [(3, 4, 1), (6, 24, 5), (1, 6, 0)])
+@pytest.mark.parametrize("partitioner", [CONSISTENT, MURMUR2])
+def test_records_from_before_partitions_were_added_are_explained_by_the_number_of_that_time(
+    before: int, now: int, partition: int, partitioner: Partitioner
+) -> None:
+    def place(key: bytes, partitions: int) -> int | None:
+        return placed_by(partitioner, key, partitions)
+
+    taken = grown(place, before, now, partition, 300, 40)
+    assert partitioner_check(taken, partitioner, now).ok
+    other = MURMUR2 if partitioner is CONSISTENT else CONSISTENT
+    assert not partitioner_check(taken, other, now).ok
+
+
+def test_a_topic_that_had_one_partition_is_judged_by_what_came_since() -> None:
+    chosen_by_the_application = grown(lambda _k, _n: 0, 1, 6, 0, 300, 40)
+    assert not partitioner_check(chosen_by_the_application, CONSISTENT, 6).ok
+
+
 @pytest.mark.parametrize(("count", "partitions"), [(19, 6), (200, 1)])
 def test_too_few_records_or_one_partition_say_nothing(count: int, partitions: int) -> None:
     taken = sample(lambda _k, _n: 3, count)
@@ -108,6 +139,15 @@ def test_writers_that_do_not_use_kpsplit_are_named_with_their_share() -> None:
     check = writers_check(written("kps", None, "theirs", "kps"))
     assert check.ok, "their records are not lost: it is no reason against a split"
     assert "about 50% of the newest records" in check.message
+
+
+def test_a_program_that_copies_records_with_their_stamps_is_one_that_does_not_use_kpsplit() -> None:
+    """Its records go to the overflow as well: MirrorMaker must not be taken for a producer of ours."""
+    stamps = [Stamp(0, 1, 0, HOME), Stamp(0, 1, 1, HOME + 1), Stamp(0, 1, 2), Stamp(3, 1, 0, HOME + 1)]
+    values = [s.encode() for s in stamps]
+    messages = [Message(topic="t", partition=0, key=b"k", value=b"v", headers=[("kps", v)]) for v in values]
+    assert (collected(messages, 0, 1, HOME).stamped, collected(messages, 0, 1, HOME).strange) == (2, 2)
+    assert collected(messages, 0, 1).stamped == 4
 
 
 @pytest.mark.parametrize("names", [(), (None, None), (None, "kps", "kps"), ("kps", "kpsplit.marker")])

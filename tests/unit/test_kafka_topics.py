@@ -8,7 +8,7 @@ import pytest
 
 from kpsplit.errors import ConflictError, FutureVersionError, RecordError
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
-from kpsplit.kafka.groups import positions_by_range_commits
+from kpsplit.kafka.groups import positions_by_range_commits, proven_positions
 from kpsplit.kafka.initialise import misfits, own_topics, settings_to_write, topic_config
 from kpsplit.kafka.leaders import reordered
 from kpsplit.kafka.log_tail import LogTail
@@ -18,6 +18,7 @@ from kpsplit.kafka.subtopics import copied_config, is_sealed, phantom_assignment
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import (
     Enrolment,
     Partitioner,
@@ -25,7 +26,7 @@ from kpsplit.splitter.records.control import (
     encode_enrolment,
     encode_settings,
 )
-from kpsplit.splitter.records.keys import SETTINGS_KEY, enrolment_key
+from kpsplit.splitter.records.keys import SETTINGS_KEY, enrolment_key, slots_topic
 from kpsplit.splitter.records.offsets import Position, RangeCommit
 from tests.unit.samples import PARENT, UNSPLIT, committed, life, phantom, split_attempt
 
@@ -50,7 +51,8 @@ def test_settings_that_name_replicas_are_not_copied() -> None:
 
 
 def test_a_sealed_topic_takes_no_record() -> None:
-    assert is_sealed({"max.message.bytes": "0"}) and not is_sealed({"max.message.bytes": "1048588"})
+    assert is_sealed({"max.message.bytes": "80"}) and not is_sealed({"max.message.bytes": "1048588"})
+    assert is_sealed({"max.message.bytes": "0"})  # by an older version
 
 
 @pytest.mark.parametrize(("places", "producers"), [(0, 1), (1, 1), (5, 3), (64, 8)])
@@ -156,6 +158,30 @@ def test_a_group_with_range_commits_stands_where_its_last_range_stands() -> None
         "group half has no commit in orders.split-3-1/2, which ends at 12",
         "group half has no commit in orders.split-3-1/3, which ends at 6",
     ]
+
+
+def test_a_group_has_read_what_its_ordinary_offsets_and_its_range_commits_both_say() -> None:
+    """Whoever may commit at all can forge range commits of a group, but not its ordinary offsets."""
+    state, fold = life().merged, CommitFold()
+    for offset, group in enumerate(("lagging", "plain", "honest", "forgotten", "elsewhere")):
+        commit = RangeCommit(group, PARENT, WHOLE, {9: Position(1004)}, "m", 1)
+        fold.fold(commit.key, commit.encode(), offset)
+    drained = positions_by_range_commits(fold, state)["honest"]
+    ordinary = {
+        "lagging": drained | {phantom(2): 3},
+        "plain": {PARENT: 700},
+        "honest": drained,
+        "elsewhere": {PhysicalPartition("other", 0): 1},
+        "ordinary only": {phantom(2): 5},
+        "began": {PhysicalPartition(slots_topic(PARENT.topic), 0): 0},
+    }
+    found = proven_positions(ordinary, fold, state)
+    assert found["lagging"][phantom(2)] == 3 and found["plain"] == {PARENT: 700}
+    assert found["honest"] == found["forgotten"] == found["elsewhere"] == drained
+    assert found["ordinary only"] == {phantom(2): 5}
+    assert not found["began"].keys() & drained.keys()
+    ends = ends_to_reach(state, "orders.split-3-1")
+    assert {u.group for u in undrained(ends, {}, found)} == {"lagging", "plain", "ordinary only", "began"}
 
 
 def test_a_tail_never_reads_on_behind_a_record_of_a_newer_version() -> None:

@@ -38,6 +38,24 @@ def test_what_a_deserialising_program_reads_is_the_wrapped_messages() -> None:
     assert message.delivery_count() == raw().delivery_count()
 
 
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [
+        (None, None),
+        ([], []),
+        ([("kps", b"stamp")], None),
+        ([("h", b"x"), ("h", None), ("kps", b"stamp")], [("h", b"x"), ("h", None)]),
+        ([("kps", b"of a copy"), ("h", b"x"), ("kps", b"stamp")], [("h", b"x")]),
+    ],
+)
+def test_an_application_sees_its_own_headers_and_not_the_stamp(given, own) -> None:
+    state = life().split
+    plain = Message(topic="t", partition=1, offset=7, key=b"k", value=b"v", headers=given)
+    message = wrapped_one(plain, state.lineage.get(1), state.parent)
+    assert message.headers() == message.headers() == own
+    assert Record.of(message).headers() == own
+
+
 def test_a_topic_that_is_set_is_told_and_the_place_stays() -> None:
     message = logical()
     place = message.source()

@@ -151,7 +151,7 @@ def test_a_question_names_a_group_safely(monkeypatch: pytest.MonkeyPatch) -> Non
         def __exit__(self, *_: object) -> None:
             return None
 
-        def plan_seek(self, group: str, *_: object) -> Seek:
+        def plan_seek(self, group: str, *_: object, **__: object) -> Seek:
             return Seek(group, STATE, Target(Whence.LATEST), Cursor(WHOLE, {9: 7000}))
 
         def seek(self, _: Seek) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 from confluent_kafka import KafkaError
@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
+from kpsplit.producer import closing
 from kpsplit.producer.hot_path import make_produce
 from kpsplit.producer.producer import Producer
 from kpsplit.producer.registration import Registration
@@ -59,7 +60,7 @@ def test_every_record_that_close_found_waiting_is_reported_once_by_the_closing_t
         (KafkaError._PURGE_INFLIGHT, b"pending"),
         (KafkaError._PURGE_QUEUE, b"unrouted"),
     ]
-    assert library.certificates == {"orders/0": Certificate(2, {"0": 0}, (0, 1))}
+    assert library.certificates == {"orders/0": Certificate(2, {"0": 0}, (0, 1), "id")}
 
 
 def test_a_record_that_librdkafka_reports_while_it_is_closed_is_reported(
@@ -77,7 +78,7 @@ def test_a_record_that_librdkafka_reports_while_it_is_closed_is_reported(
     monkeypatch.setattr(library, "stop", end_lease_then_report)
     producer.close(0)
     assert ground.told == [(KafkaError._PURGE_INFLIGHT, b"acknowledged late")]
-    assert library.certificates == {"orders/0": Certificate(1, {"0": 0}, (0,))}
+    assert library.certificates == {"orders/0": Certificate(1, {"0": 0}, (0,), "id")}
 
 
 def test_there_is_no_certificate_where_the_fate_of_a_number_is_not_known() -> None:
@@ -91,20 +92,22 @@ def test_there_is_no_certificate_where_the_fate_of_a_number_is_not_known() -> No
 
 def test_a_producer_with_more_failures_than_a_record_can_name_says_that_it_closed() -> None:
     """Each later operation would wait a lease for it otherwise; partitions with few keep theirs."""
-    registration = Registration(Connection({"bootstrap.servers": "127.0.0.1:1"}), 7, "client", None)
+    registration = Registration(
+        Connection({"bootstrap.servers": "127.0.0.1:1"}), 7, "client", None, lambda: 5.0
+    )
     written: list[bytes] = []
 
     class Writer:
-        def write(self, topic: str, key: bytes, value: bytes, deadline: Any) -> int:
-            written.append(value)
-            return len(written)
+        def write_all(self, topic: str, records: Any, deadline: Any) -> list[int]:
+            written.extend(value for _, value in records)
+            return [len(written)]
 
     registration._writer = Writer()  # type: ignore[assignment]
     registration.add_topic("orders", {}, Deadline(1))
     few, many = Certificate(2, {"0": 1}, (1,)), Certificate(300_000, {"0": 0}, tuple(range(300_000)))
     registration.certify({"orders/0": many, "orders/1": few, "orders/2": many}, Deadline(1))
     assert registration.record.closed and registration.record.certificates == {"orders/1": few}
-    assert written[-1] == replace(registration.record, since=1).encode()
+    assert written[-1] == registration.record.encode()
 
 
 def test_what_a_last_callback_raises_comes_out_of_close_behind_everything_else() -> None:
@@ -120,7 +123,7 @@ def test_what_a_last_callback_raises_comes_out_of_close_behind_everything_else()
     with pytest.raises(ZeroDivisionError):
         producer.close(0)
     assert ground.told == [(KafkaError._PURGE_QUEUE, b"b")]
-    assert library.certificates == {"orders/0": Certificate(2, {"0": 0}, (0, 1))}
+    assert library.certificates == {"orders/0": Certificate(2, {"0": 0}, (0, 1), "id")}
     assert producer.close()
 
 
@@ -159,4 +162,42 @@ def test_reports_of_what_librdkafka_has_are_waited_for_with_the_lease_on() -> No
         )
     assert not producer.close(0)
     assert told == [(KafkaError._MSG_TIMED_OUT, False)] * 3
-    assert ground.fence.statistics.failed == [0, 1, 2]
+    assert ground.fence.statistics.failed.numbers() == [0, 1, 2]
+
+
+def test_the_exit_ends_a_producer_that_was_left_open_without_waiting_for_brokers() -> None:
+    producer = Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+    producer.produce("orders", b"v")
+    deadline = Deadline(0.2)
+    producer._leave(deadline)
+    assert producer._general.closed and producer._dispatcher.ended
+    producer._leave(deadline)
+    with pytest.raises(KpsplitError, match="closed"):
+        producer.produce("orders", b"v")
+
+
+def test_the_exit_leaves_a_producer_alone_that_is_its_parents() -> None:
+    producer = Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+    producer.produce("orders", b"v")
+    producer._dispatcher.forked = True
+    producer._leave(Deadline(0.2))
+    assert not producer._general.closed
+    producer._dispatcher.forked = False
+    producer._leave(Deadline(0.2))
+
+
+def test_whatever_goes_wrong_at_the_exit_the_others_are_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[str] = []
+
+    class Open:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def _leave(self, deadline: Deadline) -> None:
+            left.append(self.name)
+            raise ZeroDivisionError
+
+    both = [Open("a"), Open("b")]
+    monkeypatch.setattr(closing, "_left_open", WeakSet(both))
+    closing._leave_all()
+    assert sorted(left) == ["a", "b"]

@@ -37,7 +37,16 @@ def test_contradicting_settings_are_refused_by_name(name: str) -> None:
 )
 def test_settings_that_agree_are_taken(name: str, value: object) -> None:
     rdkafka, _ = split_config({**BROKERS, name: value})
-    assert rdkafka == {**BROKERS, "enable.idempotence": True, "acks": "all"}
+    ours = {"enable.idempotence": True, "acks": "all", "allow.auto.create.topics": False}
+    assert rdkafka == {**BROKERS, **ours}
+
+
+@pytest.mark.parametrize(("given", "wanted"), [({}, True), ({"allow.auto.create.topics": "false"}, False)])
+def test_topics_are_created_where_the_application_allows_it_but_never_by_its_client(
+    given: dict[str, str], wanted: bool
+) -> None:
+    rdkafka, settings = split_config({**BROKERS, **given})
+    assert (rdkafka["allow.auto.create.topics"], settings.auto_create) == (False, wanted)
 
 
 def test_the_deprecated_topic_settings_count_as_well() -> None:
@@ -46,6 +55,17 @@ def test_the_deprecated_topic_settings_count_as_well() -> None:
     rdkafka, settings = split_config({"default.topic.config": {"partitioner": "murmur2_random"}})
     assert settings.partitioner == rdkafka["partitioner"] == "murmur2_random"
     assert "default.topic.config" not in rdkafka
+
+
+@pytest.mark.parametrize("name", ["kpsplit.op.orders/0", "kpsplit.x", "a\0b"])
+def test_a_transactional_id_with_which_no_operator_would_wait_for_it_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"transactional.id=.*kpsplit's own"):
+        Producer({**BROKERS, "transactional.id": name})
+
+
+@pytest.mark.parametrize("name", ["app", "kpsplit.run.billing/a1"])
+def test_any_other_transactional_id_is_taken(name: str) -> None:
+    assert split_config({**BROKERS, "transactional.id": name})[1].transactional_id == name
 
 
 def test_unknown_settings_of_kpsplit_are_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
+from kpsplit.producer.accounts import certificates
 from kpsplit.producer.config import split_config
 from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.fence import PartitionFence
@@ -26,8 +27,9 @@ from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
+from kpsplit.splitter.records.producers import Certificate
 from kpsplit.splitter.records.stamp import HEADER
-from tests.unit.samples import fenced, operated, split_attempt
+from tests.unit.samples import fenced, merge_attempt, operated, split_attempt
 
 PARENT = PhysicalPartition("orders", 0)
 UNSPLIT = PartitionState.unsplit(PARENT, "id")
@@ -119,6 +121,17 @@ def test_a_report_under_a_valid_lease_goes_straight_to_the_application() -> None
     assert (writer.done, writer.in_flight, writer.delivered) == (1, 0, 1)
 
 
+def test_a_certificate_names_the_topic_that_it_speaks_of() -> None:
+    """Of two topics of one name, where some numbers lie in the one that is gone, there is none."""
+    ground = Ground()
+    ground.send(b"a")
+    ground.rdkafka.report(0)
+    said = Certificate(1, {"0": 1}, (), UNSPLIT.topic_id)
+    assert certificates(ground.dispatcher) == {str(PARENT): said}
+    ground.observe(replace(UNSPLIT, topic_id="another"))
+    assert certificates(ground.dispatcher) == {}
+
+
 def test_a_record_is_in_flight_until_its_report_is_in_hand() -> None:
     """The report waits for the lock while the library's thread applies the end of a fence."""
     ground = Ground()
@@ -134,6 +147,17 @@ def test_a_record_is_in_flight_until_its_report_is_in_hand() -> None:
         assert ground.fence.closing == [writer]
     thread.join(5)
     assert ground.fence.statistics.strays == 1 and not any(w.open for w in ground.fence.writers)
+
+
+def test_a_lease_that_has_run_out_is_not_installed() -> None:
+    """The process slept between the question for the control topic's end and the answer."""
+    ground = Ground()
+    ground.dispatcher.lapse()
+    ground.hold(b"a")
+    ground.dispatcher.renew(monotonic() - 0.001)
+    assert ground.fence.suspended and not ground.fence.writers[0].open
+    assert ground.dispatcher.held.release() == 0 and ground.rdkafka.values == []
+    assert not ground.dispatcher.lease_valid()
 
 
 def test_reports_of_closed_segments_are_never_final_at_once() -> None:
@@ -174,7 +198,7 @@ def test_a_record_that_librdkafka_refuses_fails_alone() -> None:
     assert ground.rdkafka.values == [b"a", b"c"]
     ground.dispatcher.callbacks.run()
     assert ground.told == [(KafkaError.MSG_SIZE_TOO_LARGE, b"bad")]
-    assert ground.fence.statistics.failed == [1]
+    assert ground.fence.statistics.failed.numbers() == [1]
     assert (ground.dispatcher.held.bytes, ground.fence.waiting(), ground.fence.writers[0].open) == (
         0,
         0,
@@ -272,7 +296,7 @@ def test_an_integer_that_is_no_int_is_taken_as_librdkafka_does_when_a_record_is_
     produce = make_produce(ground.dispatcher, ground.rdkafka.produce, None, general.produce)
     given: Any = {"partition": Number(0), "timestamp": Number(9)}
     produce(topic, b"v", b"k", **given)
-    (queue,) = [*ground.fence.backlog.held.values(), *ground.dispatcher.unrouted.values()]
+    (queue,) = [*ground.fence.backlog.queues.values(), *ground.dispatcher.unrouted.values()]
     content = queue[0].payload if topic == "orders" else queue[0].content  # type: ignore[union-attr]
     assert content.timestamp == 9 and ground.dispatcher.held.waiting() == 1
 
@@ -539,7 +563,7 @@ def test_the_count_of_what_waits_runs_along_with_everything_that_changes_it() ->
     now = monotonic()
 
     def checked() -> int:
-        fenced = sum(len(q) for q in ground.fence.backlog.held.values()) + len(ground.fence.backlog.strays)
+        fenced = sum(len(q) for q in ground.fence.backlog.queues.values())
         unrouted = sum(map(len, dispatcher.unrouted.values()))
         assert held.waiting() == fenced + unrouted
         return held.waiting()
@@ -594,7 +618,7 @@ def test_what_is_not_final_in_time_fails_as_perhaps_written_and_is_never_sent_ag
     ((error, message),) = told
     assert "may have been written" in error.str() and message.error() is error
     assert (message.value(), message.topic(), message.offset()) == (b"inside", "orders", None)
-    assert (ground.fence.pending(), ground.fence.statistics.failed) == (1, [0, 1])
+    assert (ground.fence.pending(), ground.fence.statistics.failed.numbers()) == (1, [0, 1])
     ground.observe(operated(UNSPLIT, SPLIT, {0: 1}), lease_valid=False)
     ground.dispatcher.renew(monotonic() + 1000)
     assert ground.dispatcher.held.release() == 1
@@ -610,6 +634,52 @@ def test_a_rejection_that_nobody_looked_up_in_time_is_no_certain_failure() -> No
     ground.dispatcher.expire(monotonic() + 2)
     ground.dispatcher.callbacks.run()
     assert ground.told == [(KafkaError._MSG_TIMED_OUT, b"a")]
+
+
+CODES = sorted({v for n, v in vars(KafkaError).items() if n.isupper() and isinstance(v, int)} - {0})
+OF_A_LOG_THAT_IS_SEALED_OR_GONE = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNKNOWN_TOPIC_ID,
+    KafkaError.INCONSISTENT_TOPIC_ID,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._DESTROY,
+    KafkaError._DESTROY_BROKER,
+}
+
+
+def test_whatever_code_a_report_carries_its_record_fails_or_is_looked_up() -> None:
+    """What a retired sub-topic makes of records is never told as it is: they may have been written before."""
+    split = operated(UNSPLIT, SPLIT, {0: 1})
+    merged = operated(split, merge_attempt(split, (2, 3), WHOLE), {1: 2, 2: 50, 3: 50})
+    looked_up = set()
+    for code in CODES:
+        ground = Ground()
+        ground.observe(split)
+        ground.send(b"a")
+        ground.observe(merged)
+        ground.rdkafka.report(0, error=KafkaError(code))
+        ground.dispatcher.callbacks.run()
+        if ground.fence.unclear():
+            looked_up.add(code)
+        else:
+            assert ground.told == [(code, b"a")] and ground.fence.closing == []
+    assert len(CODES) > 150 and looked_up == OF_A_LOG_THAT_IS_SEALED_OR_GONE
+
+
+def test_a_record_that_was_acknowledged_without_its_offset_is_delivered_somewhere() -> None:
+    """librdkafka says so where a later record was acknowledged, and so the earlier one is written."""
+    ground = Ground()
+    ground.observe(operated(UNSPLIT, SPLIT, {0: 1}))
+    told: list[Any] = []
+    for n in range(2):
+        ground.send(b"a", callback=lambda error, message: told.append((error, message.offset())))
+        ground.dispatcher.collecting = bool(n)
+        ground.dispatcher.refresh(ground.fence)
+        ground.rdkafka.report(n, offset=-1001)
+    ground.dispatcher.callbacks.run()
+    assert told == [(None, None)] * 2 and ground.fence.delivered()[2] == 2
 
 
 def test_a_record_waits_behind_older_ones_of_its_topic_although_the_route_is_there() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kpsplit.producer.backlog import Tally
 from kpsplit.producer.fence import PartitionFence
-from kpsplit.producer.segment_writer import Outgoing, SegmentWriter
+from kpsplit.producer.segment_writer import Answer, Outgoing, SegmentWriter
 from kpsplit.splitter.events import Abort
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
@@ -139,40 +139,91 @@ def test_a_failure_is_final_at_once_and_opens_what_it_kept_closed() -> None:
     fence.observe(operated(UNSPLIT, SPLIT, {0: 1}), lease_valid=True)
     assert not fence.writers[0].open
     assert numbers(fence.failed(writer, record)) == [(0, None)]
-    assert fence.writers[0].open and fence.statistics.failed == [0]
+    assert fence.writers[0].open and fence.statistics.failed.numbers() == [0]
 
 
-def merged_with_rejected() -> tuple[Fence, Any]:
+def merged_with_unplaced(*answers: Answer, end: int = 1002, acknowledged_at: int | None = None) -> Any:
+    """A fence whose segment 1 ended while it was not told where its last records stand; its writer."""
     split = operated(UNSPLIT, SPLIT, {0: 1000})
     fence = fence_of(split)
-    first, second = send(fence), send(fence)
-    fence.rejected(*first, lease_valid=False)
-    fence.rejected(*second, lease_valid=False)
+    if acknowledged_at is not None:
+        assert len(fence.acknowledged(*send(fence), acknowledged_at, lease_valid=True)) == 1
+    for writer, record in [send(fence) for _ in answers]:
+        fence.unplaced(writer, record, answers[len(writer.unplaced)], lease_valid=False)
     merge = merge_attempt(split, (2, 3, 4, 5), WHOLE)
-    merged = operated(split, merge, {1: 1002, 2: 5, 3: 0, 4: 0, 5: 0})
-    fence.observe(merged, lease_valid=True)
-    return fence, first[0]
+    fence.observe(operated(split, merge, {1: 1002, 2: end, 3: 0, 4: 0, 5: 0}), lease_valid=True)
+    return fence, writer
+
+
+SEALED, GONE, WRITTEN = Answer.SEALED, Answer.GONE, Answer.WRITTEN
 
 
 def test_rejected_records_wait_until_the_log_was_looked_at() -> None:
-    fence, writer = merged_with_rejected()
+    fence, writer = merged_with_unplaced(SEALED, SEALED, end=5)
     assert released(fence) == []
-    assert fence.unclear() == [(writer, [0, 1])]
-    assert numbers(fence.looked_up(writer, {0: 4})) == [(0, 4)]
+    assert fence.unclear() == [writer] and fence.pending() == 2
+    assert numbers(fence.looked_up(writer, {0: 4}, complete=True)) == [(0, 4)]
     assert released(fence) == [(6, 1)]
 
 
-def test_rejected_records_whose_log_is_gone_fail_and_are_not_sent_again() -> None:
-    fence, writer = merged_with_rejected()
-    assert numbers(fence.looked_up(writer, None)) == [(0, None), (1, None)]
+def test_a_rejected_record_is_not_looked_for_where_it_cannot_stand() -> None:
+    """What was sent and acknowledged before it stands right before the segment's end."""
+    fence, _ = merged_with_unplaced(SEALED, GONE, end=5, acknowledged_at=4)
+    assert fence.unclear() == []
+    assert released(fence) == [(6, 1), (6, 2)]
+
+
+def test_a_search_begins_behind_the_record_that_was_sent_before_and_acknowledged() -> None:
+    fence, writer = merged_with_unplaced(SEALED, end=50, acknowledged_at=40)
+    assert fence.unclear() == [writer] and [i.earliest for i in writer.unplaced] == [41]
+
+
+def test_the_acknowledgement_of_a_later_record_says_nothing_about_where_an_earlier_one_stands() -> None:
+    split = operated(UNSPLIT, SPLIT, {0: 1000})
+    fence = fence_of(split)
+    first, second = send(fence), send(fence)
+    fence.acknowledged(*second, 7, lease_valid=True)
+    fence.unplaced(*first, WRITTEN, lease_valid=False)
+    assert [i.earliest for i in first[0].unplaced] == [0]
+
+
+def test_records_that_may_be_in_a_log_that_is_gone_fail_and_are_not_sent_again() -> None:
+    fence, writer = merged_with_unplaced(SEALED, SEALED, WRITTEN, end=1)
+    finals = fence.looked_up(writer, {}, complete=False)
+    assert numbers(finals) == [(0, None), (1, None), (2, None)] and all(f.failed for f in finals)
     assert fence.waiting() == 0 and fence.writers[0].open
-    assert fence.statistics.failed == [0, 1]
+    assert fence.statistics.failed.numbers() == [0, 1, 2]
+
+
+def test_of_what_a_deletion_failed_no_more_may_be_written_than_had_room_before_the_end() -> None:
+    """The rest is sent again, in order."""
+    fence, writer = merged_with_unplaced(*[GONE] * 4, end=12, acknowledged_at=9)
+    assert numbers(fence.looked_up(writer, {}, complete=False)) == [(1, None), (2, None)]
+    assert released(fence) == [(6, 3), (6, 4)]
+
+
+def test_what_is_found_although_the_logs_beginning_is_gone_is_delivered() -> None:
+    fence, writer = merged_with_unplaced(SEALED, SEALED, end=5)
+    finals = fence.looked_up(writer, {1: 4}, complete=False)
+    assert sorted((f.record.sequence, f.offset, f.failed) for f in finals) == [(0, None, True), (1, 4, False)]
+
+
+def test_a_record_that_was_acknowledged_without_its_offset_is_delivered_where_its_segment_is_open() -> None:
+    fence = fence_of(operated(UNSPLIT, SPLIT, {0: 1000}))
+    (final,) = fence.unplaced(*send(fence), WRITTEN, lease_valid=True)
+    assert (final.offset, final.failed, fence.delivered()[2]) == (None, False, 1)
+
+
+def test_a_record_that_was_acknowledged_without_its_offset_is_looked_for_where_its_segment_ended() -> None:
+    fence, writer = merged_with_unplaced(WRITTEN, WRITTEN, end=5)
+    assert numbers(fence.looked_up(writer, {0: 4}, complete=True)) == [(0, 4)]
+    assert released(fence) == [(6, 1)], "it is in the log, and not before the end: so behind it"
 
 
 def test_a_rejection_in_an_open_segment_is_a_failure_like_any_other() -> None:
     fence = fence_of(operated(UNSPLIT, SPLIT, {0: 1000}))
-    assert numbers(fence.rejected(*send(fence), lease_valid=True)) == [(0, None)]
-    assert fence.statistics.failed == [0]
+    assert numbers(fence.unplaced(*send(fence), SEALED, lease_valid=True)) == [(0, None)]
+    assert fence.statistics.failed.numbers() == [0]
 
 
 def test_giving_up_fails_what_is_held_and_what_went_astray() -> None:
@@ -185,14 +236,14 @@ def test_giving_up_fails_what_is_held_and_what_went_astray() -> None:
     assert not fence.writers[0].open
     assert [r.sequence for r in fence.drop_waiting()] == [0]
     assert fence.waiting() == 0 and fence.writers[0].open
-    assert fence.statistics.failed == [1, 0]
+    assert fence.statistics.failed.numbers() == [0, 1]
 
 
 def test_pending_records_can_be_given_up_for_good() -> None:
     fence = fence_of()
     fence.acknowledged(*send(fence), 3, lease_valid=False)
     assert numbers(fence.give_up_pending()) == [(0, None)]
-    assert fence.pending() == 0 and fence.statistics.failed == [0]
+    assert fence.pending() == 0 and fence.statistics.failed.numbers() == [0]
 
 
 def test_a_transaction_that_began_before_the_fence_goes_on_and_defers_it() -> None:
@@ -210,7 +261,7 @@ def test_a_transaction_that_began_before_the_fence_goes_on_and_defers_it() -> No
 
 def test_a_fence_that_was_there_before_us_holds_in_a_transaction_at_once() -> None:
     fence = fence_of()
-    fence.register()
+    fence.suspend(True)
     fence.transaction(True)
     fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=False)
     fence.suspend(False)
@@ -219,7 +270,7 @@ def test_a_fence_that_was_there_before_us_holds_in_a_transaction_at_once() -> No
 
 def test_the_next_attempt_knows_of_us_and_waits_for_the_transaction() -> None:
     fence = fence_of()
-    fence.register()
+    fence.suspend(True)
     fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=False)
     fence.suspend(False)
     rolled_back = apply(fence.state, Abort(SPLIT.id, EndedBy.TAKEOVER, "gone"))
@@ -249,12 +300,15 @@ def test_records_of_an_aborted_transaction_are_never_sent_again(aborted: bool) -
     assert released(fence) == ([] if aborted else [(2, 0)])
 
 
-def test_older_states_are_ignored() -> None:
+def test_what_the_log_says_later_counts_whatever_its_revision() -> None:
     fence = fence_of()
-    newest = operated(UNSPLIT, SPLIT, {0: 1000})
-    fence.observe(newest, lease_valid=True)
-    assert fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=True) == []
-    assert fence.state is newest and fence.writers[0].open
+    taken_back = apply(fenced(UNSPLIT, SPLIT), Abort(SPLIT.id, EndedBy.TAKEOVER, "gone"))
+    fence.observe(committed(UNSPLIT, SPLIT, {0: 1000}), lease_valid=True)
+    writer, record = send(fence)
+    assert fence.acknowledged(writer, record, 0, lease_valid=False) == []
+    assert taken_back.revision == fence.state.revision and taken_back.epoch < fence.state.epoch
+    assert fence.observe(taken_back, lease_valid=True) == [], "nobody reads what lies in the phantom"
+    assert fence.state is taken_back and released(fence) == [(0, record.sequence)]
 
 
 def test_a_hundred_thousand_held_records_are_released_in_one_pass_each() -> None:
@@ -278,3 +332,69 @@ def test_a_hundred_thousand_held_records_are_released_in_one_pass_each() -> None
     while released(fence, 500):
         portions += 1
     assert portions == 200 and calls == 0
+
+
+class Counted(Outgoing[str]):
+    """A record that counts how often its number is asked for."""
+
+    asked = 0
+
+    @property
+    def sequence(self) -> int:  # type: ignore[override]
+        Counted.asked += 1
+        return self._number
+
+    @sequence.setter
+    def sequence(self, number: int) -> None:
+        self._number = number
+
+
+def asked_to_release(count: int) -> int:
+    """How often the numbers of so many strays are asked for until all are sent again, ten in each turn."""
+    fence = fence_of()
+    writer = fence.writers[0]
+    records = [Counted(LOW, n, "r") for n in range(count)]
+    writer.sent = fence.next_sequence = count
+    fence.suspend(True)
+    fence.observe(operated(UNSPLIT, SPLIT, {0: 1}), lease_valid=False)
+    Counted.asked = 0
+    for record in records:
+        fence.acknowledged(writer, record, 5, lease_valid=False)
+    fence.suspend(False)
+    sent: list[int] = []
+    while ready := fence.sendable(10):
+        fence.sent([record for _, record in ready])
+        sent += [record._number for _, record in ready]  # type: ignore[attr-defined]
+    assert sent == list(range(count))
+    return Counted.asked
+
+
+def test_the_work_of_sending_strays_again_grows_as_their_number() -> None:
+    assert asked_to_release(4000) < 5 * asked_to_release(1000)
+
+
+class Scans(list[Any]):
+    """A list that counts how many of its items are looked at."""
+
+    looked_at = 0
+
+    def __iter__(self) -> Any:
+        for item in super().__iter__():
+            Scans.looked_at += 1
+            yield item
+
+
+def test_a_report_does_not_look_at_all_records_that_wait_for_a_look_at_the_log() -> None:
+    split = operated(UNSPLIT, SPLIT, {0: 1000})
+    fence = fence_of(split)
+    sent = [send(fence) for _ in range(1000)]
+    merge = merge_attempt(split, (2, 3, 4, 5), WHOLE)
+    fence.observe(operated(split, merge, {1: 2002, 2: 5000, 3: 0, 4: 0, 5: 0}), lease_valid=True)
+    writer = sent[0][0]
+    writer.unplaced = Scans()
+    for number, (_, record) in enumerate(sent):
+        if number % 2:
+            fence.unplaced(writer, record, SEALED, lease_valid=True)
+        else:
+            fence.acknowledged(writer, record, number, lease_valid=True)
+    assert len(writer.unplaced) == 500 and Scans.looked_at == 0

@@ -185,7 +185,7 @@ def test_a_record_that_waits_keeps_the_headers_that_it_was_produced_with(topic: 
     for headers in ({"n": b"1"}, [("n", b"1")]):
         produce(topic, b"v", b"k", headers=headers)
         headers.clear()
-    queues = [*ground.fence.backlog.held.values(), *ground.dispatcher.unrouted.values()]
+    queues = [*ground.fence.backlog.queues.values(), *ground.dispatcher.unrouted.values()]
     contents = [getattr(item, "payload", None) or item.content for queue in queues for item in queue]
     assert [content.headers for content in contents] == [[("n", b"1")]] * 2
 

@@ -9,7 +9,7 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.producer.config import split_config
 from kpsplit.producer.control_feed import ControlFeed
 from kpsplit.producer.dispatcher import Dispatcher
-from kpsplit.producer.lease import Renewal, owes, seen
+from kpsplit.producer.lease import owes
 from kpsplit.producer.lease_duty import LeaseDuty
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.events import Prepare
@@ -45,8 +45,7 @@ def own(
         (PREPARING, own("older"), True),
         (PREPARING, own(MINE), False),
         (FENCED, own(), False),  # not asked in time: nobody waits for us
-        (FENCED, own(MINE), True),
-        (FENCED, own(MINE, "older"), True),
+        (FENCED, own(MINE), False),  # it holds in any case
         (FENCED, own(MINE, MINE), False),
         (PREPARING, own(transactional="t"), True),
         (FENCED, own(MINE, transactional="t"), False),  # waited for to the end, lease or not
@@ -55,31 +54,6 @@ def own(
 )
 def test_an_answer_is_owed_while_an_operator_waits_for_it(state, record, expected) -> None:
     assert owes([state], record) is expected
-
-
-def test_a_valid_lease_is_renewed_as_it_is() -> None:
-    rules, view = Renewal(), seen([UNSPLIT])
-    assert not rules.must_register(lease_valid=True, owing=False)
-    assert rules.renews(view, lease_valid=True, owing=False)
-    assert not rules.renews(view, lease_valid=True, owing=True)
-
-
-def test_a_lapsed_lease_needs_a_registration_in_the_same_view() -> None:
-    rules, view = Renewal(), seen([UNSPLIT])
-    assert rules.must_register(lease_valid=False, owing=False)
-    assert not rules.renews(view, lease_valid=False, owing=False)
-    rules.registering(view)
-    assert rules.renews(view, lease_valid=False, owing=False)
-    assert not rules.renews(view, lease_valid=False, owing=False), "a registration counts once"
-    rules.registering(view)
-    assert not rules.renews(seen([PREPARING]), lease_valid=False, owing=False)
-
-
-def test_nobody_registers_again_while_an_answer_is_owed() -> None:
-    rules = Renewal()
-    assert not rules.must_register(lease_valid=False, owing=True)
-    rules.registering(seen([PREPARING]))
-    assert not rules.renews(seen([PREPARING]), lease_valid=False, owing=True)
 
 
 class Following:
@@ -100,6 +74,9 @@ class Following:
 
     def reached(self, ends: dict[int, int]) -> bool:
         return ends == {0: 7}
+
+    def progress(self) -> int:
+        return 7
 
 
 def test_a_view_that_was_read_and_not_applied_renews_nothing() -> None:

@@ -95,4 +95,4 @@ def test_a_producer_with_another_partitioner_is_refused_by_both_names() -> None:
 
 
 def test_the_hot_paths_stamp_is_the_published_one() -> None:
-    assert complete_stamp(prefix(3, 0xABCDEF), 77) == Stamp(3, 0xABCDEF, 77).encode()
+    assert complete_stamp(prefix(3, 0xABCDEF, 5), 77) == Stamp(3, 0xABCDEF, 77, 5).encode()

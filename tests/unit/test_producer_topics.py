@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +13,9 @@ from confluent_kafka import KafkaError
 from kpsplit.errors import AuthorizationError, KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
-from kpsplit.producer import topic_duty
 from kpsplit.producer.coordinator import Coordinator
 from kpsplit.producer.routes import TopicRoute
+from kpsplit.producer.topic_lookup import PartitionCounts
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
@@ -38,15 +41,20 @@ def library(
 ) -> Coordinator:
     """Return the library's thread, not started; ``counts``: of each topic's partitions, or the error."""
 
-    def partition_count(_: object, topic: str) -> int:
+    def take(self: PartitionCounts, topic: str) -> int | None:
+        del self._asked[topic]
         if isinstance(counts[topic], Exception):
             raise counts[topic]
         return int(counts[topic])
 
-    monkeypatch.setattr(topic_duty, "partition_count", partition_count)
+    def ask(self: PartitionCounts, _: object, topics: Iterable[str]) -> None:
+        self._asked.update(dict.fromkeys(topics))
+
+    monkeypatch.setattr(PartitionCounts, "take", take)
+    monkeypatch.setattr(PartitionCounts, "ask", ask)
     monkeypatch.setattr(ControlView, "state", lambda _, parent: PartitionState.unsplit(parent, "id"))
     connection = Connection({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
-    coordinator = Coordinator(connection, ground.dispatcher, lambda _: 0, lambda: 0)
+    coordinator = Coordinator(connection, ground.dispatcher, lambda _: 0, lambda: 0, counts.__getitem__)
     coordinator._feed.tail = Tail(*topics)  # type: ignore[assignment]
     monkeypatch.setattr(coordinator._feed.registration, "add_topic", lambda *_: None)
     monkeypatch.setattr(coordinator._lease, "renew", lambda: None)
@@ -80,3 +88,69 @@ def test_a_topic_that_is_gone_keeps_no_other_from_having_its_new_partitions(
     ground.dispatcher.renew(monotonic() + 1000)
     coordinator._turn()
     assert grown.count == 2
+
+
+def test_a_partition_is_used_once_the_producer_itself_has_seen_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """librdkafka refuses every record of a partition beyond the count that it saw last."""
+    ground = Ground()
+    known = {"grown": 1}
+    coordinator = library(ground, monkeypatch, {"orders": 1, "grown": 3}, "orders", "grown")
+    coordinator._topics._learn = known.__getitem__
+    enrolment = Enrolment("grown", "id", Partitioner.CONSISTENT_RANDOM, True)
+    grown = TopicRoute(enrolment, [coordinator._topics._new_fence(enrolment, 0, ControlView())])
+    ground.dispatcher.add_route("grown", grown)
+    ground.dispatcher.renew(monotonic() + 1000)
+    for number, count in ((1, 1), (0, 1), (2, 2), (3, 3)):
+        known["grown"] = number
+        coordinator._topics._metadata_at = 0.0
+        coordinator._turn()
+        assert grown.count == count
+    assert coordinator._topics._metadata_at > 0.0
+
+
+class Unanswered(Future[Any]):
+    """An answer that does not come: nobody may wait for it."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        assert self.done(), "the library's thread waits for a broker"
+        return super().result(timeout)
+
+
+class Brokers:
+    """An admin client; it keeps what it was asked for, request by request."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Unanswered]] = []
+
+    def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, Unanswered]:
+        self.asked.append({topic: Unanswered() for topic in topics.topic_names})
+        return self.asked[-1]
+
+
+def test_the_librarys_thread_waits_for_no_answer_about_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that stands still would cost the producer the lease of all its topics."""
+    ground, brokers = Ground(), Brokers()
+    with monkeypatch.context() as patch:
+        coordinator = library(ground, patch, {}, "orders", "bills", "new")
+    monkeypatch.setattr(ControlView, "state", lambda _, parent: PartitionState.unsplit(parent, "id"))
+    renewed: list[None] = []
+    monkeypatch.setattr(coordinator._lease, "renew", lambda: renewed.append(None))
+    monkeypatch.setattr(coordinator._feed.registration, "add_topic", lambda *_: None)
+    coordinator._topics._learn = lambda _: 3
+    coordinator._feed.admin._client = brokers  # type: ignore[assignment]
+    for topic in ("orders", "bills"):
+        enrolment = Enrolment(topic, "id", Partitioner.CONSISTENT_RANDOM, True)
+        fence = coordinator._topics._new_fence(enrolment, 0, ControlView())
+        ground.dispatcher.add_route(topic, TopicRoute(enrolment, [fence]))
+    ground.dispatcher.renew(monotonic() + 1000)
+    ground.dispatcher.held.hold_unrouted("new", ground.content(b"waits"), -1)
+    for _ in range(3):
+        coordinator._turn()
+    assert len(renewed) == 3
+    assert [set(request) for request in brokers.asked] == [{"new"}, {"orders", "bills"}]
+    for request in brokers.asked:
+        for answer in request.values():
+            answer.set_result(SimpleNamespace(partitions=[0, 1, 2]))
+    coordinator._turn()
+    routes = ground.dispatcher.routes
+    assert [routes[t].count for t in ("new", "orders", "bills")] == [3, 3, 3]  # type: ignore[union-attr]

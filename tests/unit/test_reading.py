@@ -65,7 +65,7 @@ M = LIFE.merged
         (PARENT, 999, stamped(0), delivered(M, 0, 999)),
         (PARENT, 1001, stamped(0), STRAY),
         (PARENT, 1001, None, delivered(M, 1, 1001)),
-        (PARENT, 1002, stamped(2), STRAY),
+        (PARENT, 1002, stamped(2), delivered(M, 1, 1002)),
         (phantom(2), 9, stamped(1), delivered(M, 4, 9)),
         (phantom(2), 11, stamped(1), STRAY),
         (phantom(2), 11, None, delivered(M, 6, 11)),
@@ -84,6 +84,38 @@ def test_a_record_is_placed_by_position_and_epoch(
 ) -> None:
     for refreshed in (False, True):
         assert classify(M, source, offset, stamp, None, refreshed=refreshed) == verdict
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2, 3, 99])
+@pytest.mark.parametrize(
+    ("source", "offset"), [(PARENT, 999), (PARENT, 1001), (PARENT, 1004), (phantom(2), 9), (phantom(2), 11)]
+)
+def test_a_stamp_that_was_made_for_another_place_counts_as_none(
+    epoch: int, source: PhysicalPartition, offset: int
+) -> None:
+    """Somebody copied the record from another topic, another partition, or another segment's log."""
+    other = Stamp(epoch, 1, 0, M.home(PhysicalPartition("elsewhere", 3)))
+    for refreshed in (False, True):
+        verdict = classify(M, source, offset, other, None, refreshed=refreshed)
+        assert verdict == classify(M, source, offset, None, None, refreshed=refreshed)
+        assert isinstance(verdict, Deliver)
+
+
+def test_a_copy_behind_every_end_is_reported_not_taken_for_a_stray() -> None:
+    assert classify(M, phantom(2), 13, Stamp(1, 1, 0, M.home(PARENT)), None) == NOBODYS
+    assert classify(M, phantom(2), 13, Stamp(1, 1, 0, M.home(phantom(2))), None) == STRAY
+
+
+@pytest.mark.parametrize("source", [PARENT, phantom(2)])
+def test_a_stamp_that_was_made_for_its_place_counts_as_one_of_version_1_does(
+    source: PhysicalPartition,
+) -> None:
+    for offset in (0, 9, 11, 13, 999, 1001, 1002, 1004):
+        for epoch in range(5):
+            old, new = Stamp(epoch, 1, 0), Stamp(epoch, 1, 0, M.home(source))
+            for refreshed in (False, True):
+                verdict = classify(M, source, offset, new, None, refreshed=refreshed)
+                assert verdict == classify(M, source, offset, old, None, refreshed=refreshed)
 
 
 def test_an_unstamped_record_of_the_overflow_of_a_phantom_is_delivered_from_it() -> None:

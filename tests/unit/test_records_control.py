@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kpsplit.errors import FutureVersionError, RecordError, UsageError
+from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.events import Abort, Freeze, Prepare
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
@@ -244,6 +245,22 @@ def test_every_key_that_is_written_is_read_back() -> None:
     assert keys.parse_control_key(keys.partition_key(PARENT)) == PARENT
     assert keys.parse_control_key(keys.enrolment_key("orders")) == "orders"
     assert keys.parse_control_key(keys.SETTINGS_KEY) is None
+
+
+def test_neighbours_never_share_a_partition_of_the_control_topic() -> None:
+    places = [keys.control_partition(PhysicalPartition("orders", p)) for p in range(keys.STATE_PARTITIONS)]
+    assert sorted(places) == list(range(1, keys.CONTROL_PARTITIONS))
+    assert keys.control_partition(PhysicalPartition("orders", 16)) == places[0] == 15
+    assert keys.control_partition("orders") == keys.control_partition(None) == 0
+
+
+def test_a_record_in_another_partition_than_its_keys_is_garbage() -> None:
+    view, key = ControlView(), keys.partition_key(PARENT)
+    right = keys.control_partition(PARENT)
+    assert view.fold(key, control.encode_state(UNSPLIT), right - 1) is None
+    assert (view.garbage, view.states) == (1, {})
+    assert view.fold(key, control.encode_state(UNSPLIT), right) == PARENT
+    assert view.states == {PARENT: UNSPLIT}
 
 
 def test_a_partition_named_by_a_user_is_read_or_refused_as_bad_input() -> None:

@@ -10,19 +10,21 @@ from typing import Any
 
 import pytest
 
+from kpsplit.consumer.logical_record import read_headers
 from kpsplit.errors import FutureVersionError, RecordError
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records import control
+from kpsplit.splitter.records import claims, control
 from kpsplit.splitter.records.keys import parse_control_key
-from kpsplit.splitter.records.marker import Marker
+from kpsplit.splitter.records.marker import HEADER, Marker, marker_among
 from kpsplit.splitter.records.offsets import CommitKey, decode_boundary, decode_range_commit, parse_offset_key
 from kpsplit.splitter.records.producers import decode_record
-from kpsplit.splitter.records.stamp import Stamp
+from kpsplit.splitter.records.stamp import Stamp, home_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "wire-format.md").read_text("utf-8")
 VECTORS = json.loads((DOCS / "vectors/records.json").read_text("utf-8"))
+MARKERS = json.loads((DOCS / "vectors/markers.json").read_text("utf-8"))
 
 
 def _range_commit(data: bytes) -> bytes:
@@ -35,9 +37,9 @@ def _range_commit(data: bytes) -> bytes:
 FORMS: dict[str, Callable[[bytes], bytes]] = {
     "settings": lambda data: control.encode_settings(control.decode_settings(data)),
     "enrolment": lambda data: control.encode_enrolment(control.decode_enrolment(data)),
+    "claim": lambda data: claims.encode_claim(claims.decode_claim(data)),
     "state": lambda data: control.encode_state(control.decode_state(data)),
     "producer": lambda data: decode_record(b"000000000000a1b2", data).encode(),
-    "expiry": lambda data: decode_record(b"000000000000a1b2!", data).encode(),
     "boundary": lambda data: decode_boundary(data).encode(),
     "range commit": _range_commit,
     "marker": lambda data: Marker.decode(data).encode(),
@@ -74,11 +76,32 @@ def test_a_published_record_of_a_newer_version_stops_the_reader(vector: dict[str
         FORMS[vector["form"]](vector["value"].encode())
 
 
+@pytest.mark.parametrize("vector", MARKERS["headers"], ids=lambda v: v["why"])
+def test_published_headers_are_a_marker_or_newer_or_data(vector: dict[str, Any]) -> None:
+    """Spark: ``test_published_headers_are_the_same_to_spark``."""
+    headers = [(HEADER, None if v is None else v.encode()) for v in vector["values"]]
+    if vector["is"] == "newer":
+        with pytest.raises(FutureVersionError):
+            read_headers(headers)
+        with pytest.raises(FutureVersionError):
+            marker_among(headers)
+        return
+    marker = read_headers(headers).marker
+    assert marker == marker_among(headers)
+    assert (marker and str(marker.parent)) == vector.get("of")
+
+
 @pytest.mark.parametrize("vector", VECTORS["stamps"], ids=lambda v: v["hex"])
 def test_a_published_stamp_is_read_and_written_byte_by_byte(vector: dict[str, Any]) -> None:
-    stamp = Stamp(vector["epoch"], vector["instance"], vector["sequence"])
+    stamp = Stamp(vector["epoch"], vector["instance"], vector["sequence"], vector["home"])
     assert stamp.encode().hex() == vector["hex"]
     assert Stamp.decode(bytes.fromhex(vector["hex"])) == stamp
+
+
+@pytest.mark.parametrize("vector", VECTORS["homes"], ids=lambda v: v["home"])
+def test_a_published_home_is_computed(vector: dict[str, Any]) -> None:
+    place = (vector["topic_id"], vector["partition"], vector["source_topic"], vector["source_partition"])
+    assert home_of(*place) == vector["home"]
 
 
 def test_the_keys_of_published_records_are_those_of_the_page() -> None:
@@ -86,6 +109,7 @@ def test_the_keys_of_published_records_are_those_of_the_page() -> None:
     assert parse_control_key(keys["settings"].encode()) is None
     assert parse_control_key(keys["enrolment"].encode()) == "orders"
     assert parse_control_key(keys["state"].encode()) == PhysicalPartition("orders", 3)
+    assert keys["claim"].encode() == claims.claim_key(PhysicalPartition("orders", 3))
     for form in ("boundary", "range commit"):
         key = parse_offset_key(keys[form].encode())
         assert key.encode() == keys[form].encode()

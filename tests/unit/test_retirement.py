@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from confluent_kafka import ConsumerGroupState
 
-from kpsplit.errors import DeadlineExceededError
+from kpsplit.errors import AuthorizationError, ConflictError, DeadlineExceededError, KpsplitError
+from kpsplit.kafka import groups
 from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
+from kpsplit.kafka.group_members import Members, Owner
 from kpsplit.kafka.retirement import Retirement
-from kpsplit.splitter.events import Event
-from kpsplit.splitter.partition_state import PartitionState, SubTopic, SubTopicState
-from tests.unit.samples import UNSPLIT
+from kpsplit.splitter.events import Abort, Event, Finish, Prepare
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.machine import apply
+from kpsplit.splitter.partition_state import EndedBy, PartitionState, SubTopic, SubTopicState
+from tests.unit.samples import UNSPLIT, committed, merge_attempt, split_attempt
 
 NAMES = ("orders.split-3-1", "orders.split-3-2")
 LEFT = replace(
@@ -30,7 +38,7 @@ class Runner:
     def peek(self, _deadline: Any) -> PartitionState:
         return LEFT
 
-    def claim(self, _deadline: Any) -> PartitionState:
+    def claim(self, _deadline: Any, _fit: Any) -> PartitionState:
         return LEFT
 
     def record(self, state: PartitionState, event: Event, _deadline: Any) -> PartitionState:
@@ -60,3 +68,147 @@ def test_all_that_is_left_over_is_retired() -> None:
     runner = Runner(times=2)
     retirement = Retirement(cast(Any, None), cast(Any, Admin()), cast(Any, runner), lambda _: None)
     assert retirement.run(force=False, deadline=Deadline(10)) == list(NAMES)
+
+
+SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2))
+IN_TWO = apply(committed(UNSPLIT, SPLIT, {0: 100}), Finish(SPLIT.id))
+MERGE = merge_attempt(IN_TWO, (2, 3), WHOLE)
+MERGED = apply(committed(IN_TWO, MERGE, {1: 101, 2: 5, 3: 5}), Finish(MERGE.id))
+(NAME,) = (t.name for t in MERGED.subtopics)
+
+
+class Scene:
+    """A merged partition whose sub-topic everybody has drained; ``done`` is what happens to it, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.state, self.done = MERGED, list[str]()
+        self.at_the_claim: PartitionState | None = None
+        self.claims = 0
+        self.there, self.refusal = True, cast(KpsplitError | None, None)
+        self.deleted, self.behind = False, False
+        monkeypatch.setattr(Retirement, "_undrained", lambda *_: [])
+        self.retirement = Retirement(
+            cast(Any, None), cast(Any, self), cast(Any, self), lambda step: self.done.append(step.name)
+        )
+        monkeypatch.setattr(self.retirement._subtopics, "check_rights", self._check_rights)
+
+    def _check_rights(self, *_: Any) -> None:
+        if isinstance(self.refusal, AuthorizationError):
+            raise self.refusal
+
+    def peek(self, _deadline: Any) -> PartitionState:
+        return self.state
+
+    def claim(self, _deadline: Any, fit: Any) -> PartitionState:
+        if fit(self.at_the_claim or self.state):
+            self.claims += 1
+        return self.at_the_claim or self.state
+
+    def record(self, state: PartitionState, event: Event, _deadline: Any) -> PartitionState:
+        self.state = apply(state, event)
+        return self.state
+
+    def topics(self) -> dict[str, int]:
+        return {NAME: 2} if self.there else {}
+
+    def known(self, name: str) -> TopicFacts | None:
+        facts = (PartitionFacts(0, (0,), (0,)),) * 2
+        return TopicFacts(name, MERGED.subtopics[0].topic_id or "", facts) if self.there else None
+
+    def delete(self, name: str, _seconds: float) -> bool:
+        if self.deleted:
+            return False
+        assert self.state.subtopic(name).state is SubTopicState.RETIRED  # type: ignore[union-attr]
+        if self.refusal is not None:
+            raise self.refusal
+        self.there, self.deleted = self.behind, True
+        return True
+
+    def run(self) -> list[str]:
+        return self.retirement.run(force=False, deadline=Deadline(10))
+
+
+def test_a_retirement_is_recorded_before_the_sub_topic_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    assert scene.run() == [NAME]
+    assert (scene.done, scene.there) == (["Retire", "Delete"], False)
+    assert scene.run() == []
+
+
+def test_what_is_deleted_already_and_a_broker_lists_still_is_not_deleted_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(monkeypatch)
+    scene.behind = True
+    assert scene.run() == [NAME] and scene.there
+    assert scene.run() == []
+    assert scene.done == ["Retire", "Delete"]
+
+
+def test_what_was_recorded_and_not_deleted_is_deleted_by_the_next_retirement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(monkeypatch)
+    scene.refusal = DeadlineExceededError("no answer")
+    with pytest.raises(DeadlineExceededError) as caught:
+        scene.run()
+    assert caught.value.changed is True
+    assert caught.value.hint == f"run again: kpsplit retire {UNSPLIT.parent}"
+    scene.refusal = None
+    revision = scene.state.revision
+    assert scene.run() == [NAME]
+    assert (scene.state.revision, scene.done) == (revision, ["Retire", "Delete"])
+
+
+@pytest.mark.parametrize("under_way", [False, True], ids=["over again", "under way"])
+def test_a_retirement_fences_nobody_who_has_begun_something_since_it_looked(
+    monkeypatch: pytest.MonkeyPatch, under_way: bool
+) -> None:
+    scene = Scene(monkeypatch)
+    split = split_attempt(MERGED, MERGED.lineage.open_segments()[0].id, WHOLE.split_evenly(2), "newer")
+    begun = apply(MERGED, Prepare(split))
+    over = apply(begun, Abort(split.id, EndedBy.OPERATOR, "done"))
+    scene.at_the_claim = begun if under_way else over
+    with pytest.raises(ConflictError) as caught:
+        scene.run()
+    assert caught.value.changed is False and scene.claims == 0
+
+
+def test_a_retirement_without_the_right_to_delete_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    scene.refusal = AuthorizationError("missing Delete")
+    with pytest.raises(AuthorizationError) as caught:
+        scene.run()
+    assert caught.value.changed is False
+    assert scene.state is MERGED
+
+
+class Rebalancing:
+    """A group without commits whose members own nothing while it rebalances, for so many looks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, looks: int, owned: PhysicalPartition) -> None:
+        self._left, self._owned = looks, owned
+        group = SimpleNamespace(group_id="new", state=ConsumerGroupState.PREPARING_REBALANCING)
+        monkeypatch.setattr(groups, "_listed", lambda _: [group])
+        monkeypatch.setattr(groups, "describe_members", self._described)
+        monkeypatch.setattr(groups.time, "sleep", lambda _: None)
+
+    def _described(self, *_: object) -> Members:
+        self._left -= 1
+        owned = {} if self._left >= 0 else {self._owned: Owner("m", "client", "host")}
+        return Members(True, self._left < 0, owned)
+
+    def readers(self, seconds: float = 60) -> list[str]:
+        return groups.readers_without_commit(cast(Any, None), (), {UNSPLIT.parent.topic}, Deadline(seconds))
+
+
+def test_a_group_that_rebalances_is_asked_until_it_is_known_what_it_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert Rebalancing(monkeypatch, 3, UNSPLIT.parent).readers() == ["new"]
+    assert Rebalancing(monkeypatch, 3, PhysicalPartition("elsewhere", 0)).readers() == []
+
+
+def test_a_group_that_does_not_come_to_rest_counts_as_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "_REBALANCE_SECONDS", 0.0)
+    assert Rebalancing(monkeypatch, 10**9, PhysicalPartition("elsewhere", 0)).readers() == ["new"]

@@ -5,15 +5,55 @@ from __future__ import annotations
 import pytest
 
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.keys import MAX_TOPIC_NAME, subtopic_name, subtopics_prefix
+from kpsplit.splitter.records.keys import (
+    MAX_PARTITION,
+    MAX_TOPIC_NAME,
+    group_ids,
+    is_topic_name,
+    operator_transactional_id,
+    subtopic_name,
+    subtopics_prefix,
+)
 from kpsplit.splitter.rights import Operation, Resource, Right, Role, lacking, rights_for
 
+LENGTHS = [1, 200, 221, 222, 240, MAX_TOPIC_NAME]
+GROUPS = ["g", "g.h", "g/h", "g%2Fh", "g h", "gé"]
 
-@pytest.mark.parametrize("length", [1, 200, 221, 222, 240, MAX_TOPIC_NAME])
-@pytest.mark.parametrize(("partition", "number"), [(0, 1), (123_456, 99_999)])
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("partition", "number"), [(0, 1), (123_456, 99_999), (MAX_PARTITION, MAX_PARTITION)])
 def test_the_prefix_of_sub_topics_is_that_of_every_name(length: int, partition: int, number: int) -> None:
     topic = "t" * length
-    assert subtopic_name(PhysicalPartition(topic, partition), number).startswith(subtopics_prefix(topic))
+    name = subtopic_name(PhysicalPartition(topic, partition), number)
+    assert name.startswith(subtopics_prefix(topic)) and is_topic_name(name)
+
+
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_no_prefix_of_a_topics_rights_reaches_the_topic_itself_or_another(role: Role, length: int) -> None:
+    topic, other = "t" * length, "t" * (length - 1) + "u"
+    others = [topic, other, subtopic_name(PhysicalPartition(other, 0), 1)]
+    for right in rights_for(role, topic, group="g"):
+        if right.prefixed and right.resource is Resource.TOPIC:
+            assert not any(right.covers(name) for name in others)
+
+
+@pytest.mark.parametrize("topic", ["orders", "orders.eu", "orders.3"])
+def test_the_ids_of_a_topics_operators_begin_like_no_other_topics(topic: str) -> None:
+    others = {"orders", "orders.eu", "orders.3"} - {topic}
+    ids = {operator_transactional_id(PhysicalPartition(other, 3)) for other in others}
+    (claim,) = (r for r in rights_for(Role.OPERATOR, topic) if r.resource is Resource.TRANSACTIONAL_ID)
+    assert operator_transactional_id(PhysicalPartition(topic, 3)).startswith(claim.name)
+    assert not any(name.startswith(claim.name) for name in ids)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_ids_of_a_group_begin_like_no_other_groups(group: str) -> None:
+    rights = rights_for(Role.CONSUMER, "orders", group=group)
+    names = {r.name for r in rights if r.resource is Resource.TRANSACTIONAL_ID}
+    assert names == {group_ids("commit", group), group_ids("run", group)}
+    others = {group_ids(use, other) + "1" for use in ("commit", "run") for other in GROUPS if other != group}
+    assert not any(other.startswith(name) for other in others for name in names)
 
 
 def test_a_consumer_that_keeps_state_may_make_and_write_its_changelog() -> None:
@@ -21,7 +61,7 @@ def test_a_consumer_that_keeps_state_may_make_and_write_its_changelog() -> None:
     keeping = rights_for(Role.CONSUMER, "orders", group="g", changelog="__kpsplit.changelog.g.orders")
     more = set(keeping) - set(plain)
     assert {r.name for r in more} == {"__kpsplit.changelog.g.orders"}
-    assert Operation.CREATE in {r.operation for r in more}
+    assert {Operation.CREATE, Operation.ALTER} <= {r.operation for r in more}
 
 
 def test_a_consumer_needs_a_group() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,6 +58,9 @@ class Producer:
 
     def flush(self, timeout: float) -> int:
         return 0
+
+    def list_topics(self, topic: str, **_: Any) -> Any:
+        return SimpleNamespace(topics={})
 
 
 def message(offset: int, key: bytes) -> Message:
@@ -271,7 +275,7 @@ def test_a_commit_that_was_asked_for_before_its_slots_began_anew_is_void(scene: 
     over.set()
     with pytest.raises(KafkaException, match="brokers are away"):
         under_way.result(10)
-    with pytest.raises(KafkaException, match="_NO_OFFSET"):
+    with pytest.raises(KafkaException, match="ILLEGAL_GENERATION"):
         behind.result(10)
     assert world.ledger.commits == []
 
@@ -314,3 +318,20 @@ def test_a_slot_is_handed_over_when_its_record_is_done_and_committed_with_its_ou
     assert scene.log.written == [b"0"]
     assert world.ledger.commits[-1][slot(0).range] == 2
     scene.desk.give_back(staying)
+
+
+def test_a_position_is_told_while_a_run_is_under_way(scene: Scene) -> None:
+    """Handlers may ask for it: it is what the workers are done with."""
+    world = scene.world
+    calls = Calls(world.engine, world.buffer)
+
+    def position() -> list[int | None]:
+        parts, mark = [TopicPartition(TOPIC, 0)], world.buffer.mark()
+        return world.engine.ask(lambda: calls.positions(parts, mark)).result(10)
+
+    assert position() == [None]
+    before = scene.attach(scene.attached)
+    world.reader.write(message(0, KEYS[0]), message(1, KEYS[1]), message(2, KEYS[0]))
+    scene.work(3)
+    assert position() == [3]
+    scene.attach(before)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.batch import OwnedSlot
+from kpsplit.consumer.carrier import LoadError
 from kpsplit.consumer.committing import Processed
+from kpsplit.consumer.run import transactional
 from kpsplit.consumer.run.desk import Desk
 from kpsplit.consumer.run.lanes import Lane
 from kpsplit.consumer.run.outbox import Outbox
@@ -267,6 +270,59 @@ class Refusing:
 
     def produce(self, *_: Any, **__: Any) -> None:
         raise self._error
+
+    def list_topics(self, topic: str, **_: Any) -> Any:
+        return SimpleNamespace(topics={})
+
+
+class Without:
+    """A producer at brokers without a topic; it appears when it was ``asked`` for so many times."""
+
+    def __init__(self, created: int) -> None:
+        self._created = created
+        self.asked = 0
+        self.written: list[Any] = []
+
+    def list_topics(self, topic: str, **_: Any) -> Any:
+        self.asked += 1
+        missing = None if self.asked > self._created else KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=missing)})
+
+    def produce(self, topic: str, value: Any, *_: Any, **__: Any) -> None:
+        self.written.append(value)
+
+    def flush(self, _: float) -> int:
+        return 0
+
+
+def test_an_output_for_a_topic_that_does_not_exist_is_told_with_the_first_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would wait for its topic until the commit's time is over, and fill the outbox without a word."""
+    monkeypatch.setattr(transactional, "CREATION_SECONDS", 0.0)
+    here, producer = desk(), Without(1)
+    here.offer(batch([A, A]))
+    done(here, take(here))
+    carrier = OutputCarrier(here)
+    with pytest.raises(LoadError, match="topic target, which does not exist"):
+        carrier.load(processed(here)).write(producer, Deadline(5))
+    assert not producer.written
+    assert not here.over.is_set(), "somebody may create it"
+    load = carrier.load(processed(here))
+    load.write(producer, Deadline(5))
+    load.committed()
+    assert producer.written == [b"0"]
+    done(here, take(here))
+    carrier.load(processed(here)).write(producer, Deadline(5))
+    assert producer.asked == 2, "a topic that was there is not asked for again"
+
+
+def test_a_topic_that_brokers_create_when_they_are_asked_is_waited_for() -> None:
+    here, producer = desk(), Without(2)
+    here.offer(batch([A]))
+    done(here, take(here))
+    OutputCarrier(here).load(processed(here)).write(producer, Deadline(5))
+    assert producer.written == [b"0"]
 
 
 def test_an_output_that_is_refused_whenever_it_is_written_ends_the_run() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from typing import Any
 
 import pytest
@@ -283,4 +284,68 @@ def test_workers_that_find_nothing_sleep_until_records_come() -> None:
     desk.offer(batch([A]))
     assert seen.wait(PATIENCE)
     desk.end()
+    assert workers.join(Deadline(PATIENCE))
+
+
+def cancelling(how: str) -> Callable[[Any], Any]:
+    """A handler that is cancelled at its first record, by what it does itself."""
+    seen: list[int] = []
+
+    async def handle(record: Any) -> None:
+        seen.append(record.offset())
+        if len(seen) > 1:
+            return
+        if how == "raises":
+            raise asyncio.CancelledError
+        if how == "cancels itself":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(PATIENCE)
+        if how == "cancels itself and fails":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            raise ValueError
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            if "_work" in str(task.get_coro()):
+                task.cancel()
+
+    return handle
+
+
+@pytest.mark.parametrize(
+    "how", ["raises", "cancels itself", "cancels itself and fails", "cancels the others"]
+)
+@pytest.mark.parametrize("policy", [Skip(), Retry(2, wait=SOON), DeadLetter("dead")])
+def test_a_handler_that_is_cancelled_by_itself_has_failed_and_no_worker_ends(
+    how: str, policy: Policy
+) -> None:
+    desk = Desk(2, BUFFER, Judge(policy), Outbox(BUFFER))
+    call = asynchronous(cancelling(how), transactional=False)
+    workers = CoroutineWorkers(desk, 2, call, LettersInTransactions())
+    start(desk)
+    workers.start()
+    desk.offer(batch([A]))
+    eventually(lambda: not desk.stats().busy and not desk.stats().parked, "the failure")
+    desk.offer(batch([A, B, A, B], start=1))
+    eventually(lambda: [c.positions for c in desk.cursor(WHOLE_SLOT)] == [{0: 5}], "all records")
+    assert desk.stats().failures == (how != "cancels the others")
+    assert not any(task.done() for task in workers._tasks)
+    desk.end()
+    assert workers.join(Deadline(PATIENCE))
+    assert desk.error is None
+
+
+def test_a_handler_that_is_cancelled_by_itself_ends_the_run_where_failures_do() -> None:
+    desk = Desk(1, BUFFER, Judge(Stop()))
+    workers = CoroutineWorkers(
+        desk, 1, asynchronous(cancelling("raises"), transactional=False), LettersInTransactions()
+    )
+    start(desk)
+    workers.start()
+    desk.offer(batch([A]))
+    assert desk.over.wait(PATIENCE)
+    assert isinstance(desk.error, HandlerError)
+    assert isinstance(desk.error.__cause__, CancelledError)
     assert workers.join(Deadline(PATIENCE))

@@ -46,12 +46,13 @@ def test_a_key_with_61_percent_cannot_be_split_usefully_and_is_named() -> None:
     samples = times({0x8D3C2A11: 61, 5: 13, 0x20000000: 13, 0xF0000000: 13})
     sizing = balanced(samples, WHOLE, 4)
     assert not sizing.useful
-    assert sizing.reason == "cannot be split usefully: key hash 8d3c2a11 has 61 %"
+    assert sizing.reason == "cannot be split usefully: key hash 8d3c2a11 has 61 %, its range keeps 61 %"
 
 
 def test_the_key_behind_a_hash_is_named_if_it_is_known() -> None:
     sizing = balanced([(7, 100)] * 40, WHOLE, 2, {7: "customer-17"})
-    assert sizing.reason == "cannot be split usefully: key hash 00000007 (customer-17) has 100 %"
+    named = "key hash 00000007 (customer-17) has 100 %"
+    assert sizing.reason == f"cannot be split usefully: {named}, its range keeps 100 %"
     assert str(sizing.heaviest[0]) == "00000007 (customer-17)"
 
 

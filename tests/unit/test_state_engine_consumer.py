@@ -8,7 +8,7 @@ import pytest
 
 from kpsplit import Consumer
 from kpsplit.consumer.state import StateStore
-from kpsplit.errors import ConfigurationError, UsageError
+from kpsplit.errors import ConfigurationError, ConflictError, UsageError
 from kpsplit.kafka.clock import Deadline
 from tests.unit.run_handlers import touch
 
@@ -34,6 +34,26 @@ def test_a_store_serves_one_consumer_at_a_time(store: StateStore) -> None:
             store.flush(Deadline(1.0))
     with Consumer(CONFIG, state=store):
         pass
+
+
+def test_a_store_without_a_configuration_takes_the_consumers(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with StateStore(folder) as opened:
+        assert opened.stats()["slots"] == {} and not folder.exists()
+        with Consumer(CONFIG, state=opened):
+            pass
+        with pytest.raises(ConfigurationError, match="'g'.*'other'"):
+            Consumer({**CONFIG, "group.id": "other"}, state=opened)
+        with Consumer(CONFIG, state=opened), StateStore(folder) as second:
+            with pytest.raises(ConflictError, match="another process"):
+                Consumer(CONFIG, state=second)
+    with pytest.raises(UsageError, match="closed"):
+        Consumer(CONFIG, state=opened)
+
+
+def test_a_store_that_no_consumer_was_given_has_no_connection(tmp_path: Path) -> None:
+    with StateStore(tmp_path / "state") as opened, pytest.raises(UsageError, match="no connection"):
+        opened.set_sasl_credentials("somebody", "secret")
 
 
 def test_handlers_in_processes_are_refused_in_one_line(store: StateStore) -> None:

@@ -290,10 +290,10 @@ def test_a_slot_that_was_lost_has_no_state_while_the_application_holds_a_record_
     scene.owns(0, 1)
     scene.write(KEYS[0])
     scene.poll()
+    asked = world.ledger.asked
     world.coordinator.lose(0)
     world.coordinator.give(0)
     world.until(lambda: ("released", 0) in scene.store.told, "the loss")
-    asked = world.ledger.asked
     world.until(lambda: world.ledger.asked > asked or named(0) in scene.store.owned, "the slot to come back")
     world.until(lambda: world.stats()["slots"][str(slot(0))] == "found", "its start")
     assert named(0) not in scene.store.owned

@@ -52,6 +52,7 @@ class Member:
             views=SimpleNamespace(state=lambda parent: PartitionState.unsplit(parent, "id")),
             errands=SimpleNamespace(run=self._run),
             group=SimpleNamespace(commit=self._commit),
+            metadata_of=lambda _: {},
         )
         count(self.store.owned[SlotId.of(SLOT)], b"k")
 
@@ -59,7 +60,7 @@ class Member:
         self.jobs.append((job, Future()))
         return self.jobs[-1][1]
 
-    def _commit(self, offsets: dict[PhysicalPartition, int]) -> Future[None]:
+    def _commit(self, offsets: dict[PhysicalPartition, int], _: dict[PhysicalPartition, str]) -> Future[None]:
         self.did.append(offsets)
         done: Future[None] = Future()
         done.set_result(None)
@@ -128,7 +129,7 @@ def test_a_slot_whose_local_state_could_not_follow_starts_anew_also_where_its_co
     context.take_back = lambda holdings: None
     refused: Future[None] = Future()
     refused.set_exception(KafkaException(KafkaError(KafkaError.REBALANCE_IN_PROGRESS)))
-    context.group.commit = lambda offsets: refused
+    context.group.commit = lambda *_: refused
     committer = Committer(context)
     asked: Future[Any] = Future()
     committer.ask(CURSORS, asked)

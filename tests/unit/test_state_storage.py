@@ -34,6 +34,10 @@ def test_values_and_their_marker_are_there_after_opening_again(storage: Storage,
     again.close()
 
 
+def test_a_directory_of_ones_own_making_is_for_nobody_else(storage: Storage, tmp_path: Path) -> None:
+    assert (tmp_path / "state").stat().st_mode & 0o077 == 0
+
+
 def test_wiping_a_slot_leaves_its_neighbours_alone(storage: Storage) -> None:
     for slot in (SLOT, NEXT):
         storage.apply(slot, {b"a": b"1", b"\xff\xff": b"2"}, MARKER)

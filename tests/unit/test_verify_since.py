@@ -8,21 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, LostReason
-from kpsplit.spark_jobs.verification.ledger import Ledger
-from kpsplit.spark_jobs.verification.since import (
+from kpsplit.spark_jobs.verification.commit_checks import commit_findings, in_order
+from kpsplit.spark_jobs.verification.findings import Severity
+from kpsplit.spark_jobs.verification.start import (
     Since,
+    lost,
     not_whole,
     start_of,
     stretches_before,
-    with_first_numbers,
+    to_read,
 )
-from kpsplit.spark_jobs.verification.state import PartitionPast, State, lost_unseen, read_before, to_read
-from kpsplit.spark_jobs.verification.writers import Writers
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
-from kpsplit.splitter.records.offsets import Position, RangeCommit
-from kpsplit.splitter.records.producers import Certificate, ProducerRecord
+from kpsplit.splitter.records.offsets import NewerCommit, Position, RangeCommit
 from tests.spark.histories import World, busy
 
 LOG = PhysicalPartition(OFFSETS_TOPIC, 0)
@@ -55,13 +54,11 @@ def test_every_offset_is_given_or_read_or_told_as_gone(data) -> None:
     start = start_of(snapshot, since(world, cuts))
     new = to_read(snapshot, start)
     gone = {
-        (x.segment.source, offset)
-        for x in lost_unseen(snapshot, start)
-        for offset in range(x.first, x.behind or 0)
+        (x.segment.source, offset) for x in lost(snapshot, start) for offset in range(x.first, x.behind or 0)
     }
     for s in world.state.lineage:
         for offset in range(s.start, s.end or len(world.logs[s.source])):
-            given_ = offset < start.read(0, s.source)
+            given_ = offset < start.of(s.source)
             first, behind = new.get(s.source, (0, 0))
             assert given_ or first <= offset < behind or (s.source, offset) in gone
             assert not (given_ and offset >= max(cuts[s.source], world.lows[s.source]))
@@ -76,26 +73,10 @@ def test_a_retired_log_is_given_once_what_follows_it_has_an_older_record() -> No
     snapshot = replace(whole, bounds=bounds, gone={phantom.source: LostReason.RETIRED})
     early = start_of(snapshot, since(world, {world.parent: reopened.start}))
     late = start_of(snapshot, since(world, {world.parent: reopened.start + 1}))
-    assert (early.read(0, phantom.source), late.read(0, phantom.source)) == (0, phantom.end + 1)
-    assert [x.segment.id for x in lost_unseen(snapshot, early)] == [phantom.id]
-    assert lost_unseen(snapshot, late) == []
+    assert (early.of(phantom.source), late.of(phantom.source)) == (0, phantom.end + 1)
+    assert [x.segment.id for x in lost(snapshot, early)] == [phantom.id]
+    assert lost(snapshot, late) == []
     assert (0, phantom.id) in not_whole(snapshot, late)
-
-
-def test_numbers_below_the_first_that_is_there_are_given() -> None:
-    world = World(0)
-    record = ProducerRecord(
-        5, 1, "c", closed=True, certificates={str(world.parent): Certificate(90, {"0": 90}, ())}
-    )
-    silent = replace(record, instance=6)
-    snapshot = replace(world.snapshot(), producers=(record, silent))
-    empty = State("", "orders", partitions={0: PartitionPast("id")})
-    start = with_first_numbers(empty, {(0, f"{5:016x}"): 70, (0, f"{7:016x}"): 3}, Writers(snapshot))
-    assert start.ledger(0, f"{5:016x}") == Ledger(next=70)
-    assert start.ledger(0, f"{6:016x}") == Ledger(next=90, closed=True)
-    assert start.ledger(0, f"{7:016x}") == Ledger(next=3, doubtful=True)
-    begun = with_first_numbers(empty, {(0, f"{7:016x}"): 0}, Writers(snapshot))
-    assert begun.ledger(0, f"{7:016x}") == Ledger()
 
 
 def test_range_commits_before_the_time_are_in_force() -> None:
@@ -104,8 +85,24 @@ def test_range_commits_before_the_time_are_in_force() -> None:
     logged = tuple(LoggedCommit("g", world.parent, WHOLE, commit, 0, at) for at in (3, 8))
     snapshot = replace(world.snapshot(), commits=logged)
     for first, known, read in (({LOG: 5}, 1, 5), ({}, 2, 9), ({LOG: 0}, 0, 0)):
-        past = start_of(snapshot, Since(1, first, {})).past(0)
-        assert (len(past.commits), past.commits_read) == (known, read)
+        start = start_of(snapshot, Since(1, first, {}))
+        assert start.commits_read == {0: read}
+        assert [new for _, new in in_order(snapshot, start)] == [False] * known + [True] * (2 - known)
+
+
+def test_a_commit_of_a_newer_version_leaves_its_own_group_unproven_and_no_other() -> None:
+    world = World(0)
+    commit = RangeCommit("g", world.parent, WHOLE, {0: Position(0, 0)}, "m", 1)
+    logged = (
+        LoggedCommit("g", world.parent, WHOLE, commit, 0, 3),
+        LoggedCommit("newer", world.parent, WHOLE, NewerCommit(WHOLE), 0, 4),
+    )
+    snapshot = replace(world.snapshot(), commits=logged)
+    start = start_of(snapshot, None)
+    (finding,) = [f for f in commit_findings(snapshot, None, start) if f.severity is not Severity.NOTE]
+    assert (finding.group, finding.severity) == ("newer", Severity.UNPROVEN)
+    assert "a newer kpsplit has written the commit of group newer" in finding.message
+    assert all(f.severity is Severity.NOTE for f in commit_findings(snapshot, ["g"], start))
 
 
 def test_numbers_are_looked_for_near_the_beginnings_first() -> None:
@@ -114,8 +111,9 @@ def test_numbers_are_looked_for_near_the_beginnings_first() -> None:
     place, snapshot = world.parent, world.snapshot()
     at = Since(1, {place: 40}, {place: 30})
     start = start_of(snapshot, at)
-    assert start.read(0, place) == 40
-    assert stretches_before(snapshot, start, at, {0}) == [{place: (30, 40)}, {place: (0, 40)}]
-    assert stretches_before(snapshot, start, replace(at, near={place: 0}), {0}) == [{place: (0, 40)}]
-    assert read_before(snapshot, start, {0}) == {place: (0, 40)}
+    assert start.of(place) == 40
+    assert stretches_before(snapshot, start, {0}) == [{place: (30, 40)}, {place: (0, 40)}]
+    early = start_of(snapshot, replace(at, near={place: 0}))
+    assert stretches_before(snapshot, early, {0}) == [{place: (0, 40)}]
+    assert stretches_before(snapshot, start_of(snapshot, None), {0}) == []
     assert snapshot.bounds[place] == LogBounds(0, 200, 200)

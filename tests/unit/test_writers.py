@@ -1,70 +1,163 @@
-"""Which producers an operator waits for."""
+"""Which producers an operator waits for, for how long, and whose registration is over."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from kpsplit.splitter.records.producers import Expiry, ProducerRecord
-from kpsplit.splitter.writers import Registrations, not_acknowledged, not_ready
+import pytest
+
+from kpsplit.errors import FutureVersionError
+from kpsplit.splitter.driver import StepDone
+from kpsplit.splitter.events import Abort, Prepare
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.machine import apply
+from kpsplit.splitter.partition_state import EndedBy
+from kpsplit.splitter.records.producers import Entry, Newer, ProducerRecord, Removed
+from kpsplit.splitter.writers import (
+    ACKNOWLEDGEMENT,
+    Registrations,
+    Silence,
+    named,
+    not_acknowledged,
+    not_ready,
+    unacknowledged,
+)
+from tests.unit.samples import PARENT, UNSPLIT, fenced, split_attempt
+from tests.unit.test_driver import assert_resting, run, with_producers
 
 A = ProducerRecord(1, 1, "a", topics=("orders", "bills"))
 B = ProducerRecord(2, 5, "b", topics=("orders",))
+SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2))
+PREPARING = apply(UNSPLIT, Prepare(SPLIT))
 
 
-def folded(*records: ProducerRecord | Expiry) -> Registrations:
+def folded(*records: Entry) -> Registrations:
     registrations = Registrations()
-    for offset, record in enumerate(records):
-        registrations.fold(record, offset)
+    for record in records:
+        registrations.fold(record)
     return registrations
 
 
-def test_only_producers_of_the_topic_that_may_be_writing_are_live() -> None:
-    assert folded(A, B).live("orders") == (A, B)
-    assert folded(A, B).live("bills") == (A,)
-    assert folded(A, replace(B, closed=True)).live("orders") == (A,)
+def test_only_producers_of_the_topic_that_did_not_close_are_asked() -> None:
+    assert folded(A, B).to_ask("orders") == (A, B)
+    assert folded(A, B).to_ask("bills") == (A,)
+    assert folded(A, replace(B, closed=True)).to_ask("orders") == (A,)
     assert len(folded(A, replace(B, closed=True)).all()) == 2
 
 
-def test_an_expiry_ends_a_generation_and_those_before_it_in_whatever_order_it_is_read() -> None:
-    for records in ([A, B, Expiry(2, 5)], [Expiry(2, 5), A, B], [A, B, Expiry(2, 5), Expiry(2, 3)]):
-        assert folded(*records).live("orders") == (A,)
+def test_a_registration_that_was_removed_is_gone() -> None:
+    assert folded(A, B, Removed(B.key)).all() == (A,)
+    assert folded(A, Removed(B.key), Removed(b"00000000000000a1!")).all() == (A,)
+
+
+def test_a_removal_never_reaches_the_next_registration_of_the_instance() -> None:
     again = replace(B, generation=6)
-    assert folded(A, B, Expiry(2, 5), again).live("orders") == (A, again)
+    assert folded(A, B, again, Removed(B.key)).to_ask("orders") == (A, again)
+    assert folded(A, B, Removed(B.key), again).to_ask("orders") == (A, again)
+    assert folded(again, B).all() == (again,), "what arrives late is of an earlier registration"
 
 
-def test_whoever_did_not_close_is_asked_even_if_somebody_noted_an_expiry() -> None:
-    assert folded(A, B, Expiry(2, 5)).to_ask("orders") == (A, B)
-    assert folded(A, replace(B, closed=True)).to_ask("orders") == (A,)
+NEWER = Newer(b"00000000000000ff", ("orders", "returns"))
 
 
-OLD = replace(A, transactional_id="tx")
-NEW = replace(B, transactional_id="tx", fenced_below=1)
+def test_a_producer_of_a_newer_version_refuses_operations_on_its_topics_alone() -> None:
+    registrations = folded(A, B, NEWER)
+    assert registrations.to_ask("bills") == (A,)
+    with pytest.raises(FutureVersionError, match="00000000000000ff"):
+        registrations.to_ask("orders")
+    assert registrations.open("orders") == (A, B), "who only looks sees what can be read"
 
 
-def test_an_id_that_another_producer_took_behind_the_first_registration_is_not_the_silent_ones() -> None:
-    assert folded(OLD, NEW).superseded(OLD)
-    assert not folded(OLD, NEW).superseded(NEW)
-    assert folded(OLD, replace(NEW, closed=True)).superseded(OLD)
-    again = replace(OLD, generation=2, since=0)
-    assert folded(OLD, NEW, again).superseded(again)
-    assert folded(OLD, NEW).to_ask("orders") == (OLD, NEW)
+@pytest.mark.parametrize("step", ["Claim", "Prepare", "Fence"])
+def test_a_producer_of_a_newer_version_that_comes_meanwhile_has_the_attempt_rolled_back(step: str) -> None:
+    cluster = with_producers("answers")
+
+    def register(done: StepDone) -> None:
+        if done.name == step:
+            cluster.registrations.fold(Newer(NEWER.key, (PARENT.topic,)))
+
+    with pytest.raises(FutureVersionError) as refused:
+        run(cluster, observer=register)
+    assert refused.value.changed is False
+    assert_resting(cluster)
+    assert (cluster.state.epoch, cluster.logs) == (0, {})
 
 
-def test_an_id_may_be_that_of_a_producer_that_has_registered_since_another_one_took_it() -> None:
-    later = replace(OLD, since=2)
-    assert not folded(A, NEW, later).superseded(later)
-    for below in (0, None):
-        assert not folded(OLD, replace(NEW, fenced_below=below)).superseded(OLD)
+def test_a_record_of_a_newer_version_is_forgotten_with_its_key_and_replaces_nothing() -> None:
+    assert folded(A, B, NEWER, Removed(NEWER.key)).to_ask("orders") == (A, B)
+    over = Newer(B.key, ("returns",))
+    assert folded(A, B, over).to_ask("orders") == (A, B)
+    assert folded(A, B, over, B).newer == {}
 
 
-def test_nobody_can_say_that_producers_are_fenced_that_register_later() -> None:
-    assert not folded(replace(NEW, fenced_below=1 << 62), OLD).superseded(OLD)
+def test_who_is_waited_for_is_named() -> None:
+    assert named([]) == ""
+    assert named([A]) == " (of a 0000000000000001)"
+    many = [replace(A, client_id="x" * 1000)] * 5
+    assert named(many).endswith(" and 2 more)") and len(named(many)) < 250
 
 
-def test_producers_of_other_transactional_ids_and_of_none_are_nobodys_predecessors() -> None:
-    other = replace(OLD, transactional_id="other")
-    assert not folded(other, NEW).superseded(other)
-    assert not folded(A, NEW).superseded(A)
+def test_who_never_acknowledged_the_fence_of_the_last_attempt_is_known() -> None:
+    reason = f"waited for the producers' {ACKNOWLEDGEMENT} (of b)"
+    ready = replace(B, ready={"orders/3": SPLIT.id})
+    done = replace(A, ready={"orders/3": SPLIT.id}, acknowledged={"orders/3": SPLIT.id})
+    rolled_back = apply(fenced(UNSPLIT, SPLIT), Abort(SPLIT.id, EndedBy.OPERATOR, reason))
+    assert unacknowledged([ready, done, replace(ready, closed=True)], rolled_back) == (ready,)
+    other = apply(fenced(UNSPLIT, SPLIT), Abort(SPLIT.id, EndedBy.OPERATOR, "interrupted"))
+    assert unacknowledged([ready, done], other) == ()
+
+
+def listened(*times: tuple[float, float], seconds: float = 5.5) -> Silence:
+    silence = Silence(seconds)
+    for began, ended in times:
+        silence.reading(began, ended, [A, B])
+    return silence
+
+
+def test_silence_is_counted_from_the_first_reading() -> None:
+    assert listened((100.0, 100.2)).left() == 5.5
+    assert listened((100.0, 100.2), (101.2, 101.3)).left() == 4.5
+    many = [(100.0 + n, 100.1 + n) for n in range(7)]
+    assert listened(*many).left() == 0.0
+    assert listened(*many[:6]).left() > 0
+
+
+def test_a_time_in_which_nothing_could_be_read_counts_for_little() -> None:
+    assert listened((100.0, 100.0), (104.0, 104.0)).left() == 5.5 - 5.5 / 4
+
+
+def test_behind_an_outage_silence_is_counted_anew() -> None:
+    before = [(100.0 + n, 100.0 + n) for n in range(6)]
+    assert listened(*before, (105.2, 130.0)).left() == 5.5
+    assert listened(*before, (130.0, 130.1)).left() == 5.5
+
+
+def test_an_outage_is_longer_than_a_slow_reading_whatever_the_lease() -> None:
+    slow = [(100.0 + n, 101.0 + n) for n in range(4)]
+    assert listened(*slow, seconds=0.5).left() == 0.0
+
+
+def test_a_registration_is_over_if_it_was_silent_from_the_first_reading_on() -> None:
+    silence = listened((100.0, 100.0))
+    young = replace(B, generation=6)
+    assert silence.ended([A, young], PREPARING, SPLIT.id) == (A,)
+
+
+def test_no_registration_is_over_because_of_an_attempt_that_is() -> None:
+    """Producers that saw its end owe it no answer, and may write with a valid lease."""
+    silence = listened((100.0, 100.0))
+    rolled_back = apply(PREPARING, Abort(SPLIT.id, EndedBy.TAKEOVER, "gone"))
+    for state in (rolled_back, fenced(UNSPLIT, SPLIT)):
+        assert silence.ended([A], state, SPLIT.id) == ()
+    assert silence.ended([A], PREPARING, "another") == ()
+
+
+def test_a_registration_of_an_older_version_is_never_removed() -> None:
+    """Its producer registers again under the same key: the removal could meet that record."""
+    older = replace(A, keeps_key=True)
+    silence = Silence(5.5)
+    silence.reading(100.0, 100.0, [older])
+    assert silence.ended([older], PREPARING, SPLIT.id) == ()
 
 
 def test_an_answer_counts_for_its_attempt_alone() -> None:

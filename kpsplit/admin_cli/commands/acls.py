@@ -12,6 +12,7 @@ import click
 from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
 from kpsplit.admin_cli.param_types import PRINTABLE, TOPIC
+from kpsplit.splitter.records.keys import OWN_IDS
 from kpsplit.splitter.rights import Resource, Right, Role, rights_for
 
 if TYPE_CHECKING:
@@ -39,8 +40,7 @@ if TYPE_CHECKING:
     "--transactional-id",
     type=PRINTABLE,
     metavar="PREFIX",
-    help="With what the transactional ids of producers begin, if they use transactions; for producers, and "
-    "for operators, who fence those of silent ones.",
+    help="With what the transactional ids of producers begin, if they use transactions.",
 )
 @click.option("--takeover", is_flag=True, help="The producer may roll back an operation whose operator died.")
 @click.option("--state", is_flag=True, help="The consumer keeps state in a StateStore.")
@@ -66,6 +66,10 @@ def command(
         raise click.UsageError("--principal takes a kind and a name, e.g. User:app")
     if wanted is Role.CONSUMER and group is None:
         raise click.UsageError("--for consumer needs --group")
+    if transactional_id and (transactional_id.startswith(OWN_IDS) or OWN_IDS.startswith(transactional_id)):
+        raise click.UsageError(
+            f"--transactional-id {transactional_id} reaches ids of kpsplit's own, which begin with {OWN_IDS}"
+        )
     given = {"group": group, "transactional-id": transactional_id, "takeover": takeover, "state": state}
     _refuse_what_does_not_apply(wanted, {name for name, value in given.items() if value})
     rights = rights_for(
@@ -90,7 +94,7 @@ _APPLIES = {
     "group": {Role.CONSUMER},
     "state": {Role.CONSUMER},
     "takeover": {Role.PRODUCER},
-    "transactional-id": {Role.PRODUCER, Role.OPERATOR},
+    "transactional-id": {Role.PRODUCER},
 }
 
 

@@ -6,10 +6,14 @@ Errors are raised as KpsplitError; the main command turns them into one line and
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from kpsplit.admin_cli.param_types import DURATION
+from kpsplit.splitter.words import many
 
 if TYPE_CHECKING:
     from kpsplit.devcluster.running import RunningCluster
@@ -38,7 +42,14 @@ def cluster() -> None:
 @click.option(
     "--detach/--foreground", default=True, help="In the background, or until Ctrl-C.  [default: detach]"
 )
-@click.option("--timeout", default=120.0, show_default=True, help="Seconds until all brokers must be ready.")
+@click.option(
+    "--timeout",
+    type=DURATION,
+    metavar="DURATION",
+    default="120s",
+    show_default=True,
+    help="All brokers must be ready by then.",
+)
 @_output
 def up(brokers: int, data: Path | None, detach: bool, timeout: float, output: str) -> None:
     """Start a cluster and print its bootstrap servers; as JSON what ``status`` prints."""
@@ -50,10 +61,10 @@ def up(brokers: int, data: Path | None, detach: bool, timeout: float, output: st
     if running := RunningCluster.load(run_folder(data)):
         raise ConflictError(
             f"an embedded cluster is running already: {running.bootstrap}",
-            hint="use it, or end it with `kpsplit cluster down`",
+            hint=f"use it, or end it with `kpsplit cluster down{_option(data)}`",
         )
     KafkaRuntime.find(heap_mb=0, log_level="")  # a first download shows its progress here, not in a log
-    click.echo(f"starting {brokers} brokers …", err=True)
+    click.echo(f"starting {many(brokers, 'broker')} …", err=True)
     announce = _print_json if output == "json" else _announce
     if detach:
         announce(start_detached(brokers, data, timeout))
@@ -91,7 +102,7 @@ def down(data: Path | None, output: str) -> None:
         click.echo("no embedded cluster is running", err=True)
     else:
         stop_detached(running)
-        click.echo(f"ended {len(running.brokers)} brokers", err=True)
+        click.echo(f"ended {many(len(running.brokers), 'broker')}", err=True)
     if output == "json":
         _print_json(None)
 
@@ -106,7 +117,7 @@ def _print_json(running: RunningCluster | None) -> None:
 
 
 def _option(data: Path | None) -> str:
-    return f" --data {data}" if data else ""
+    return f" --data {shlex.quote(str(data))}" if data else ""
 
 
 def _as_json(running: RunningCluster | None) -> dict[str, object]:

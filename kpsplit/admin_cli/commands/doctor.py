@@ -2,29 +2,76 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.errors import CheckFailedError
+from kpsplit.admin_cli.operating import yes_option
+from kpsplit.admin_cli.param_types import PRINTABLE
+from kpsplit.admin_cli.render.text import one_line
+from kpsplit.errors import CheckFailedError, UsageError
+
+if TYPE_CHECKING:
+    from kpsplit.kafka.doctor import SetAside
 
 
 @click.command("doctor", cls=VerbCommand)
+@click.option(
+    "--forget",
+    "names",
+    type=PRINTABLE,
+    metavar="NAME",
+    multiple=True,
+    help="Check nothing; remove this record, which the doctor has named. May be repeated.",
+)
+@yes_option
 @global_options
 @pass_call
-def command(call: Call) -> None:
+def command(call: Call, names: tuple[str, ...], yes: bool) -> None:
     """Check the cluster and everything that kpsplit owns.
 
-    Exits with 3 if a check fails.
+    Exits with 3 if a check fails. With --forget a record that no client of kpsplit has written, or whose
+    producer has stopped for good, is removed from a topic of kpsplit's own.
     """
     from kpsplit.admin_cli.render.plan import show_checks
+    from kpsplit.kafka.doctor import diagnose
 
+    if names:
+        _forget(call, names, yes)
+        return
     with call.operations() as operations:
-        checks = operations.doctor()
+        found = operations.findings()
+    checks = diagnose(found)
     data = {
-        "checks": [{"name": c.name, "ok": c.ok, "message": c.message, "remedy": c.remedy} for c in checks]
+        "checks": [{"name": c.name, "ok": c.ok, "message": c.message, "remedy": c.remedy} for c in checks],
+        "set_aside": [{"name": r.name, "check": r.check, "why": r.why} for r in found.set_aside],
     }
     call.show(data, lambda console: show_checks(checks, console))
     failed = [c for c in checks if not c.ok]
     if failed:
         raise CheckFailedError(f"{len(failed)} of {len(checks)} checks failed", hint=failed[0].remedy or None)
+
+
+def _forget(call: Call, names: tuple[str, ...], yes: bool) -> None:
+    with call.operations() as operations:
+        there = operations.findings().set_aside
+        records = [record for record in there if record.name in names]
+        unknown = sorted(set(names) - {record.name for record in records})
+        if unknown:
+            raise UsageError(
+                f"the doctor names no record {one_line(unknown[0])}; nothing was removed",
+                hint="run: kpsplit doctor",
+            )
+        for record in records:
+            call.say(_shown(record))
+        count = len(set(names))
+        call.confirm(f"Remove {count} records for good? No program behind them may run any more.", yes)
+        operations.forget_records(records)
+    removed = sorted(set(names))
+    call.show({"removed": removed}, lambda console: console.print(f"removed {', '.join(removed)}"))
+
+
+def _shown(record: SetAside) -> str:
+    return one_line(f"{record.name}: {record.why}")

@@ -27,10 +27,10 @@ def command(call: Call, lease_ms: int | None) -> None:
         lease = operations.view().settings.lease_ms
     call.show(
         {"created": created, "lease_ms": lease},
-        lambda console: console.print(_text(created, lease)),
+        lambda console: console.print(_text(created, lease_ms, lease)),
     )
 
 
-def _text(created: list[str], lease: int) -> str:
-    what = f"created {', '.join(created)}" if created else "all topics are there already; nothing was created"
-    return f"{what}\nlease: {lease} ms"
+def _text(created: list[str], wanted: int | None, lease: int) -> str:
+    what = f"created {', '.join(created)}" if created else "all topics are there already"
+    return f"{what}\nlease: {lease} ms{'' if wanted is None or created else ', set now'}"

@@ -19,9 +19,9 @@ group_option = click.option("--group", type=NAME, metavar="NAME", required=True,
 def command(call: Call, subject: tuple[str, int | None], group: str) -> None:
     """Show how far a consumer group has come.
 
-    Per key range: its owner, its position in every segment that it still has to read (offset and logical
-    offset), and the lag. A lag counts offsets, those of other ranges and of markers too. A segment that
-    "drains" is closed: what comes behind it waits for this range.
+    Per key range: its owner (client id, begin of the member id, host), its position in every segment that it
+    still has to read (offset and logical offset), and the lag. A lag counts offsets, those of other ranges
+    and of markers too. A segment that "drains" is closed: what comes behind it waits for this range.
     """
     from kpsplit.admin_cli.render.offsets import progress_json, show_progress
 

@@ -10,7 +10,6 @@ import click
 
 from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.lookup import not_enrolled
 from kpsplit.admin_cli.operating import check_runnable, force_option, plan_json
 from kpsplit.admin_cli.param_types import KEY_RANGE, PARTITION, RANGES, SINCE
 from kpsplit.admin_cli.spark_size import require_spark, spark_size_options
@@ -121,19 +120,28 @@ def _sized_by_spark(
     call: Call, operations: Operations, partition: PhysicalPartition, wanted: Balance
 ) -> Sizing:
     """Return boundaries by all records of the open range that is to be split."""
+    from kpsplit.admin_cli.render.console import stderr
+    from kpsplit.admin_cli.render.steps import StepProgress
     from kpsplit.kafka.planning import segment_to_split
     from kpsplit.spark_jobs.planning import Weight, size_partition
     from kpsplit.spark_jobs.session import running_session
 
-    state = operations.view().state(partition)
+    view = operations.view()
+    state = view.state(partition)
     if state is None:
-        raise not_enrolled(partition.topic)
+        raise view.not_enrolled(partition.topic)
     range_ = segment_to_split(state, wanted.of).range
     since = "earliest" if wanted.since is None else wanted.since
-    with running_session(wanted.cores, wanted.memory, wanted.master) as spark:
-        return size_partition(
+    with (
+        StepProgress(stderr(), "starting Spark") as progress,
+        running_session(wanted.cores, wanted.memory, wanted.master) as spark,
+    ):
+        progress.passed("Spark")
+        sizing = size_partition(
             spark, call.connection, partition, range_, wanted.ranges, since, Weight(wanted.weight)
         )
+        progress.passed("Sizing")
+    return sizing
 
 
 def _save(path: Path, data: bytes) -> None:

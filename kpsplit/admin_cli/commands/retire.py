@@ -11,11 +11,14 @@ from kpsplit.admin_cli.given import VerbCommand, global_options
 from kpsplit.admin_cli.operating import yes_option
 from kpsplit.admin_cli.param_types import PARTITION
 from kpsplit.admin_cli.render.text import one_line
-from kpsplit.errors import UsageError
+from kpsplit.errors import CheckFailedError, UsageError
+from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+KEEP = "Keep"
 
 
 @click.command("retire", cls=VerbCommand)
@@ -30,15 +33,16 @@ if TYPE_CHECKING:
 def command(call: Call, partition: PhysicalPartition | None, force: bool, dry_run: bool, yes: bool) -> None:
     """Delete sub-topics that every group has drained.
 
-    Only sealed or abandoned ones; one that a known group has not read to its end is kept. Without an argument
-    nothing is deleted: the sub-topics of all partitions that are sealed or abandoned are listed.
+    Only sealed or abandoned ones; one that a known group has not read to its end is kept, and the exit code
+    is 3 then. Without an argument nothing is deleted: the sub-topics of all partitions that are sealed or
+    abandoned are listed.
     """
     from kpsplit.admin_cli.render.console import stderr
     from kpsplit.admin_cli.render.steps import StepProgress
 
     if partition is None:
         if force or yes:
-            raise UsageError("no partition is named: nothing is deleted", hint="name one: retire TOPIC/P")
+            raise UsageError("no partition is named", hint="name one: kpsplit retire TOPIC/P")
         _list(call)
         return
     if dry_run:
@@ -46,11 +50,25 @@ def command(call: Call, partition: PhysicalPartition | None, force: bool, dry_ru
         return
     warning = " even if they are not drained" if force else ""
     call.confirm(f"Delete the emptied sub-topics of {partition}{warning}?", yes)
+    kept: dict[str, str] = {}
+
+    def observe(step: StepDone) -> None:
+        if step.name == KEEP:
+            name, _, reason = step.detail.partition(": ")
+            kept[name] = reason
+        progress(step)
+
     with call.operations() as operations, StepProgress(stderr(), "looking at the groups") as progress:
-        deleted = operations.retire(partition, observer=progress, force=force)
-    data = {"topic": partition.topic, "partition": partition.partition, "deleted": deleted}
+        deleted = operations.retire(partition, observer=observe, force=force)
+    data = {"topic": partition.topic, "partition": partition.partition, "deleted": deleted, "kept": kept}
     text = f"deleted {', '.join(deleted)}" if deleted else f"{partition}: there is nothing to retire"
-    call.show(data, lambda console: console.print(text))
+    call.show(data, lambda console: console.print(text, soft_wrap=True))
+    if kept:
+        raise CheckFailedError(
+            f"{len(kept)} of {len(kept) + len(deleted)} sub-topics of {partition} had to be kept",
+            hint="let the groups read on, or move them with kpsplit seek; then run it again",
+            changed=bool(deleted),
+        )
 
 
 def _list(call: Call) -> None:

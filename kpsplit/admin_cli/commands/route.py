@@ -8,7 +8,7 @@ import click
 
 from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.lookup import check_partition, find_state, not_enrolled, partition_count
+from kpsplit.admin_cli.lookup import check_partition, find_state, partition_count
 from kpsplit.admin_cli.param_types import BASE64, HEX, PARTITION_NUMBER, TOPIC
 from kpsplit.admin_cli.partition_choice import partition_of
 from kpsplit.splitter.key_range import key_hash
@@ -47,10 +47,11 @@ def command(
     """
     data = _key(key, key_base64, key_hex)
     with call.operations() as operations:
-        enrolment = operations.view().enrolments.get(topic)
+        view = operations.view()
+        enrolment = view.enrolments.get(topic)
         count = partition_count(call.connection, topic)
         if enrolment is None:
-            raise not_enrolled(topic)
+            raise view.not_enrolled(topic)
         number = partition_of(data, enrolment.partitioner, count) if partition is None else partition
         parent = PhysicalPartition(topic, number)
         check_partition(call.connection, parent)

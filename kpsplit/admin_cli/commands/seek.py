@@ -77,6 +77,7 @@ class TargetType(_Base):
     help="earliest, latest, a logical offset, or a time with its zone (2026-03-01T12:00:00Z).",
 )
 @click.option("--keys", type=KEY_RANGE, metavar="LO:HI", help="Move only this key range.")
+@click.option("--new-group", is_flag=True, help="Also where nobody knows such a group: make it.")
 @dry_run_option
 @yes_option
 @global_options
@@ -87,20 +88,21 @@ def command(
     group: str,
     target: Target,
     keys: KeyRange | None,
+    new_group: bool,
     dry_run: bool,
     yes: bool,
 ) -> None:
     """Move a consumer group, or one of its key ranges.
 
-    The group must have no members on the topic. What is skipped counts as read, so `kpsplit retire` may
-    delete it.
+    The group must exist, and have no members on the topic. What is skipped counts as read, so
+    `kpsplit retire` may delete it.
     """
     from kpsplit.admin_cli.render.console import stderr
-    from kpsplit.admin_cli.render.offsets import seek_json, show_seek
+    from kpsplit.admin_cli.render.offsets import seek_json, show_seek, target_text
     from kpsplit.admin_cli.render.text import one_line
 
     with call.operations() as operations:
-        seek = operations.plan_seek(group, partition, keys or WHOLE, target)
+        seek = operations.plan_seek(group, partition, keys or WHOLE, target, new_group=new_group)
         if dry_run:
             call.show(seek_json(seek, written=False), lambda console: show_seek(seek, console))
             call.say("dry run: nothing was changed")
@@ -108,5 +110,6 @@ def command(
         show_seek(seek, stderr())
         call.confirm(f"Move group {one_line(group)} of {partition} now?", yes)
         operations.seek(seek)
-    text = f"group {one_line(group)} is moved to {target.whence} in {seek.cursor.range} of {partition}"
+    where = f"{seek.cursor.range} of {partition}"
+    text = f"group {one_line(group)} is moved to {target_text(target)} in {where}"
     call.show(seek_json(seek, written=True), lambda console: console.print(text))

@@ -10,7 +10,7 @@ import click
 
 from kpsplit.admin_cli.call import Call, pass_call, print_json
 from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.lookup import check_partition, not_enrolled
+from kpsplit.admin_cli.lookup import check_partition
 from kpsplit.admin_cli.param_types import DURATION, TOPIC_OR_PARTITION
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -41,7 +41,7 @@ def command(call: Call, subject: tuple[str, int | None] | None, watch: bool, int
         statuses = look()
         if topic is not None and not statuses:
             check_partition(call.connection, PhysicalPartition(topic, partition or 0))
-            raise not_enrolled(topic)
+            raise operations.view().not_enrolled(topic)
         if watch:
             _watch(call, look, details, interval)
         else:

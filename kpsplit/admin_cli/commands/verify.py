@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kpsplit.spark_jobs import Verdict
-    from kpsplit.spark_jobs.verification.state_file import StateFile
 
 TIMES_SECONDS = 20.0
 """Limit for reading the clock times of the report; those that are not read by then are left out."""
@@ -70,17 +69,15 @@ def judging() -> Iterator[None]:
     help="Write a report with pictures there.",
 )
 @click.option(
-    "--state",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Go on where the run that wrote this file ended, and write it anew. Without the file: read all.",
-)
-@click.option(
     "--since",
     type=SINCE,
     metavar="TIME",
-    help="Judge only what was written since then: a time with its zone, or how long ago (1h). "
-    "Not together with --state.",
+    help="Judge only what was written since then: a time with its zone, or how long ago (1h).",
+)
+@click.option(
+    "--require-certificates",
+    is_flag=True,
+    help="Exit with 1 if a producer has not closed: what it lost at its end cannot be seen.",
 )
 @global_options
 @pass_call
@@ -94,44 +91,50 @@ def command(
     memory: str,
     parquet: Path | None,
     html: Path | None,
-    state: Path | None,
     since: int | None,
+    require_certificates: bool,
 ) -> None:
     """Prove that no record was lost, repeated or put out of order.
 
-    Reads all of the topic, or with --state what has come since, or with --since what was written since a
-    time; committed records only, with Spark; changes nothing. Exits with 3 if something is
+    Reads all that the topic's logs have, or with --since what was written since a time; committed records
+    only, with Spark; changes nothing. Each step is shown on stderr. --timeout bounds what is asked of the
+    brokers before Spark starts; reading the records takes as long as it takes. Exits with 3 if something is
     found, and with 1 if something could not be judged, and says why.
     """
-    if state is not None and since is not None:
-        raise click.UsageError("--state says from where on is judged: it does not go with --since")
     require_spark(memory, cores, master)
     if parquet is not None and parquet.exists():
         raise ConfigurationError(f"{parquet} exists", hint="give --parquet a folder that does not exist yet")
     if html is not None:
         check_writable(html, "choose another --html")
+    from kpsplit.admin_cli.render.console import stderr
+    from kpsplit.admin_cli.render.steps import StepProgress
     from kpsplit.spark_jobs.report import report_page, times_of
     from kpsplit.spark_jobs.session import running_session
     from kpsplit.spark_jobs.verification.job import (
         judge_snapshot,
-        past_of,
         since_of,
         take_snapshot,
         write_findings,
     )
-    from kpsplit.spark_jobs.verification.state_file import StateFile
 
-    file = None if state is None else StateFile(state)
-    loaded = None if file is None else file.load()
     topic, partition = subject
     connection = call.connection
     wanted = None if partition is None else [partition]
-    snapshot = take_snapshot(connection, topic, wanted, groups or None, call.given.timeout)
-    past = None if file is None else past_of(loaded, snapshot, connection, groups or None)
-    at = None if since is None else since_of(snapshot, connection, since)
     unwritten: list[KpsplitError] = []
-    with running_session(cores, memory, master) as spark:
-        verdict = judge_snapshot(spark, snapshot, connection, groups or None, past=past, since=at)
+    with ExitStack() as stack:
+        progress = stack.enter_context(StepProgress(stderr(), "reading kpsplit's own topics"))
+        snapshot = take_snapshot(connection, topic, wanted, groups or None, call.given.timeout)
+        at = None if since is None else since_of(snapshot, connection, since)
+        progress.passed("Snapshot")
+        spark = stack.enter_context(running_session(cores, memory, master))
+        progress.passed("Spark")
+        verdict = judge_snapshot(
+            *(spark, snapshot, connection, groups or None),
+            since=at,
+            require_certificates=require_certificates,
+            observer=progress.passed,
+        )
+        progress.passed("Checks")
         if parquet is not None:
             try:
                 write_findings(spark, verdict, parquet)
@@ -142,13 +145,13 @@ def command(
             html, lambda: report_page(verdict, times_of(connection, snapshot, TIMES_SECONDS))
         )
     call.show(verdict.json(), lambda console: _show(verdict, console))
-    conclude(verdict, file, call.say, unwritten)
+    conclude(verdict, call.say, unwritten)
 
 
 def write_page(path: Path, page: Callable[[], str]) -> list[KpsplitError]:
     """Make the report's page and write it; return why that failed.
 
-    Whatever goes wrong in it, the verdict is still to be told, and its state to be kept.
+    Whatever goes wrong in it, the verdict is still to be told.
     """
     try:
         write_whole(path, page().encode())
@@ -160,39 +163,18 @@ def write_page(path: Path, page: Callable[[], str]) -> list[KpsplitError]:
     return []
 
 
-def conclude(
-    verdict: Verdict,
-    file: StateFile | None,
-    say: Callable[[str], None],
-    unwritten: Sequence[KpsplitError] = (),
-) -> None:
-    """Keep the state for the next run, behind everything that was told, and end with what was found.
+def conclude(verdict: Verdict, say: Callable[[str], None], unwritten: Sequence[KpsplitError] = ()) -> None:
+    """End with what was found.
 
     Raises:
         CheckFailedError: there are findings; what could not be written is said beside that.
         KpsplitError: something could not be written, or not be judged.
     """
-    unsaved = None if file is None else _save(verdict, file, say)
-    failed = [*unwritten, *([unsaved] if unsaved is not None else [])]
-    if failed and not verdict.defects:
-        raise failed[0]
+    if unwritten and not verdict.defects:
+        raise unwritten[0]
     for error in unwritten:
         say(f"kpsplit verify: {error}")
-    if unsaved is not None:
-        say(f"kpsplit verify: the state was not saved: {unsaved}")
     _judge(verdict)
-
-
-def _save(verdict: Verdict, file: StateFile, say: Callable[[str], None]) -> KpsplitError | None:
-    """Save the state; return why that failed."""
-    if verdict.successor is None:
-        say("kpsplit verify could not judge everything: the state was left as it was")
-        return None
-    try:
-        file.save(verdict.successor)
-    except KpsplitError as error:
-        return error
-    return None
 
 
 def _show(verdict: Verdict, console: Console) -> None:

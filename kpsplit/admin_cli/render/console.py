@@ -43,10 +43,10 @@ def stderr() -> QuietConsole:
 
 
 def plain_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """Return a table in the style of all tables: a rule below the head and no other lines."""
+    """Return a table in the style of all tables: no lines, and numbers are never broken."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
     for column in columns:
-        whole = column == "range"
+        whole = column == "range" or column in right
         table.add_column(
             column, justify="right" if column in right else "left", overflow="fold", no_wrap=whole
         )

@@ -37,11 +37,6 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
-def many(number: int, noun: str, plural: str | None = None) -> str:
-    """Return ``1 record``, ``2 records``."""
-    return f"{count(number)} {noun if number == 1 else plural or noun + 's'}"
-
-
 def utc(ms: int) -> str:
     """Return a time (ms since 1970) to the second."""
     try:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from kpsplit.admin_cli.render.console import plain_table
-from kpsplit.admin_cli.render.human import count
+from kpsplit.admin_cli.render.human import count, utc
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.kafka.group_progress import Basis, PartitionProgress, RangeProgress, SegmentLeft
-from kpsplit.kafka.seeking import Seek
+from kpsplit.kafka.seeking import Seek, Target, Whence
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.partition_state import PartitionState
 
 NUMBERS = ("segment", "offset", "logical", "lag")
 UNKNOWN = "-"
+_WIDE = 100
 
 
 def progress_json(group: str, found: Sequence[PartitionProgress]) -> dict[str, Any]:
@@ -33,7 +34,10 @@ def show_progress(found: Sequence[PartitionProgress], console: Console) -> None:
         state = progress.state
         lag = UNKNOWN if progress.lag is None else count(progress.lag)
         console.print(Text(f"{state.parent}: epoch {state.epoch}, lag {lag}", style="bold"))
-        console.print(Padding(_table(progress), (0, 0, 0, 2), expand=False))
+        if console.width >= _WIDE:
+            console.print(Padding(_table(progress), (0, 0, 0, 2), expand=False))
+        else:
+            console.print(Group(*_lines(progress)))
 
 
 def seek_json(seek: Seek, *, written: bool) -> dict[str, Any]:
@@ -44,6 +48,7 @@ def seek_json(seek: Seek, *, written: bool) -> dict[str, Any]:
         "partition": seek.state.parent.partition,
         "range": [seek.cursor.range.lo, seek.cursor.range.hi],
         "to": seek.target.whence.value,
+        "at_end": seek.at_end,
         "positions": _positions_json(seek.state, seek.cursor),
         "written": written,
     }
@@ -59,6 +64,28 @@ def show_seek(seek: Seek, console: Console) -> None:
         Text(f"{seek.state.parent} {seek.cursor.range}, group {one_line(seek.group)}:", style="bold")
     )
     console.print(Padding(table, (0, 0, 0, 2), expand=False))
+    if seek.at_end:
+        told = target_text(seek.target)
+        console.print(Text(f"! no record is at or after {told}: as with --to latest", style="yellow"))
+
+
+def target_text(target: Target) -> str:
+    """Return where a seek goes, in words."""
+    if target.whence is Whence.OFFSET:
+        return f"offset {target.number}"
+    return utc(target.number) if target.whence is Whence.TIMESTAMP else target.whence.value
+
+
+def _lines(progress: PartitionProgress) -> Iterator[RenderableType]:
+    """Yield what ``_table`` shows in lines, for a narrow terminal: they are broken between words only."""
+    for range_ in progress.ranges:
+        owner = "" if range_.owner is None else f" {_owner(range_)}"
+        basis = "" if range_.left else f" {range_.basis.value}"
+        yield Padding(Text(f"{range_.range}{owner}{basis}"), (0, 0, 0, 2), expand=False)
+        for left in range_.left:
+            place, _, offset, logical, lag, what = _segment_cells(left)
+            text = f"{place} offset {offset} logical {logical} lag {lag} {what}"
+            yield Padding(Text(text.rstrip()), (0, 0, 0, 4), expand=False)
 
 
 def _table(progress: PartitionProgress) -> Table:
@@ -87,9 +114,7 @@ def _segment_cells(left: SegmentLeft) -> tuple[str, str, str, str, str, str]:
 
 
 def _owner(range_: RangeProgress) -> str:
-    if range_.owner is None:
-        return UNKNOWN
-    return one_line(f"{range_.owner.client_id}@{range_.owner.host}")
+    return UNKNOWN if range_.owner is None else one_line(str(range_.owner))
 
 
 def _partition_json(progress: PartitionProgress) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from kpsplit.admin_cli.render.console import plain_table
-from kpsplit.admin_cli.render.human import bar, count, duration, many, percent, utc
+from kpsplit.admin_cli.render.human import bar, count, duration, percent, utc
 from kpsplit.admin_cli.render.text import one_line, shorten
 from kpsplit.kafka.plans import Check, Drain, HotKey, Plan, Stretch
 from kpsplit.splitter.partition_state import OperationKind
+from kpsplit.splitter.words import many
 
 TOP_KEYS = 5
 MOST_GROUPS = 10
@@ -37,7 +38,8 @@ def show_plan(plan: Plan, console: Console, brief: bool = False) -> None:
         console.print(_indented(_drains(plan.drains)))
     console.print(Text("\nChecks", style="bold"))
     show_checks(plan.checks, console, brief)
-    if plan.note and plan.note not in (check.message for check in plan.checks):
+    said = [check.message for check in plan.checks if not (brief and check.ok)]
+    if plan.note and plan.note not in said:
         console.print(Text(f"\n! {one_line(plan.note)}", style="yellow"))
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from rich.cells import set_cell_size
 
-from kpsplit.admin_cli.render.human import many
 from kpsplit.admin_cli.render.text import show_bytes
 from kpsplit.consumer.lineage_reader import Tally
 from kpsplit.consumer.logical_record import LogicalRecord
 from kpsplit.splitter.records.stamp import Stamp, instance_name
+from kpsplit.splitter.words import many
 
 _OFFSET, _SEGMENT, _KEY = 14, 4, 24
 _LEAST_VALUE = 12

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kpsplit.admin_cli.render.console import plain_table
-from kpsplit.admin_cli.render.human import count, duration, many
+from kpsplit.admin_cli.render.human import count, duration
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.kafka.status import PartitionStatus
 from kpsplit.splitter.lineage import Segment, SegmentKind
@@ -20,6 +20,7 @@ from kpsplit.splitter.records.control import attempt_to_json
 from kpsplit.splitter.records.producers import ProducerRecord
 from kpsplit.splitter.records.stamp import instance_name
 from kpsplit.splitter.states import Phase
+from kpsplit.splitter.words import many
 
 _PHASE_STYLE = {
     Phase.STEADY: "green",
@@ -57,8 +58,8 @@ def _overview(statuses: Sequence[PartitionStatus]) -> Table:
             Text(state.phase, style=_PHASE_STYLE[state.phase]),
             str(state.epoch),
             str(len(state.lineage.open_segments())),
-            str(len(status.live)),
-            Text(_operation(status)),
+            str(len(status.writers)),
+            Text("; ".join(part for part in (_unread(status), _operation(status)) if part)),
         )
     return table
 
@@ -72,6 +73,8 @@ def _details(status: PartitionStatus) -> RenderableType:
     if status.enrolment.slots is not None:
         head.append(f", {many(status.enrolment.slots, 'slot')}", style="not bold")
     lines: list[RenderableType] = [head]
+    if status.unread:
+        lines.append(Padding(Text(_unread(status), style="yellow"), (0, 0, 0, 2), expand=False))
     operation = _operation(status)
     if operation:
         style = "dim" if state.phase is Phase.STEADY else "yellow"
@@ -106,14 +109,19 @@ def _shown(status: PartitionStatus) -> list[Segment]:
     return [*lineage.open_segments(), *lineage.open_overflows()]
 
 
+def _unread(status: PartitionStatus) -> str:
+    topic = status.state.parent.topic
+    return f"no group reads it: it has no slots; run: kpsplit enroll {topic}" if status.unread else ""
+
+
 def _operation(status: PartitionStatus) -> str:
     state = status.state
     if state.frozen_reason is not None:
         return f"frozen: {one_line(state.frozen_reason)}"
     if state.attempt is not None:
         age = status.attempt_age_seconds
-        since = "" if age is None else f", since {duration(max(age, 0.0))}"
-        return f"{state.attempt.kind} by {one_line(state.attempt.operator)}{since}"
+        began = "" if age is None else f", begun {duration(max(age, 0.0))} ago"
+        return f"{state.attempt.kind} by {one_line(state.attempt.operator)}{began}"
     if state.last is None:
         return ""
     if state.last.result is Result.COMMITTED:
@@ -123,10 +131,9 @@ def _operation(status: PartitionStatus) -> str:
 
 
 def _writers(status: PartitionStatus) -> str:
-    expired = f", {len(status.expired)} expired" if status.expired else ""
-    names = ", ".join(_writer_name(w) for w in status.live[:5])
-    more = f" and {len(status.live) - 5} more" if len(status.live) > 5 else ""
-    return f"{many(len(status.live), 'writer')}{expired}{f': {names}{more}' if names else ''}"
+    names = ", ".join(_writer_name(w) for w in status.writers[:5])
+    more = f" and {len(status.writers) - 5} more" if len(status.writers) > 5 else ""
+    return f"{many(len(status.writers), 'writer')}{f': {names}{more}' if names else ''}"
 
 
 def _writer_name(writer: ProducerRecord) -> str:
@@ -152,6 +159,7 @@ def _status_json(status: PartitionStatus) -> dict[str, Any]:
         "phase": state.phase.value,
         "partitioner": status.enrolment.partitioner.value,
         "slots": status.enrolment.slots,
+        "without_slots": status.unread,
         "frozen_reason": state.frozen_reason,
         "attempt": None if state.attempt is None else attempt_to_json(state.attempt),
         "attempt_age_seconds": status.attempt_age_seconds,
@@ -160,10 +168,7 @@ def _status_json(status: PartitionStatus) -> dict[str, Any]:
         "subtopics": [
             {"name": t.name, "partitions": t.partitions, "state": t.state.value} for t in state.subtopics
         ],
-        "writers": {
-            "live": [_writer_json(w) for w in status.live],
-            "expired": [_writer_json(w) for w in status.expired],
-        },
+        "writers": [_writer_json(w) for w in status.writers],
     }
 
 

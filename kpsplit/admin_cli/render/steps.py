@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -34,9 +35,18 @@ _DONE = {
     "Settled": "enrolment settled",
     "Missing": "already gone",
     "Retire": "sub-topic retired",
+    "Delete": "sub-topic deleted",
     "Freeze": "frozen",
     "Thaw": "thawed",
     "LeftOver": "left over",
+    "Keep": "kept",
+    "Forced": "deleted, not drained",
+    "Snapshot": "kpsplit's own topics read",
+    "Spark": "Spark started",
+    "Records": "records read",
+    "Numbers": "sequence numbers looked at",
+    "Checks": "checks done",
+    "Sizing": "boundaries found",
 }
 _NEXT = {
     "Claim": "recording the intent",
@@ -49,10 +59,15 @@ _NEXT = {
     "AppendMarkers": "committing",
     "Commit": "finishing",
     "SealSubTopics": "finishing",
+    "Snapshot": "starting Spark",
+    "Spark": "reading the records: this takes the longest",
+    "Records": "looking at the sequence numbers",
+    "Numbers": "checking order, certificates and range commits",
 }
 _LABEL_WIDTH = 32
 _TIME_WIDTH = 9
-_WARNINGS = {"Abort", "LeftOver", "Freeze"}
+_WARNINGS = {"Abort", "LeftOver", "Freeze", "Keep", "Forced"}
+"""These are worth a whole sentence: it is not cut at the end of the line."""
 
 
 class StepProgress:
@@ -62,6 +77,7 @@ class StepProgress:
         self._console = console
         self._status: Status | None = None
         self._first = first
+        self._since = time.monotonic()
 
     def __enter__(self) -> Self:
         """Begin to show what is awaited."""
@@ -81,10 +97,18 @@ class StepProgress:
     def __call__(self, step: StepDone) -> None:
         """Print one finished step. A terminal that is gone must not stop the operation half-way."""
         with suppress(OSError):
-            self._console.print(step_line(step), overflow="ellipsis", no_wrap=True)
+            if step.name in _WARNINGS:
+                self._console.print(step_line(step), soft_wrap=True)
+            else:
+                self._console.print(step_line(step), overflow="ellipsis", no_wrap=True)
             if self._status is not None:
                 self._status.update(_NEXT.get(step.name, "working"))
         raise_if_lost(step.name)
+
+    def passed(self, name: str, detail: str = "") -> None:
+        """Print a step that ends now and began where the one before ended."""
+        began, self._since = self._since, time.monotonic()
+        self(StepDone(name, self._since - began, detail))
 
 
 def step_line(step: StepDone) -> Text:

@@ -7,6 +7,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Any
 
 from kpsplit.consumer.run.dead_letters import Letters
@@ -34,6 +36,8 @@ class CoroutineWorkers:
         self._loop = asyncio.new_event_loop()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._tasks: list[asyncio.Task[None]] = []
+        self._abandoned = False
+        """Workers are cancelled by us; any other cancellation is a handler's own."""
         self._thread = threading.Thread(target=self._run, name="kpsplit-coroutines", daemon=True)
         desk.wake = self._wake
 
@@ -60,19 +64,27 @@ class CoroutineWorkers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _cancel(self) -> None:
+        self._abandoned = True
         for task in self._tasks:
             task.cancel()
 
     # -- a worker ------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        try:
-            await self._serve()
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            log.exception("kpsplit: internal error in a worker")
-            self._desk.end(error)
+        over = False
+        while not over:
+            try:
+                await asyncio.sleep(0)  # every worker is inside this before any handler is called
+                await self._serve()
+                over = True
+            except asyncio.CancelledError:
+                if self._abandoned:
+                    raise
+                await self._go_on()  # a handler has cancelled the task of an idle worker
+            except BaseException as error:
+                log.exception("kpsplit: internal error in a worker")
+                self._desk.end(error)
+                over = True
 
     async def _serve(self) -> None:
         desk = self._desk
@@ -80,9 +92,11 @@ class CoroutineWorkers:
             try:
                 with lane.attempt:
                     outputs = await self._call(lane.record)
-            except asyncio.CancelledError:
-                desk.give_back(lane)
-                raise
+            except asyncio.CancelledError as error:
+                if self._abandoned:
+                    desk.give_back(lane)
+                    raise
+                await self._failed(lane, _failure(error))
             except BaseException as error:  # noqa: BLE001 - the policy decides; an exit in a task ends the run
                 await self._failed(lane, error)
             else:
@@ -102,7 +116,17 @@ class CoroutineWorkers:
             await turn
         return None
 
+    async def _go_on(self) -> None:
+        """End what a handler has begun with the task of a worker: a cancellation is over with the handler."""
+        task = asyncio.current_task()
+        if task is not None and task.cancelling() and not self._abandoned:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)  # one that was asked for and not raised yet comes out here
+            while task.uncancel():
+                pass
+
     async def _failed(self, lane: Lane, error: BaseException) -> None:
+        await self._go_on()
         record = lane.record
         step = self._desk.failed(lane, error)
         if isinstance(step, Rest):
@@ -132,3 +156,10 @@ class CoroutineWorkers:
             turn = self._idle.popleft()
             if not turn.done():
                 turn.set_result(None)
+
+
+def _failure(error: asyncio.CancelledError) -> Exception:
+    """Return a cancellation by the handler itself as a failure like any other, on which policies decide."""
+    failure = CancelledError("the handler was cancelled by itself")
+    failure.__cause__ = error
+    return failure

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
@@ -39,11 +39,21 @@ LANE_SHARE = 8
 
 @dataclass(slots=True)
 class RunStats:
-    """What became of the records, and how the lanes stand now.
+    """What became of the records since the run began, and how its lanes stand now; docs/consumer.md.
 
-    ``late``: processed after their slots had left; another member works on them as well. ``crowded``: the key
-    ranges whose records fill their share of the buffer, so that reading waits for them. ``parked``: lanes
-    that wait for another attempt.
+    Attributes:
+        processed: records whose handler has returned.
+        failures: how often a handler has raised; each try of a record counts.
+        skipped: records that ``Skip`` gave up.
+        dead_letters: records that were written to the dead-letter topic, or will be with the next commit of a
+            transactional run.
+        late: records of those that were finished after their slots had left; another member works on
+            them as well.
+        lanes: of all slots that this member has.
+        busy: lanes whose record a worker has.
+        parked: lanes that rest before another try (``Retry``).
+        waiting_bytes: of records that were read and are not finished.
+        crowded: the key ranges whose records fill their share of the buffer, so that reading waits for them.
     """
 
     processed: int = 0
@@ -144,6 +154,15 @@ class Desk:
         """See ``Sink``."""
         with self.lock:
             return self.scheduler.release(slots)
+
+    torn = False
+    """See ``Sink``: an offer is taken whole or not at all, and an exception in a worker ends the run."""
+
+    def start_over(self) -> Mapping[OwnedSlot, Cursor]:
+        """See ``Sink``: nothing that waits is forgotten."""
+        with self.lock:
+            self.wake(-1)
+            return self.scheduler.places()
 
     def mark(self) -> int:
         """See ``Sink``."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from kpsplit.consumer.run.output import Output, outputs_of
 from kpsplit.errors import ConfigurationError, UsageError
+from kpsplit.kafka.headers import headers_of
 
 Handler = Callable[[Any], Any]
 
@@ -44,6 +45,7 @@ def synchronous(handler: Handler, *, transactional: bool) -> Callable[[Any], tup
     checked = outputs_of if transactional else _nothing
 
     def call(record: Any) -> tuple[Output, ...]:
+        headers_of(record)  # a handler that asks for unreadable headers must not end the process
         return checked(handler(record))
 
     return call
@@ -54,6 +56,7 @@ def asynchronous(handler: Handler, *, transactional: bool) -> Callable[[Any], Aw
     checked = outputs_of if transactional else _nothing
 
     async def call(record: Any) -> tuple[Output, ...]:
+        headers_of(record)
         return checked(await handler(record))
 
     return call

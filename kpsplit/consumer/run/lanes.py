@@ -26,15 +26,15 @@ No locks, threads, clocks here: ``desk`` is the shell.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
 
-from kpsplit.consumer.batch import MESSAGE_BYTES, Batch, OwnedSlot, message_hash
+from kpsplit.consumer.batch import MESSAGE_BYTES, Batch, OwnedSlot, header_bytes, message_hash
 from kpsplit.consumer.covering import Place
 from kpsplit.errors import InvariantError
 from kpsplit.kafka.logical_message import physical_offset
@@ -109,6 +109,15 @@ class Lane:
         self.queue.append(entry)
         self.pending[entry.segment] = self.pending.get(entry.segment, 0) + 1
         self.bytes += entry.size
+
+    def without(self, entries: Sequence[Entry]) -> None:
+        """Forget the records of a batch that was taken halfway; nobody works on them."""
+        while self.queue and self.queue[-1].number >= entries[0].number:
+            self.queue.pop()
+        self.bytes = sum(entry.size for entry in self.queue)
+        self.pending = dict(Counter(entry.segment for entry in self.queue))
+        if not self.queue and self.state is READY:
+            self.state = IDLE
 
     def pop(self) -> Entry:
         """Forget the first record: it was processed."""
@@ -209,16 +218,23 @@ class LaneScheduler:
 
     def dropped(self, slots: Iterable[OwnedSlot]) -> list[Home]:
         """Forget slots and their records; what is being worked on becomes an orphan. Return what has gone."""
-        left = [self._homes.pop(slot) for slot in slots if slot in self._homes]
+        left = [self._homes[slot] for slot in slots if slot in self._homes]
         for home in left:
             home.gone = True
+            if home.busy:
+                self._orphans.add(home)
             self._tables.pop(home.slot.parent, None)
+            self._homes.pop(home.slot, None)
             for lane in home.lanes:
                 self.waiting_bytes -= lane.bytes
                 self.crowded.discard(lane)
-            if home.busy:
-                self._orphans.add(home)
         return left
+
+    def places(self) -> dict[OwnedSlot, Cursor]:
+        """Return from where each slot that is not released has to be read on; counts the bytes anew."""
+        self.waiting_bytes = sum(lane.bytes for lane in self.lanes())
+        homes = [home for home in self._homes.values() if not home.released]
+        return {home.slot: Cursor(home.slot.range, dict(home.frontier)) for home in homes}
 
     def slots(self) -> tuple[OwnedSlot, ...]:
         """Return the slots that are owned."""
@@ -248,12 +264,27 @@ class LaneScheduler:
             hash_ = key_hash(key) if plain and key is not None else message_hash(message, segment)
             index = bisect_right(lows, hash_) - 1
             if index >= 0 and hash_ < highs[index]:
-                entry = Entry(next(number), hash_, segment.id, message, len(message) + MESSAGE_BYTES)
+                size = len(message) + len(key or b"") + header_bytes(message) + MESSAGE_BYTES
+                entry = Entry(next(number), hash_, segment.id, message, size)
                 parts.setdefault(lanes[index], []).append(entry)
         return parts
 
     def add(self, batch: Batch, parts: Parts) -> int:
-        """Take a batch's records; return how many lanes became ready."""
+        """Take a batch's records; return how many lanes became ready. All of them, or none if it raises."""
+        homes = [home for home in map(self._homes.get, batch.slots) if home is not None]
+        before = [(home, home.frontier.get(batch.segment.id)) for home in homes]
+        try:
+            return self._add(batch, parts)
+        except BaseException:
+            for home, frontier in before:
+                home.frontier.pop(batch.segment.id, None)
+                if frontier is not None:
+                    home.frontier[batch.segment.id] = frontier
+            for lane, entries in parts.items():
+                lane.without(entries)
+            raise
+
+    def _add(self, batch: Batch, parts: Parts) -> int:
         became_ready = 0
         for lane, entries in parts.items():
             for entry in entries:
@@ -394,15 +425,28 @@ class LaneScheduler:
                 home.frontier[batch.segment.id] = max(behind, batch.end)
 
     def _more_lanes(self, home: Home, factor: int) -> None:
-        """Divide each lane of a slot that nobody works on and that has not failed."""
-        lanes: list[Lane] = []
-        for lane in home.lanes:
-            if lane.state in (IDLE, READY) and lane.range.width >= factor:
-                lanes += self._divided(lane, factor)
-            else:
-                lanes.append(lane)
-        home.lanes = lanes
+        """Divide each lane of a slot that nobody works on and that has not failed; none if it raises."""
+        divided = {
+            lane: (lane.state, self._divided(lane, factor))
+            for lane in home.lanes
+            if lane.state in (IDLE, READY) and lane.range.width >= factor
+        }
+        lanes = home.lanes
         self._tables.pop(home.slot.parent, None)
+        try:
+            home.lanes = [p for lane in lanes for p in (divided[lane][1] if lane in divided else [lane])]
+            for lane, (_, parts) in divided.items():
+                self.crowded.discard(lane)
+                lane.state = LaneState.DIVIDED
+                for part in parts:
+                    self._ready_again(part)
+        except BaseException:
+            home.lanes = lanes
+            for lane, (state, parts) in divided.items():
+                lane.state = state
+                for part in parts:
+                    part.state = LaneState.DIVIDED
+            raise
 
     def _divided(self, lane: Lane, factor: int) -> list[Lane]:
         ranges = lane.range.split_evenly(factor)
@@ -410,10 +454,6 @@ class LaneScheduler:
         lows = [range_.lo for range_ in ranges]
         for entry in lane.queue:
             parts[bisect_right(lows, entry.hash) - 1].append(entry)
-        self.crowded.discard(lane)
-        lane.state = LaneState.DIVIDED
-        for part in parts:
-            self._ready_again(part)
         return parts
 
 

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from kpsplit.errors import UsageError
+from kpsplit.kafka.headers import Headers, headers_of
 from kpsplit.splitter.records import stamp
-
-Headers = list[tuple[str, bytes | None]]
 
 
 def own_headers(message: Any) -> Headers:
     """Return the application's own headers of a message: kpsplit's stamp belongs to one place in one log."""
-    return [(name, value) for name, value in message.headers() or () if name != stamp.HEADER]
+    return [(name, value) for name, value in headers_of(message) or () if name != stamp.HEADER]
 
 
 def place(message: Any) -> str:
@@ -52,7 +51,7 @@ class Record:
             offset,
             message.key(),
             message.value(),
-            message.headers(),
+            headers_of(message),
             message.timestamp(),
             message.leader_epoch(),
             (topic, partition, offset) if source is None else source(),

@@ -254,9 +254,8 @@ class _Run:
 
     def _commit_once(self, session: Session, deadline: Deadline) -> KafkaException | None:
         asked = session.ask(lambda: commit_now(session.context, session.engine.committer))
-        while not asked.done() and deadline.left() > 0:
+        while not asked.done() and deadline.left() > 0 and not session.engine.ended(LOOK_SECONDS):
             self._run_callbacks(session)
-            session.engine.ended(LOOK_SECONDS)
         if not asked.done():
             return timed_out(f"the last commit took longer than {COMMIT_SECONDS:.0f} s")
         raised = asked.exception()

@@ -8,22 +8,30 @@ committed is processed again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.batch import OwnedSlot
+from kpsplit.consumer.carrier import LoadError
 from kpsplit.consumer.committing import Processed
 from kpsplit.consumer.run.desk import Desk
 from kpsplit.consumer.run.outbox import Transfer
 from kpsplit.consumer.run.output import OutputError
 from kpsplit.consumer.run.producing import produce_with_room
 from kpsplit.errors import UsageError
+from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.error_map import error_of
+from kpsplit.kafka.error_map import MISSING, error_of
 from kpsplit.splitter.ports import Deadline
 
+CREATION_SECONDS = 1.0
+"""How long brokers may take to create a topic by themselves."""
+LOOK_SECONDS = 0.05
+
+_NOT_THERE = MISSING | {KafkaError.LEADER_NOT_AVAILABLE}
 _FOR_GOOD = {
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.INVALID_MSG_SIZE,
@@ -41,10 +49,11 @@ class OutputCarrier:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self._topics: set[str] = set()
 
     def load(self, processed: Sequence[Processed]) -> OutputLoad:
         """Return what goes with a commit."""
-        return OutputLoad(self._desk, self._desk.covered(processed))
+        return OutputLoad(self._desk, self._desk.covered(processed), self._topics)
 
     def keeps(self, slot: OwnedSlot) -> bool:
         """Tell whether outputs of a slot wait for a commit."""
@@ -60,18 +69,23 @@ class OutputCarrier:
 
 
 class OutputLoad:
-    """Implements ``Load``: what goes with one commit."""
+    """Implements ``Load``: what goes with one commit. ``topics``: those that are known to exist."""
 
-    def __init__(self, desk: Desk, transfer: Transfer) -> None:
+    def __init__(self, desk: Desk, transfer: Transfer, topics: set[str]) -> None:
         self._desk = desk
         self._transfer = transfer
+        self._topics = topics
 
     def write(self, producer: Any, deadline: Deadline) -> None:
         """Write the outputs with the producer of the transaction.
 
         Raises:
-            OutputError: one can never be written: the run ends. KafkaException: one was not, this time.
+            OutputError: one can never be written: the run ends. LoadError: the topic of one does not exist.
+            KafkaException: one was not written, this time.
         """
+        for topic in sorted({output.topic for output in self._transfer.outputs()} - self._topics):
+            _find(producer, topic, deadline)
+            self._topics.add(topic)
         try:
             self._write(producer, deadline)
         except (KafkaException, UsageError, TypeError, ValueError, OverflowError) as error:
@@ -105,6 +119,29 @@ class OutputLoad:
 
     def aborted(self) -> None:
         """The transaction was aborted: the outputs wait for the next, which is put together anew."""
+
+
+def _find(producer: Any, topic: str, deadline: Deadline) -> None:
+    """Do nothing if a topic exists. Brokers that create topics by themselves do so when they are asked.
+
+    Without this a record of a topic that is not there waits until the commit's time is over, and its error
+    does not say why.
+
+    Raises:
+        LoadError: it does not exist. KafkaException: brokers do not answer.
+    """
+    until = monotonic() + min(CREATION_SECONDS, deadline.left())
+    while True:
+        found = producer.list_topics(topic, timeout=max(deadline.left(), 0.0)).topics.get(topic)
+        error = None if found is None else found.error
+        if error is None or error.code() not in _NOT_THERE:
+            return
+        if monotonic() >= until:
+            raise LoadError(
+                f"an output is for topic {topic}, which does not exist; nothing was committed",
+                hint="create the topic: the commit is tried again",
+            )
+        time.sleep(LOOK_SECONDS)
 
 
 def _refusal(error: Exception) -> OutputError | None:

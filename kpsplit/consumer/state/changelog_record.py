@@ -17,15 +17,15 @@ HEADER = "kpc"
 MAX_RECORD_BYTES = 900_000
 """Key and value together: below the changelog's ``max.message.bytes`` with all that Kafka adds."""
 
-Headers = Sequence[tuple[str, str | bytes | None]]
-
 
 def headers_for(slot: SlotId) -> list[tuple[str, str | bytes | None]]:
     """Return the headers of the changelog records of a slot."""
     return [(HEADER, bytes([VERSION]) + slot.place)]
 
 
-def check_record(slot: SlotId, key: bytes | None, headers: Headers | None) -> None:
+def check_record(
+    slot: SlotId, key: bytes | None, headers: Sequence[tuple[str, str | bytes | None]] | None
+) -> None:
     """Do nothing if a record read from a slot's changelog partition is one of that slot.
 
     Raises:

@@ -11,12 +11,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from threading import Event, Thread
-from typing import cast
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from kpsplit.consumer.state.changelog import Changelogs
-from kpsplit.consumer.state.changelog_record import Headers, check_record
+from kpsplit.consumer.state.changelog_record import check_record
 from kpsplit.consumer.state.copies import Copy
 from kpsplit.consumer.state.marker import ChangelogFacts, start_from
 from kpsplit.consumer.state.owned import OwnedState
@@ -33,6 +32,7 @@ from kpsplit.errors import (
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import TRANSIENT_READS, translate
+from kpsplit.kafka.headers import headers_of
 
 log = logging.getLogger(__name__)
 
@@ -217,7 +217,7 @@ class Follower:
             return
         key, offset = message.key(), message.offset() or 0
         try:
-            check_record(copy.slot, key, cast("Headers | None", message.headers()))
+            check_record(copy.slot, key, headers_of(message))
         except FutureVersionError as refusal:
             self._give_up(copy, refusal)
         except RecordError:

@@ -18,6 +18,7 @@ from confluent_kafka import Producer
 
 from kpsplit.consumer.covering import Cover, Place
 from kpsplit.consumer.state.slots import Slot
+from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
 
@@ -79,11 +80,11 @@ class StateHooks(Protocol):
     def standbys(self) -> int:
         """How many other members keep a warm copy; without one ``assigned`` is not needed."""
 
-    def bind(self, group: str) -> None:
-        """A Consumer of a group begins to use the store.
+    def bind(self, group: str, connection: Connection) -> None:
+        """A Consumer of a group, with a connection, begins to use the store.
 
         Raises:
-            UsageError: it is another group's, or another Consumer uses it.
+            KpsplitError: it is another group's, another Consumer uses it, or it cannot be opened.
         """
 
     def unbind(self) -> None:

@@ -36,7 +36,7 @@ class Storage:
     together with the marker that counts them; they are restored from the changelog.
 
     Args:
-        directory: made if it is missing; used by one process at a time.
+        directory: made if it is missing, for nobody else to read; used by one process at a time.
         group: the consumer group whose state this is.
 
     Raises:
@@ -157,7 +157,7 @@ def _open(directory: Path) -> Rdict:
     options.set_keep_log_file_num(_KEPT_LOGS)
     options.set_max_log_file_size(_MAX_LOG_BYTES)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return Rdict(str(directory), options)
     except OSError as error:
         raise _unusable(directory, error.strerror or type(error).__name__) from None

@@ -46,7 +46,8 @@ class StateStore:
 
     Args:
         directory: for this process alone; made if it is missing.
-        config: the application's client configuration; the connection is taken from it, and ``group.id``.
+        config: a client configuration, for a store without a Consumer; else the Consumer's connection and
+            group are used, and the directory is opened when the Consumer is made.
         group: the consumer group, if ``config`` does not name it.
         standbys: how many other members keep a warm copy of each slot.
         max_pending_bytes: of writes that wait for a commit; above it ``wants_commit`` says so.
@@ -54,39 +55,54 @@ class StateStore:
 
     Raises:
         ConflictError: another process uses the directory.
-        ConfigurationError: no group, or the directory cannot be used.
+        ConfigurationError: no group, or the directory cannot be used. Without ``config`` the Consumer raises
+            these two.
     """
+
+    _connection: Connection
+    _storage: Storage
+    _writer: PlainWriter
+    _follower: Follower
 
     def __init__(
         self,
         directory: str | os.PathLike[str],
-        config: Mapping[str, Any],
+        config: Mapping[str, Any] | None = None,
         *,
         group: str | None = None,
         standbys: int = 0,
         max_pending_bytes: int = MAX_PENDING_BYTES,
         keep_seconds: float = KEEP_SECONDS,
     ) -> None:
-        self._group = group or str(config.get("group.id") or "")
-        if not self._group:
-            raise ConfigurationError("state belongs to a consumer group", hint="set group.id")
         if standbys < 0:
             raise ConfigurationError(f"standbys is {standbys}", hint="give 0 or more")
-        connection = self._connection = Connection.of_application(config)
+        self._directory = Path(directory)
+        self._group = group or str((config or {}).get("group.id") or "")
         self._standbys = standbys
         self._max_pending_bytes = max_pending_bytes
+        self._keep_seconds = keep_seconds
         self._lock = Lock()
         self._owned: dict[SlotId, OwnedState] = {}
         self._divisions: dict[tuple[str | None, int | None], int] = {}
         self._warm: frozenset[SlotId] = frozenset()
+        self._opened = False
         self._in_use = False
         self._broken: set[SlotId] = set()
         self._unusable: KpsplitError | None = None
-        self._storage = Storage(Path(directory), self._group)
-        self._storage.forget_older(int((time.time() - keep_seconds) * 1000))
+        _live.add(self)
+        if config is not None:
+            self._open(Connection.of_application(config))
+
+    def _open(self, connection: Connection) -> None:
+        """Take the directory, and begin to follow changelogs."""
+        if not self._group:
+            raise ConfigurationError("state belongs to a consumer group", hint="set group.id")
+        self._connection = connection
+        self._storage = Storage(self._directory, self._group)
+        self._storage.forget_older(int((time.time() - self._keep_seconds) * 1000))
         self._writer = PlainWriter(connection)
         self._follower = Follower(self._storage, connection, self._group)
-        _live.add(self)
+        self._opened = True
 
     def __enter__(self) -> StateStore:
         """Return the store."""
@@ -106,10 +122,18 @@ class StateStore:
 
         Raises:
             TypeError, ValueError: they are not text that can be sent; nothing is changed.
+            UsageError: the store has no connection yet: no configuration, and no Consumer.
         """
+        if not self._opened:
+            raise UsageError("the state store has no connection yet", hint="give it to a Consumer first")
         self._connection.set_sasl_credentials(username, password)
 
     # -- for handlers ------------------------------------------------------------------------------
+
+    def slots(self) -> list[SlotId]:
+        """Return the slots whose state this process has and keeps up to date: owned, and restored."""
+        owned = sorted(self._owned.items(), key=lambda item: str(item[0]))
+        return [slot for slot, state in owned if _progress(state)["ready"]]
 
     def slot(self, slot: Slot | SlotId) -> SlotView[bytes, bytes]:
         """Return the state of a slot, keys and values as bytes; ``typed`` on it gives other types."""
@@ -163,13 +187,17 @@ class StateStore:
         """How many other members keep a warm copy of each slot."""
         return self._standbys
 
-    def bind(self, group: str) -> None:
-        """Serve a Consumer of a group from now on.
+    def bind(self, group: str, connection: Connection) -> None:
+        """Serve a Consumer of a group from now on; a store without a configuration uses its connection.
 
         Raises:
-            ConfigurationError: the store is another group's. UsageError: another Consumer uses it.
+            ConfigurationError: the store is another group's, or the directory cannot be used.
+            UsageError: another Consumer uses it, or it is closed. ConflictError: another process uses the
+                directory.
         """
-        if group != self._group:
+        if self._unusable is not None:
+            raise self._unusable
+        if group != (self._group or group):
             raise ConfigurationError(
                 f"the state store is of group {self._group!r}, the Consumer of {group!r}",
                 hint="give both the same group.id",
@@ -180,6 +208,9 @@ class StateStore:
                     "another Consumer uses the state store",
                     hint="share the Consumer, run() has workers; or give each its own directory",
                 )
+            if not self._opened:
+                self._group = group
+                self._open(connection)
             self._in_use = True
 
     def unbind(self) -> None:
@@ -273,12 +304,14 @@ class StateStore:
     def stats(self) -> dict[str, Any]:
         """Return what the store does: progress per slot, warm copies, counters since it was opened."""
         owned = list(self._owned.values())
+        follower = self._follower if self._opened else None
+        error = follower.last_error if follower else None
         return {
             "slots": {str(o.slot): _progress(o) for o in owned},
-            "standbys": {str(slot): position for slot, position in self._follower.warm().items()},
+            "standbys": {str(slot): at for slot, at in follower.warm().items()} if follower else {},
             "pending_bytes": self._pending_bytes(),
-            "counts": dict(self._follower.counts),
-            "last_error": None if self._follower.last_error is None else str(self._follower.last_error),
+            "counts": dict(follower.counts) if follower else {},
+            "last_error": None if error is None else str(error),
         }
 
     def close(self) -> None:
@@ -290,8 +323,9 @@ class StateStore:
             for owned in self._owned.values():
                 owned.leave()
             self._owned.clear()
-        self._follower.close()
-        self._storage.close()
+        if self._opened:
+            self._follower.close()
+            self._storage.close()
 
     def _find(self, slot: SlotId) -> OwnedState:
         return self._belonging(slot).usable()

@@ -50,6 +50,7 @@ class GroupActs:
 
     def begin(self) -> None:
         """Start the first members; return when each has worked on a record."""
+        self.members.prepare([JOINS_LATE])
         self.members.join(FIRST_MEMBERS)
         self.members.wait("begin", lambda: all(m.news.worked_on for m in self.members.all), PATIENCE_SECONDS)
         names = ", ".join(FIRST_MEMBERS)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from confluent_kafka import Message
 
 from kpsplit.demo.group.worked import NO_KEY, Worked
-from kpsplit.errors import FutureVersionError, RecordError
+from kpsplit.errors import RecordError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import offsets_partition
@@ -72,8 +72,8 @@ def read_commits(
     behind = monotonic() - time.time() + TICK_SECONDS
 
     def take(message: Message) -> None:
-        commit = _commit(message)
-        if commit is not None and commit.group == group and commit.parent in parents:
+        commit = _commit(message, group)
+        if commit is not None and commit.parent in parents:
             found.append(Committed(message.timestamp()[1] / 1000 + behind, commit))
 
     places = {offsets_partition(parent, partitions) for parent in parents}
@@ -82,13 +82,13 @@ def read_commits(
     return found
 
 
-def _commit(message: Message) -> RangeCommit | None:
-    """Return the range commit that a record is; None for boundaries, withdrawals and garbage."""
+def _commit(message: Message, group: str) -> RangeCommit | None:
+    """Return the range commit of a group that a record is; None for everything else."""
     value = message.value()
     try:
         subject = parse_offset_key(message.key())
-        return decode_range_commit(subject, value) if isinstance(subject, CommitKey) and value else None
-    except FutureVersionError:
-        raise
+        if isinstance(subject, CommitKey) and subject.group == group and value:
+            return decode_range_commit(subject, value)
     except RecordError:
-        return None
+        pass
+    return None

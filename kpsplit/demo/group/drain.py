@@ -90,7 +90,8 @@ class DrainWatch(Background):
         if state is None or not self.waiting:
             return
         if self._tail is None:  # kept whatever goes wrong: connecting may take longer than one look
-            self._tail = OffsetTail(self._connection, [offsets_partition(state.parent, self._partitions)])
+            place = offsets_partition(state.parent, self._partitions)
+            self._tail = OffsetTail(self._connection, [place], self._group)
         self._note(self._tail.read_all(Deadline(READ_SECONDS)), state)
 
     def _note(self, fold: CommitFold, state: PartitionState) -> None:

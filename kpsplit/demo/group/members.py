@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,12 +18,16 @@ _POLL_SECONDS = 0.05
 
 
 class Member(ChildProcess):
-    """One member's process."""
+    """One member's process; it has loaded everything and waits until it is told to ``join``."""
 
     def __init__(self, orders: MemberOrders) -> None:
         self.orders = orders
         self.news = MemberNews()
-        super().__init__("group member", orders.name, "kpsplit.demo.group.member", orders.encode())
+        super().__init__("group member", orders.name, "kpsplit.demo.group.member", "")
+
+    def join(self) -> None:
+        """Have it join the group."""
+        self.tell(self.orders.encode())
 
     @property
     def error(self) -> str | None:
@@ -50,6 +54,7 @@ class Members:
 
     def __init__(self, orders_for: Callable[[str], MemberOrders]) -> None:
         self.all: list[Member] = []
+        self._prepared: dict[str, Member] = {}
         self._orders_for = orders_for
 
     def __enter__(self) -> Self:
@@ -61,17 +66,24 @@ class Members:
     ) -> None:
         """End those that still run."""
         deadline = Deadline(STOP_SECONDS)
-        for member in self.all:
+        for member in (*self.all, *self._prepared.values()):
             member.end(deadline)
 
     def __str__(self) -> str:
         """Tell what each has come to."""
         return ", ".join(f"{m.name} {_standing(m)}" for m in self.all)
 
-    def join(self, names: Iterable[str]) -> None:
-        """Start members."""
+    def prepare(self, names: Iterable[str]) -> None:
+        """Start processes that join later: a start takes a core for a second, and brokers share it."""
         for name in names:
-            self.all.append(Member(self._orders_for(name)))
+            self._prepared[name] = Member(self._orders_for(name))
+
+    def join(self, names: Collection[str]) -> None:
+        """Have members join, those that are not prepared as well."""
+        self.prepare(name for name in names if name not in self._prepared)
+        for name in names:
+            self.all.append(self._prepared.pop(name))
+            self.all[-1].join()
 
     def named(self, name: str) -> Member:
         """Return a member."""

@@ -29,7 +29,7 @@ def drained(snapshot: Snapshot) -> Iterator[Drained]:
     fold = CommitFold()
     for logged in sorted(snapshot.commits, key=lambda c: (c.log_partition, c.log_offset)):
         key = CommitKey(logged.group, logged.parent, logged.range)
-        fold.fold(key.encode(), None if logged.commit is None else logged.commit.encode(), logged.log_offset)
+        fold.take(key, logged.commit, logged.log_offset)
     for state in snapshot.states:
         for group in fold.groups(state.parent):
             pieces = fold.cursors(group, state.parent)

@@ -2,170 +2,186 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 
+from kpsplit import __version__
+from kpsplit.pages import html
+from kpsplit.pages.lineage import PARENT_COLOUR, lineage_picture
 from kpsplit.spark_jobs.report.drain import drained
-from kpsplit.spark_jobs.report.pictures import bars, lineage_picture
 from kpsplit.spark_jobs.report.times import Times
-from kpsplit.spark_jobs.verification.findings import MEANINGS, Check, Finding, Severity, Verdict
+from kpsplit.spark_jobs.verification.findings import MEANINGS, Check, Severity, Verdict
 from kpsplit.spark_jobs.verification.summary import result_line
+from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.stamp import instance_name
 
 MOST_FINDINGS = 200
 MOST_PARTITIONS = 24
+PAUSE_COLOUR, DRAIN_COLOUR = "#d9661f", "#2e8b57"
 
-_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; color: #1c232b; background: #f6f8fa; margin: 0; }
-main { max-width: 1160px; margin: 0 auto; padding: 24px; }
-h1 { font-size: 25px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 0 0 4px; }
-p { margin: 2px 0 10px; color: #4a5562; }
-section { background: #fff; border: 1px solid #dde3e9; border-radius: 10px; padding: 16px 20px;
-  margin: 16px 0; }
-.ok { border-left: 8px solid #2e8b57; } .found { border-left: 8px solid #c0392b; }
-.unproven { border-left: 8px solid #d9a400; }
-table { border-collapse: collapse; font-size: 13.5px; } .scroll { overflow-x: auto; }
-th, td { padding: 4px 14px 4px 0; text-align: left; border-bottom: 1px solid #eef1f4; vertical-align: top; }
-th { color: #5b6673; }
-td.n { text-align: right; font-variant-numeric: tabular-nums; }
-svg { width: 100%; height: auto; display: block; }
-svg text { font-size: 12px; fill: #4a5562; } svg .head { font-weight: 600; fill: #1c232b; }
-svg .mono { font-family: ui-monospace, monospace; font-size: 11.5px; }
-svg .box { fill: #1c232b; font-size: 11.5px; } svg .light { fill: #fff; font-size: 11.5px; }
-"""
+Gone = Mapping[PhysicalPartition, Mapping[int, str]]
+"""Why nothing of a segment can be read any more: by logical partition and segment."""
 
 
 def report_page(verdict: Verdict, times: Times | None = None) -> str:
     """Return the page: verdict, checks, lineage, records per segment, pauses, drain, findings.
 
-    ``times``: when the epochs began; without them the lineage has no clock times.
+    ``times``: the cluster, and when the epochs began; without them the lineage has no clock times.
     """
     split = [s for s in verdict.snapshot.states if len(s.lineage.segments) > 1]
     outcome = "found" if verdict.defects else "unproven" if verdict.unproven else "ok"
+    gone = _gone(verdict)
     parts = [
-        f"<h1>Verification of {escape(verdict.topic)}</h1>",
-        f'<section class="{outcome}"><b>{escape(result_line(verdict))}</b>{_counts(verdict)}</section>',
-        _section("Checks", "What was proven or refuted.", _checks(verdict)),
-        *(_lineage(verdict, state, times) for state in split[:MOST_PARTITIONS]),
-        _segments(verdict),
-        _pauses(verdict),
-        _drain(verdict),
-        _findings(verdict),
+        html.paragraph(_made(times)),
+        html.outcome(outcome, result_line(verdict), _counts(verdict)),
+        html.section("Checks", "What was proven or refuted.", _checks(verdict)),
+        *_unjudged(verdict),
+        *(_lineage(verdict, state, times, gone) for state in split[:MOST_PARTITIONS]),
+        *_not_drawn(len(split) - MOST_PARTITIONS),
+        _segments(verdict, gone),
+        *_pauses(verdict),
+        *_drain(verdict),
+        *_findings(verdict),
     ]
-    if len(split) > MOST_PARTITIONS:
-        parts.append(f"<p>{len(split) - MOST_PARTITIONS} more partitions were split; they are not drawn.</p>")
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>kpsplit verify: {escape(verdict.topic)}</title><style>{_STYLE}</style></head>"
-        f"<body><main>{''.join(parts)}</main></body></html>\n"
-    )
+    return html.page(f"kpsplit verify: {verdict.topic}", parts)
 
 
-def _checks(verdict: Verdict) -> str:
+def _made(times: Times | None) -> str:
+    by = f"Made by kpsplit {__version__}"
+    if times is None:
+        return f"{by}."
+    taken = datetime.fromtimestamp(times.taken_ms // 1000, UTC)
+    return f"{by} at {taken:%Y-%m-%d %H:%M:%S} UTC from the cluster {times.cluster}."
+
+
+def _gone(verdict: Verdict) -> Gone:
+    found: dict[PhysicalPartition, dict[int, str]] = {}
+    for lost in verdict.snapshot.lost():
+        if lost.first == lost.segment.start and lost.behind == lost.segment.end:
+            found.setdefault(lost.state.parent, {})[lost.segment.id] = str(lost.reason)
+    return found
+
+
+def _checks(verdict: Verdict) -> html.Html:
     rows = [(verdict.outcome(c), str(c), MEANINGS[c], str(len(verdict.of(c)))) for c in Check]
-    return _table(("outcome", "check", "meaning", "rows"), rows)
+    return html.table(("outcome", "check", "meaning", "rows"), rows)
 
 
-def _counts(verdict: Verdict) -> str:
+def _counts(verdict: Verdict) -> html.Html:
     names = sorted({name for counts in verdict.counts.values() for name in counts})
     rows = [
         (parent, *(f"{counts.get(name, 0):,}" for name in names)) for parent, counts in verdict.counts.items()
     ]
-    return _table(("partition", *(name.replace("_", " ") for name in names)), rows)
+    return html.table(("partition", *(name.replace("_", " ") for name in names)), rows)
 
 
-def _lineage(verdict: Verdict, state: PartitionState, times: Times | None) -> str:
-    records = {s.segment: s.data for s in verdict.segments if s.parent == state.parent}
-    told = "Time from left to right, key ranges from top to bottom in their order, overflows below them."
-    known = times.epochs.get(state.parent) if times else None
-    drawn = lineage_picture(state.lineage, records, known, times.taken_ms if times else None)
-    return _section(f"Lineage of {state.parent}", told, drawn)
+def _unjudged(verdict: Verdict) -> Iterator[html.Html]:
+    if verdict.unjudged:
+        rows = [(why,) for why in verdict.unjudged]
+        yield html.section("Not judged", "What kept the checks from judging.", html.table(("why",), rows))
 
 
-def _segments(verdict: Verdict) -> str:
+def _lineage(verdict: Verdict, state: PartitionState, times: Times | None, gone: Gone) -> html.Html:
+    told = (
+        "Time from left to right, key ranges from top to bottom in their order, overflows below them. "
+        "Dashed: what cannot be read any more."
+    )
+    drawn = lineage_picture(
+        state.lineage,
+        {s.segment: s.data for s in verdict.segments if s.parent == state.parent},
+        gone=gone.get(state.parent),
+        times=times.epochs.get(state.parent) if times else None,
+        taken_ms=times.taken_ms if times else None,
+    )
+    return html.section(f"Lineage of {state.parent}", told, drawn)
+
+
+def _not_drawn(more: int) -> Iterator[html.Html]:
+    if more > 0:
+        yield html.paragraph(f"{more} more partitions were split; they are not drawn.")
+
+
+def _segments(verdict: Verdict, gone: Gone) -> html.Html:
     places = {(state.parent, s.id): s for state in verdict.snapshot.states for s in state.lineage}
+    most = max((total.data for total in verdict.segments), default=0)
+    rows = []
+    for total in verdict.segments:
+        segment = places[total.parent, total.segment]
+        state = gone.get(total.parent, {}).get(segment.id, "open" if segment.is_open else "closed")
+        bar = html.bar(total.data, most, PARENT_COLOUR)
+        counts = f"{total.data:,}", bar, f"{total.strays:,}"
+        rows.append((str(total.parent), f"{segment.id} {segment.kind}", str(segment.source), *counts, state))
+    columns = ("partition", "segment", "place", "records", f"0 to {most:,} records", "strays", "state")
+    return html.section(
+        "Records per segment", "Delivered records; strays are skipped.", html.table(columns, rows)
+    )
+
+
+def _pauses(verdict: Verdict) -> Iterator[html.Html]:
+    wanted = {str(state.parent) for state in verdict.snapshot.states}
+    found = [
+        (record, parent, pause)
+        for record in verdict.snapshot.producers
+        for parent, pause in sorted(record.pauses.items())
+        if parent in wanted
+    ]
+    if not found:
+        return
+    most = max(pause.pause_ms for _, _, pause in found)
     rows = [
         (
-            f"{t.parent} {t.segment} ({places[t.parent, t.segment].kind})",
-            float(t.data),
-            f"{t.data:,}" + (f", {t.strays:,} strays" if t.strays else ""),
+            record.client_id,
+            instance_name(record.instance),
+            parent,
+            f"{pause.pause_ms:,}",
+            html.bar(pause.pause_ms, most, PAUSE_COLOUR),
+            f"{pause.held:,}",
         )
-        for t in verdict.segments
+        for record, parent, pause in found
     ]
-    return _section("Records per segment", "Delivered records; strays are skipped.", bars(rows, "Records"))
+    columns = ("client id", "producer", "partition", "pause ms", f"0 to {most:,} ms", "records held")
+    yield html.section(
+        "Pauses",
+        "What the latest operation on each partition cost each producer.",
+        html.table(columns, rows),
+    )
 
 
-def _pauses(verdict: Verdict) -> str:
-    wanted = {str(state.parent) for state in verdict.snapshot.states}
+def _drain(verdict: Verdict) -> Iterator[html.Html]:
     rows = [
-        (f"{instance_name(record.instance)} {name}", float(p.pause_ms), f"{p.pause_ms} ms, {p.held:,} held")
-        for record in verdict.snapshot.producers
-        for name, p in sorted(record.pauses.items())
-        if name in wanted
-    ]
-    told = "What the latest operation on each partition cost each producer."
-    return _section("Pauses", told, bars(rows, "Pauses", "#c4551b")) if rows else ""
-
-
-def _drain(verdict: Verdict) -> str:
-    rows = [
-        (f"{d.group} {d.parent}", d.share, f"{d.share:.0%} of the key space, {d.left:,} offsets left")
+        (d.group, str(d.parent), f"{d.share:.0%}", html.bar(d.share, 1, DRAIN_COLOUR), f"{d.left:,}")
         for d in drained(verdict.snapshot)
         if d.group in verdict.groups
     ]
     told = "How much of the key space has finished everything that splits and merges closed."
-    return _section("Drain of the groups", told, bars(rows, "Drain", "#2e8b57")) if rows else ""
+    if rows:
+        columns = ("group", "partition", "drained", "0 to 100% of the key space", "offsets left")
+        yield html.section("Drain of the groups", told, html.table(columns, rows))
 
 
-def _findings(verdict: Verdict) -> str:
+def _findings(verdict: Verdict) -> Iterator[html.Html]:
     order = list(Severity)
     found = sorted(verdict.findings, key=lambda f: order.index(f.severity))
     if not found:
-        return ""
+        return
+    clients = {instance_name(r.instance): r.client_id for r in verdict.snapshot.producers}
+    rows = [
+        (
+            *(f.severity, f.check, str(f.parent), f.message, _told(f.segment)),
+            *(clients.get(f.producer or "", ""), _told(f.producer), _told(f.group)),
+            *(_told(f.first), _told(f.last), f"{f.count:,}"),
+        )
+        for f in found[:MOST_FINDINGS]
+    ]
+    more = len(found) - MOST_FINDINGS
+    rest = [html.paragraph(f"{more:,} more.")] if more > 0 else []
     columns = (
-        "severity",
-        "check",
-        "partition",
-        "segment",
-        "producer",
-        "group",
-        "first",
-        "last",
-        "count",
-        "what",
+        *("severity", "check", "partition", "what", "segment", "client id", "producer", "group"),
+        *("first", "last", "count"),
     )
-    content = _table(columns, (_row(f) for f in found[:MOST_FINDINGS]))
-    more = f"<p>{len(found) - MOST_FINDINGS:,} more.</p>" if len(found) > MOST_FINDINGS else ""
-    return _section("Findings", "Notes are no defects.", content + more)
+    yield html.section("Findings", "Notes are no defects.", html.table(columns, rows), *rest)
 
 
-def _row(f: Finding) -> tuple[str, ...]:
-    cells = (
-        f.severity,
-        f.check,
-        f.parent,
-        f.segment,
-        f.producer,
-        f.group,
-        f.first,
-        f.last,
-        f.count,
-        f.message,
-    )
-    return tuple("" if cell is None else str(cell) for cell in cells)
-
-
-def _section(heading: str, told: str, content: str) -> str:
-    return f"<section><h2>{escape(heading)}</h2><p>{escape(told)}</p>{content}</section>"
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(c)}</th>" for c in columns)
-    body = "".join("<tr>" + "".join(_cell(c) for c in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
-
-
-def _cell(content: str) -> str:
-    number = content.replace(",", "").isdigit()
-    return f"<td{' class=n' if number else ''}>{escape(content)}</td>"
+def _told(cell: object) -> str:
+    return "" if cell is None else str(cell)

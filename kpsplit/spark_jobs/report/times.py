@@ -1,15 +1,20 @@
-"""When each epoch began, by the clock of whoever cut: read from the markers that are still in the logs."""
+"""What a report says of its circumstances: the cluster, the time, and when each epoch began.
+
+The latter by the clock of the operator that cut: read from the markers that are still in the logs.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaException, Message
 
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.log_slice import read_at
 from kpsplit.spark_jobs.snapshot import Snapshot
@@ -22,10 +27,14 @@ MOST_READS = 32
 
 @dataclass(frozen=True)
 class Times:
-    """Clock times in ms since 1970; ``epochs``: by logical partition and epoch, those that are known."""
+    """Clock times in ms since 1970; ``epochs``: by logical partition and epoch, those that are known.
+
+    ``cluster``: the cluster's id (left out if it does not say it) and where it was reached.
+    """
 
     taken_ms: int
     epochs: Mapping[PhysicalPartition, Mapping[int, int]] = field(default_factory=dict)
+    cluster: str = ""
 
 
 def times_of(connection: Connection, snapshot: Snapshot, seconds: float) -> Times:
@@ -45,7 +54,13 @@ def times_of(connection: Connection, snapshot: Snapshot, seconds: float) -> Time
             at = _time(messages.get(place), offset)
             if at is not None:
                 found.setdefault(parent, {})[epoch] = at
-    return Times(taken, found)
+    return Times(taken, found, _cluster(connection))
+
+
+def _cluster(connection: Connection) -> str:
+    with suppress(KpsplitError, KafkaException):  # a report without its id is better than none
+        return f"{ClusterAdmin(connection).cluster_id()} ({connection.bootstrap})"
+    return connection.bootstrap
 
 
 def beginnings(snapshot: Snapshot, state: PartitionState) -> Iterator[tuple[int, PhysicalPartition, int]]:

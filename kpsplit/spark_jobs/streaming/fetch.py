@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import Message
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from kpsplit.consumer.physical_reader import LostStartError, PhysicalReader
+from kpsplit.consumer.physical_reader import AHEAD, LostStartError, PhysicalReader
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.headers import headers_of
+from kpsplit.spark_jobs.connector_options import portable
 from kpsplit.spark_jobs.schemas import REGIONS
 from kpsplit.spark_jobs.streaming.schema import PLACED
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -20,6 +24,13 @@ from kpsplit.splitter.lineage import PhysicalPartition
 ROWS = 2000
 BYTES = 8 << 20
 """So many records, or bytes of values, are one Arrow batch: bounds what a task holds at a time."""
+
+_LEAST = 1_000
+_SPARE = 8
+"""A reader is taken for a task if it fetches at most so many times as many records ahead as that reads."""
+
+_kept: dict[str, PhysicalReader] = {}
+"""The reader that the last task of this process left, if it was done; at most one."""
 
 _log = logging.getLogger(__name__)
 _FIRST, _BEHIND = REGIONS.fieldNames().index("first"), REGIONS.fieldNames().index("behind")
@@ -33,13 +44,37 @@ def fetch(
     Raises:
         KpsplitError: a broker cannot be reached, or records are gone.
     """
-    reader = PhysicalReader(connection, patience)
-    try:
+    most = max((region[_BEHIND] - region[_FIRST] for region in regions), default=0)
+    with _reader(connection, patience, most) as reader:
         for region in regions:
             for block in _blocks(_records(reader, region, fail_on_data_loss)):
                 yield _arrow(block, region)
-    finally:
+
+
+@contextmanager
+def _reader(connection: Connection, patience: float, most: int) -> Iterator[PhysicalReader]:
+    """Yield a reader: the one that the task before left in this process, if it fits, else a new one.
+
+    Spark keeps its Python processes for the tasks of later batches. A client that is connected already reads
+    at once; between two tasks it fetches nothing. After an error, and where a task is not read to its end, it
+    is closed.
+    """
+    name = json.dumps([portable(connection.properties), patience], sort_keys=True)
+    least = max(min(most, AHEAD), _LEAST)
+    kept = _kept.pop(name, None)
+    while _kept:  # of another query
+        _kept.popitem()[1].close()
+    if kept is not None and not least <= kept.ahead <= _SPARE * least:
+        kept.close()
+        kept = None
+    reader = kept or PhysicalReader(connection, patience, least)
+    try:
+        yield reader
+        reader.rest()
+    except BaseException:
         reader.close()
+        raise
+    _kept[name] = reader
 
 
 def _blocks(records: Iterator[Message]) -> Iterator[list[Message]]:
@@ -102,9 +137,7 @@ def _arrow(records: list[Message], region: tuple[Any, ...]) -> pa.RecordBatch:
 
 
 def _headers(message: Message) -> list[tuple[str, bytes | None]] | None:
-    found = message.headers()
-    pairs = found.items() if isinstance(found, dict) else found or ()
-    return [(n, v.encode() if isinstance(v, str) else v) for n, v in pairs] or None
+    return headers_of(message) or None
 
 
 _SCHEMA = to_arrow_schema(PLACED)

@@ -107,9 +107,7 @@ class Lookout:
     def _state(self, parent: PhysicalPartition) -> PartitionState:
         state = self._tail.view.state(parent)
         if state is None:
-            raise UsageError(
-                f"topic {parent.topic} is not enrolled", hint=f"run: kpsplit enroll {parent.topic}"
-            )
+            raise self._tail.view.not_enrolled(parent.topic)
         return state
 
     def _topic_id(self, topic: str) -> str | None:

@@ -104,8 +104,9 @@ class Planner:
         if stretches is None:
             raise ConflictError(
                 f"{state.parent}: the batch would end before it begins",
-                hint="AvailableNow goes without max_offsets_per_trigger in this Spark: begin with another "
-                "checkpoint, at the logical offsets behind the last batch that was done",
+                hint="nothing was read. To go on from the last batch that was done: delete the file with the "
+                "greatest number in the checkpoint's folder offsets, if its folder commits has none of that "
+                "number",
             )
         kept = self._there(state, stretches)
         return [

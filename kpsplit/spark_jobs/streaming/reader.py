@@ -7,9 +7,9 @@ How Spark 4.0 asks, which is not how it reads:
 * A new query asks ``latestOffset`` first and ``initialOffset`` later, and asks for the latter again if it
   died before its first batch was done. So ``initialOffset`` is a constant, and the end of the first batch
   carries where it began (``offset``).
-* ``Trigger.AvailableNow`` asks ``latestOffset`` once, before it says where the query stands, and makes one
-  batch of it. Without a limit the answer does not depend on where the query stands; with one the answer is
-  that of a new query, and is refused by ``partitions`` if it was not one.
+* ``Trigger.AvailableNow`` asks ``latestOffset`` once and makes one batch of it. Where there is a checkpoint
+  Spark 4.0.0 says beforehand where the query stands, as with every trigger. Should it ever not, the answer
+  with a limit is that of a new query, and is refused by ``partitions`` if it was not one.
 * ``partitions`` is asked several times for one batch, and again for a batch that was not finished.
 
 Later versions hand the start to ``latestOffset``; it is then taken from there.

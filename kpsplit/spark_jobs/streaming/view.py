@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.gather import PATIENCE
 from kpsplit.spark_jobs.offsets import Bound
+from kpsplit.spark_jobs.session import warn_of_plain_rpc
 from kpsplit.spark_jobs.streaming.query import Query, Settings
 from kpsplit.spark_jobs.streaming.source import FORMAT, LogicalStreamSource, options_of
 from kpsplit.spark_jobs.transforms.logical import delivered
@@ -67,6 +68,7 @@ def read_logical_stream(
         fail_on_data_loss,
     )
     options = options_of(query)
+    warn_of_plain_rpc(spark, query.properties)
     spark.dataSource.register(LogicalStreamSource)
     placed = spark.readStream.format(FORMAT).options(**options).load()
     return delivered(placed, include_headers=include_headers)

@@ -15,7 +15,12 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from kpsplit.spark_jobs.schemas import Fate
 from kpsplit.spark_jobs.transforms import rising
-from kpsplit.spark_jobs.transforms.headers import stamp_instance, stamp_sequence, with_our_headers
+from kpsplit.spark_jobs.transforms.headers import (
+    stamp_epoch,
+    stamp_instance,
+    stamp_sequence,
+    with_our_headers,
+)
 from kpsplit.spark_jobs.transforms.key_hash import hash_of, reader_hash
 from kpsplit.spark_jobs.transforms.placement import fate, logical_offset, placed
 
@@ -32,8 +37,8 @@ _BEYOND = (1 << 63) - 1
 def judged(raw: DataFrame, regions: DataFrame) -> DataFrame:
     """Return one narrow row per record: place, ``fate``, ``wrong`` (its key is another segment's), stamp.
 
-    Lazily also ``key_hash``, ``key_print`` and ``logical_offset``, for the few records that are looked at
-    closely.
+    Lazily also ``epoch``, ``key_hash``, ``key_print`` and ``logical_offset``, for the few records that are
+    looked at closely.
     """
     records = with_our_headers(placed(raw, regions))
     inside = (hash_of(F.col("key")) >= F.col("lo")) & (hash_of(F.col("key")) < F.col("hi"))
@@ -45,6 +50,7 @@ def judged(raw: DataFrame, regions: DataFrame) -> DataFrame:
         F.coalesce(F.col("key").isNotNull() & ~inside, F.lit(False)).alias("wrong"),
         F.when(F.col("stamp").isNotNull(), stamp_instance()).alias("instance"),
         F.when(F.col("stamp").isNotNull(), F.coalesce(stamp_sequence(), F.lit(_BEYOND))).alias("sequence"),
+        stamp_epoch().alias("epoch"),
         F.when(F.col("segment").isNotNull(), reader_hash()).alias("key_hash"),
         F.xxhash64("key").alias("key_print"),
         F.col("key").isNotNull().alias("keyed"),
@@ -147,13 +153,16 @@ def buckets(cells_: DataFrame) -> DataFrame:
 
 
 def shelves(buckets_: DataFrame) -> DataFrame:
-    """Return, per producer and 2^16 numbers: how many are there, how often, and strays never sent again."""
+    """Return, per producer and 2^16 numbers: how many are there, how often, and how many went astray.
+
+    ``unsent``: strays whose numbers are not there; ``answered``: strays whose numbers are.
+    """
     shelf = F.shiftright("bucket", SHELF_BITS - BUCKET_BITS).alias("shelf")
     return buckets_.groupBy("logical_partition", "instance", shelf).agg(
         F.sum(F.bit_count("data")).alias("numbers"),
         F.sum("records").alias("records"),
         F.sum(F.expr("bit_count(strays & ~data)")).alias("unsent"),
-        F.max(F.expr("CASE WHEN data != 0 THEN bucket END")).alias("last_bucket"),
+        F.sum(F.expr("bit_count(strays & data)")).alias("answered"),
     )
 
 
@@ -163,6 +172,11 @@ def on_shelves(buckets_: DataFrame, wanted: DataFrame) -> DataFrame:
     return buckets_.withColumn("shelf", shelf).join(
         F.broadcast(wanted), ["logical_partition", "instance", "shelf"], "left_semi"
     )
+
+
+def of_producers(buckets_: DataFrame, wanted: DataFrame) -> DataFrame:
+    """Return the buckets of some producers (logical_partition, instance)."""
+    return buckets_.join(F.broadcast(wanted), ["logical_partition", "instance"], "left_semi")
 
 
 def repeated(records: DataFrame, wanted: DataFrame) -> DataFrame:
@@ -180,6 +194,37 @@ def repeated(records: DataFrame, wanted: DataFrame) -> DataFrame:
             F.min_by("key_hash", "logical_offset").alias("key_hash"),
         )
         .where("records > 1")
+    )
+
+
+def copied(records: DataFrame, wanted: DataFrame, excused: DataFrame) -> DataFrame:
+    """Return strays in some buckets that nobody sent again, although their numbers are there as data.
+
+    What is sent again has a newer epoch than the stray. Where no data have one, the data are the original,
+    and the stray is a copy of it that another program wrote back.
+
+    Args:
+        records: judged records.
+        wanted: the buckets (logical_partition, instance, bucket).
+        excused: numbers that may stand anywhere (logical_partition, instance, sequence): reported as failed.
+    """
+    number = ["logical_partition", "instance", "sequence"]
+    newest = F.max(F.when(F.col("fate") == int(Fate.DATA), F.col("epoch"))).over(Window.partitionBy(*number))
+    return (
+        records.where(F.col("fate").isin(int(Fate.DATA), int(Fate.STRAY)))
+        .withColumn("bucket", F.shiftright("sequence", BUCKET_BITS))
+        .join(wanted, ["logical_partition", "instance", "bucket"], "left_semi")
+        .join(F.broadcast(excused), number, "left_anti")
+        .withColumn("newest", newest)
+        .where((F.col("fate") == int(Fate.STRAY)) & (F.col("newest") <= F.col("epoch")))
+        .groupBy("logical_partition", "segment", "instance")
+        .agg(
+            F.count("*").alias("records"),
+            F.min("sequence").alias("first"),
+            F.max("sequence").alias("last"),
+            F.min("offset").alias("first_offset"),
+            F.max("offset").alias("last_offset"),
+        )
     )
 
 
@@ -202,8 +247,7 @@ def out_of_order(records: DataFrame, wanted: DataFrame, excused: DataFrame) -> D
 
     Args:
         records: judged records.
-        wanted: the producers and segments to look at (logical_partition, instance, segment), and from which
-            offset on records are judged (since); those before it only stand before others.
+        wanted: the producers and segments to look at (logical_partition, instance, segment).
         excused: numbers that may stand anywhere (logical_partition, instance, sequence): reported as failed.
     """
     path = Window.partitionBy("logical_partition", "instance", "key_hash", "key_print").orderBy(
@@ -211,21 +255,10 @@ def out_of_order(records: DataFrame, wanted: DataFrame, excused: DataFrame) -> D
     )
     return (
         records.where((F.col("fate") == int(Fate.DATA)) & F.col("keyed"))
-        .join(F.broadcast(wanted), ["logical_partition", "instance", "segment"])
+        .join(F.broadcast(wanted), ["logical_partition", "instance", "segment"], "left_semi")
         .join(F.broadcast(excused), ["logical_partition", "instance", "sequence"], "left_anti")
         .withColumn("before", F.lag("sequence").over(path))
-        .where("before > sequence AND offset >= since")
-    )
-
-
-def early(buckets_: DataFrame, known: DataFrame) -> DataFrame:
-    """Return buckets with data of numbers below a known one (logical_partition, instance, below)."""
-    first = F.col("bucket") * (1 << BUCKET_BITS)
-    return (
-        buckets_.where("data != 0")
-        .join(F.broadcast(known), ["logical_partition", "instance"])
-        .where(first < F.col("below"))
-        .drop("below")
+        .where("before > sequence")
     )
 
 

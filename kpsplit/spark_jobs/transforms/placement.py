@@ -23,7 +23,7 @@ def fate() -> Column:
     The view that the regions come from was read behind every record: nothing is left to wait for.
     """
     stamped = F.col("stamp").isNotNull()
-    stray = stamped & (F.col("overflow") | (stamp_epoch() < F.col("opened_epoch")))
+    stray = stamped & (stamp_epoch() < F.col("opened_epoch"))
     at_end = F.col("offset") == F.col("end")
     ours = F.col("marker_of") == F.concat_ws("/", "logical_topic", "logical_partition")
     return (

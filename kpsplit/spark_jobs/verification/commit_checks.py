@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from kpsplit.spark_jobs.snapshot import LoggedCommit, LostReason, Snapshot
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
-from kpsplit.spark_jobs.verification.state import State
+from kpsplit.spark_jobs.verification.start import Start
 from kpsplit.splitter.commits import CommitFold, cursor_of
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KeyRange
@@ -21,62 +21,37 @@ def groups_of(snapshot: Snapshot) -> tuple[str, ...]:
     return tuple(sorted({logged.group for logged in snapshot.commits}))
 
 
-def commit_findings(snapshot: Snapshot, groups: Collection[str] | None, past: State) -> Iterator[Finding]:
+def commit_findings(snapshot: Snapshot, groups: Collection[str] | None, start: Start) -> Iterator[Finding]:
     """Return what is wrong with the range commits of some groups (None: of all).
 
-    The offset log is compacted: what it still holds is looked at, in its order; what earlier runs saw counts
-    as it stood then.
+    The offset log is compacted: what it still holds is looked at, in its order; what lies before the time
+    is in force, and not judged.
     """
     states = {state.parent: state for state in snapshot.states}
     fold = CommitFold()
     seen: set[tuple[str, PartitionState]] = set()
-    for logged, is_new in in_order(snapshot, past):
+    for logged, is_new in in_order(snapshot, start):
         if groups is not None and logged.group not in groups:
             continue
         state = states[logged.parent]
         if logged.commit is not None:
             seen.add((logged.group, state))
-            if is_new:
+            if is_new and isinstance(logged.commit, RangeCommit):
                 yield from _inside(snapshot, state, logged.commit)
                 yield from _going_back(fold, state, logged, logged.commit)
-        _take(fold, logged)
+        fold.take(CommitKey(logged.group, logged.parent, logged.range), logged.commit, logged.log_offset)
     for group, state in sorted(seen, key=lambda pair: (pair[0], pair[1].parent)):
         yield from _gaps(fold, group, state)
         yield from _unfinished(snapshot, fold, group, state)
 
 
-def in_order(snapshot: Snapshot, past: State) -> Iterator[tuple[LoggedCommit, bool]]:
-    """Yield what earlier runs left in force, then what the log has beyond that, and whether it is new."""
+def in_order(snapshot: Snapshot, start: Start) -> Iterator[tuple[LoggedCommit, bool]]:
+    """Yield the range commits of each partition in the order of the log, and whether they are judged."""
     for state in snapshot.states:
-        known = past.past(state.parent.partition)
-        new = [c for c in snapshot.commits if c.parent == state.parent and c.log_offset >= known.commits_read]
-        for logged in known.commits:
-            yield logged, False
-        for logged in sorted(new, key=lambda c: c.log_offset):
-            yield logged, True
-
-
-def in_force(snapshot: Snapshot, past: State) -> list[LoggedCommit]:
-    """Return the range commits that win somewhere, in the order of the log."""
-    fold = CommitFold()
-    last: dict[CommitKey, LoggedCommit] = {}
-    for logged, _ in in_order(snapshot, past):
-        _take(fold, logged)
-        last[CommitKey(logged.group, logged.parent, logged.range)] = logged
-    winning = {
-        CommitKey(group, state.parent, commit.range)
-        for state in snapshot.states
-        for group in fold.groups(state.parent)
-        for _, commit in fold.commits(group, state.parent)
-    }
-    found = [last[key] for key in winning]
-    return sorted(found, key=lambda c: (c.parent, c.log_offset))
-
-
-def _take(fold: CommitFold, logged: LoggedCommit) -> None:
-    key = CommitKey(logged.group, logged.parent, logged.range)
-    value = None if logged.commit is None else logged.commit.encode()
-    fold.fold(key.encode(), value, logged.log_offset)
+        first = start.commits_read.get(state.parent.partition, 0)
+        mine = [c for c in snapshot.commits if c.parent == state.parent]
+        for logged in sorted(mine, key=lambda c: c.log_offset):
+            yield logged, logged.log_offset >= first
 
 
 def _inside(snapshot: Snapshot, state: PartitionState, commit: RangeCommit) -> Iterator[Finding]:
@@ -123,7 +98,9 @@ def _going_back(
 def _gaps(fold: CommitFold, group: str, state: PartitionState) -> Iterator[Finding]:
     for piece, cursor in fold.cursors(group, state.parent):
         if cursor is None:
+            newer = fold.newer(group, state.parent, piece)
             message = f"group {group} has no range commit for {piece}: not begun, or lost"
+            message = message if newer is None else newer.message
             yield Finding(Check.COMMITS_WHOLE, Severity.UNPROVEN, state.parent, message, group=group)
         elif not cursor.ahead_of(state.lineage):
             yield from _skipped(group, state, cursor, piece)

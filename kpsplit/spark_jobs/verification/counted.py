@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kpsplit.spark_jobs.schemas import Fate
 
@@ -33,23 +32,3 @@ class Span:
     descents: int
     first: int
     last: int
-
-
-def added_up(totals: Iterable[Total]) -> list[Total]:
-    """Return the totals with those of one segment and fate made one."""
-    found: dict[tuple[int, int | None, Fate, bool], Total] = {}
-    for t in totals:
-        key = t.partition, t.segment, t.fate, t.stamped
-        known = found.get(key)
-        found[key] = (
-            t
-            if known is None
-            else replace(
-                known,
-                records=known.records + t.records,
-                wrong=known.wrong + t.wrong,
-                first=min(known.first, t.first),
-                last=max(known.last, t.last),
-            )
-        )
-    return list(found.values())

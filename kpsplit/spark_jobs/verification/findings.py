@@ -9,7 +9,6 @@ from typing import Any
 
 from kpsplit.errors import EXIT_CHECK, EXIT_FAILED, EXIT_OK
 from kpsplit.spark_jobs.snapshot import Snapshot
-from kpsplit.spark_jobs.verification.state import State
 from kpsplit.splitter.lineage import PhysicalPartition
 
 
@@ -113,11 +112,8 @@ class Verdict:
     ``snapshot``: what was judged, but for the data. ``unjudged``: why something could not be judged at all.
     ``segments``: records per segment. ``groups``: the consumer groups that were looked at. ``counts``:
     records by logical partition and fate (``schemas.Fate``, in lower case), and how many of the data are
-    ``unstamped``. What was read by earlier runs is counted too; findings are those of this run.
-    ``past``: what this run went on from, None for a run over everything. ``new_records``: data that this run
-    read, in all partitions. ``judged_since_ms``: only what was written since then was judged, in ms since
-    1970; 0: everything.
-    ``successor``: the state for the next run, None if there is to be none, or this run could not judge.
+    ``unstamped``. ``judged_since_ms``: only what was written since then was judged, in ms since 1970; 0:
+    everything that the logs have.
     """
 
     topic: str
@@ -128,24 +124,21 @@ class Verdict:
     segments: tuple[SegmentTotal, ...] = ()
     groups: tuple[str, ...] = ()
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    past: State | None = None
     judged_since_ms: int = 0
-    new_records: int = 0
-    successor: State | None = None
 
     def of(self, check: Check, severity: Severity | None = None) -> tuple[Finding, ...]:
         """Return the findings of a check."""
         return tuple(f for f in self.findings if f.check is check and severity in (None, f.severity))
 
     @property
-    def told_before(self) -> int:
-        """How many findings of these partitions earlier runs told."""
-        return sum(self.past.past(n).told for n in self.partitions) if self.past else 0
+    def records(self) -> int:
+        """How many data were judged."""
+        return sum(counts.get("data", 0) for counts in self.counts.values())
 
     @property
-    def since_ms(self) -> int:
-        """When the run began that this one goes on from, in ms since 1970; 0: it read everything."""
-        return self.past.made_ms if self.past else 0
+    def removed(self) -> int:
+        """How many stretches of segments were not judged, because retention or ``retire`` removed them."""
+        return len(self.of(Check.STRETCHES, Severity.NOTE))
 
     def of_partition(self, number: int) -> Verdict:
         """Return what concerns one logical partition; what concerns none stays."""
@@ -211,10 +204,9 @@ class Verdict:
             "could_not_judge": list(self.unproven),
             "counts": {name: dict(counts) for name, counts in self.counts.items()},
             "groups": list(self.groups),
-            "since_ms": self.since_ms,
             "judged_since_ms": self.judged_since_ms,
-            "new_records": self.new_records,
-            "told_before": self.told_before,
+            "records": self.records,
+            "removed": self.removed,
         }
 
 

@@ -21,12 +21,11 @@ from kpsplit.spark_jobs.gather import PATIENCE, Gatherer
 from kpsplit.spark_jobs.logical_view import scan
 from kpsplit.spark_jobs.offsets import timestamp_ms
 from kpsplit.spark_jobs.schemas import FINDINGS
+from kpsplit.spark_jobs.small_frame import small_frame
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification.findings import Verdict
-from kpsplit.spark_jobs.verification.judge import Judge
-from kpsplit.spark_jobs.verification.since import NEAR_MS, Since
-from kpsplit.spark_jobs.verification.state import State, Stretches
-from kpsplit.spark_jobs.verification.state_file import StateFile
+from kpsplit.spark_jobs.verification.judge import Judge, Observer
+from kpsplit.spark_jobs.verification.start import NEAR_MS, Since, Stretches
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 
@@ -42,8 +41,8 @@ def verify(
     groups: Collection[str] | None = None,
     options: Mapping[str, str] | None = None,
     patience: float = PATIENCE,
-    state: Path | None = None,
     since: datetime | int | None = None,
+    require_certificates: bool = False,
 ) -> Verdict:
     """Prove or refute that nothing of a topic was lost, repeated or put out of order by splits and merges.
 
@@ -59,46 +58,22 @@ def verify(
         groups: consumer groups whose range commits are checked; all that have any when not given.
         options: more options of the connector (``kafka.…``, ``minPartitions``).
         patience: seconds for reading the small topics and for an operation under way.
-        state: a file: the run goes on where the one that wrote it ended, and writes it anew if it could
-            judge. Where there is no such file, everything is read.
         since: judge only what was written since a time (a datetime, or ms since 1970, as the records'
-            timestamps say); what lies before is taken as given. Not together with ``state``.
+            timestamps say); what lies before is taken as given.
+        require_certificates: where a producer left no certificate nobody knows what it was told behind its
+            last record that is there; True: that cannot be judged (``Verdict.exit_code`` 1), False: a note.
 
     Raises:
-        UsageError: wrong topic or partition, not enrolled, an unknown group, the state is none of this
-            topic, the time lies in the future, or there are a state and a time.
-        ConflictError: another run wrote the state meanwhile.
+        UsageError: wrong topic or partition, not enrolled, an unknown group, or the time lies in the future.
         KpsplitError: it could not be judged: no brokers, a newer kpsplit, the data went away meanwhile, or
             uncommitted reading is asked for.
     """
     reach = connection if isinstance(connection, Connection) else Connection(connection)
-    if state is not None and since is not None:
-        raise UsageError("a state says from where on is judged: give no time beside it")
-    file = None if state is None else StateFile(state)
-    loaded = None if file is None else file.load()
     snapshot = take_snapshot(reach, topic, partitions, groups, patience)
-    past = None if file is None else past_of(loaded, snapshot, reach, groups)
     at = None if since is None else since_of(snapshot, reach, since)
-    verdict = judge_snapshot(spark, snapshot, reach, groups, options, past, at)
-    if file is not None and verdict.successor is not None:
-        file.save(verdict.successor)
-    return verdict
-
-
-def past_of(
-    loaded: State | None, snapshot: Snapshot, connection: Connection, groups: Collection[str] | None
-) -> State:
-    """Return the state to go on from; an empty one where none was loaded.
-
-    Raises:
-        UsageError: it is one of another cluster, topic, or choice of groups.
-    """
-    chosen = None if groups is None else tuple(sorted(set(groups)))
-    cluster = ClusterAdmin(connection).cluster_id()
-    if loaded is None:
-        return State(cluster, snapshot.topic, chosen)
-    loaded.check_belongs(cluster, snapshot, chosen)
-    return loaded
+    return judge_snapshot(
+        spark, snapshot, reach, groups, options, at, require_certificates=require_certificates
+    )
 
 
 def since_of(snapshot: Snapshot, connection: Connection, time_: datetime | int) -> Since:
@@ -141,13 +116,14 @@ def judge_snapshot(
     connection: Connection,
     groups: Collection[str] | None = None,
     options: Mapping[str, str] | None = None,
-    past: State | None = None,
     since: Since | None = None,
+    *,
+    require_certificates: bool = False,
+    observer: Observer = lambda _: None,
 ) -> Verdict:
     """Judge a snapshot by the records: the second half of ``verify``; errors as there.
 
-    ``past``: what earlier runs know, as ``past_of`` gives it; None: no later run is to go on from this one.
-    ``since``: from where on is judged, as ``since_of`` gives it.
+    ``since``: from where on is judged, as ``since_of`` gives it; ``observer``: as for ``Judge``.
     """
     _check_isolation((options or {}).get(f"kafka.{ISOLATION}"))
     wanted = kafka_options(connection, options)
@@ -158,7 +134,11 @@ def judge_snapshot(
         )
 
     try:
-        return Judge(spark, snapshot, read, groups, past, since).verdict()
+        return Judge(
+            *(spark, snapshot, read, groups, since),
+            require_certificates=require_certificates,
+            observer=observer,
+        ).verdict()
     except SPARK_ERRORS as error:
         raise explained(error) from error
 
@@ -182,6 +162,7 @@ def write_findings(spark: SparkSession, verdict: Verdict, folder: Path) -> None:
     Raises:
         KpsplitError: they could not be written; nothing is left there.
     """
+    folder = folder.absolute()
     half = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
     try:
         findings_frame(spark, verdict).coalesce(1).write.parquet(str(half))
@@ -195,4 +176,4 @@ def write_findings(spark: SparkSession, verdict: Verdict, folder: Path) -> None:
 
 def findings_frame(spark: SparkSession, verdict: Verdict) -> DataFrame:
     """Return the findings as a DataFrame (``schemas.FINDINGS``)."""
-    return spark.createDataFrame([f.row() for f in verdict.findings], FINDINGS)
+    return small_frame(spark, [f.row() for f in verdict.findings], FINDINGS)

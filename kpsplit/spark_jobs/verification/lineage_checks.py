@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from itertools import combinations, pairwise
 from math import gcd
 
-from kpsplit.spark_jobs.snapshot import LostReason, Snapshot, without_boundary
+from kpsplit.spark_jobs.snapshot import Snapshot, without_boundary
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
-from kpsplit.spark_jobs.verification.state import State, lost_unseen
+from kpsplit.spark_jobs.verification.start import Start, is_defect, lost
 from kpsplit.splitter.lineage import Segment
 from kpsplit.splitter.logical_offset import MAX_OFFSET
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.offsets import Boundary, SegmentEnd
+from kpsplit.splitter.slots import unread_text
 
 
 def lineage_findings(snapshot: Snapshot) -> Iterator[Finding]:
@@ -94,6 +95,14 @@ def boundary_findings(snapshot: Snapshot) -> Iterator[Finding]:
             )
 
 
+def slots_findings(snapshot: Snapshot) -> Iterator[Finding]:
+    """Return the partitions that were added and that no group reads yet."""
+    for parent in sorted(snapshot.unread):
+        text = unread_text(parent.topic, range(parent.partition, parent.partition + 1))
+        message = f"{text}; run: kpsplit enroll {parent.topic}"
+        yield Finding(Check.COMMITS_END, Severity.NOTE, parent, message)
+
+
 def _agrees(state: PartitionState, boundary: Boundary) -> bool:
     opened = next((s for s in state.lineage if s.id == boundary.opened_segment), None)
     if opened is None or (opened.range, opened.source, opened.start) != (
@@ -110,38 +119,23 @@ def _agrees(state: PartitionState, boundary: Boundary) -> bool:
     return ends == set(boundary.ends)
 
 
-def lost_findings(snapshot: Snapshot, past: State) -> Iterator[Finding]:
-    """Return what cannot be read: what retention ate cannot be judged, what was cut off must not be.
+def lost_findings(snapshot: Snapshot, start: Start) -> Iterator[Finding]:
+    """Return what cannot be read.
 
-    What an earlier run verified may expire.
+    What retention or ``retire`` removed is given: a note. In a run since a time it may have been written
+    since: then it should have been judged. What was cut off, or is gone otherwise, must not be.
     """
-    yield from _shrunk(snapshot, past)
-    for lost in lost_unseen(snapshot, past):
-        cut = lost.reason in (LostReason.CUT_OFF, LostReason.MISSING, LostReason.MADE_ANEW)
-        severity = Severity.FINDING if cut else Severity.UNPROVEN
-        last = None if lost.behind is None else lost.behind - 1
-        count = 1 if lost.behind is None else lost.behind - lost.first
+    removed = Severity.NOTE if start.since is None else Severity.UNPROVEN
+    for one in lost(snapshot, start):
+        last = None if one.behind is None else one.behind - 1
+        count = 1 if one.behind is None else one.behind - one.first
         yield Finding(
-            *(Check.STRETCHES, severity, lost.state.parent, str(lost), lost.segment.id),
-            first=lost.first,
+            *(Check.STRETCHES, Severity.FINDING if is_defect(one) else removed, one.state.parent, str(one)),
+            one.segment.id,
+            first=one.first,
             last=last,
             count=count,
         )
-
-
-def _shrunk(snapshot: Snapshot, past: State) -> Iterator[Finding]:
-    """A log never ends before what was read of it."""
-    for state in snapshot.states:
-        for source in state.lineage.sources():
-            bounds, read = snapshot.bounds.get(source), past.read(state.parent.partition, source)
-            if bounds is not None and source not in snapshot.gone and bounds.stable < read:
-                message = f"{source} ends at offset {bounds.stable}; an earlier run read it up to {read}"
-                yield Finding(
-                    *(Check.STRETCHES, Severity.FINDING, state.parent, message),
-                    first=bounds.stable,
-                    last=read - 1,
-                    count=read - bounds.stable,
-                )
 
 
 def _finding(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Iterable, Iterator, Mapping
 
 BUCKET = 64
 _ALL = (1 << BUCKET) - 1
@@ -59,22 +57,8 @@ def joined(runs: Iterable[Run]) -> list[Run]:
     return found
 
 
-def common(runs: Iterable[Run], others: Iterable[Run]) -> list[Run]:
-    """Return the rising runs of numbers that are in both."""
-    return _sweep(runs, others, inside=True)
-
-
 def minus(runs: Iterable[Run], others: Iterable[Run]) -> list[Run]:
-    """Return the rising runs of numbers that are in the first ones and not in the others."""
-    return _sweep(runs, others, inside=False)
-
-
-def united(*several: Iterable[Run]) -> list[Run]:
-    """Return the rising runs of numbers that are in any of them."""
-    return joined(sorted(run for runs in several for run in runs))
-
-
-def _sweep(runs: Iterable[Run], others: Iterable[Run], inside: bool) -> list[Run]:
+    """Return the rising runs of numbers that are in the first ones and not in the others, which rise too."""
     found: list[Run] = []
     rest = list(others)
     at = 0
@@ -83,35 +67,20 @@ def _sweep(runs: Iterable[Run], others: Iterable[Run], inside: bool) -> list[Run
             at += 1
         begin, i = first, at
         while i < len(rest) and rest[i][0] <= last:
-            low, high = max(rest[i][0], first), min(rest[i][1], last)
-            if inside:
-                found.append((low, high))
-            elif begin < low:
-                found.append((begin, low - 1))
-            begin, i = high + 1, i + 1
-        if not inside and begin <= last:
+            if begin < rest[i][0]:
+                found.append((begin, rest[i][0] - 1))
+            begin, i = rest[i][1] + 1, i + 1
+        if begin <= last:
             found.append((begin, last))
     return found
 
 
-def within(runs: Sequence[Run], first: int, behind: int) -> Iterator[Run]:
-    """Yield what of rising runs lies in [first, behind), without a look at what lies before or behind it."""
-    for i in range(bisect_left(runs, first, key=itemgetter(1)), len(runs)):
-        low, high = runs[i]
-        if low >= behind:
-            return
-        yield max(low, first), min(high, behind - 1)
-
-
-def size(runs: Sequence[Run], first: int, behind: int) -> int:
-    """Return how many numbers of the rising runs lie in [first, behind)."""
-    return sum(high - low + 1 for low, high in within(runs, first, behind))
-
-
-def bits_of(runs: Sequence[Run], bucket: int) -> int:
-    """Return the numbers of the rising runs that lie in a bucket, as bits."""
-    low = bucket * BUCKET
-    bits = 0
-    for first, last in within(runs, low, low + BUCKET):
-        bits |= ((1 << (last - first + 1)) - 1) << (first - low)
-    return bits
+def split_at(runs: Iterable[Run], number: int) -> tuple[list[Run], list[Run]]:
+    """Return what of runs is below a number, and what is not."""
+    below, rest = [], []
+    for first, last in runs:
+        if first < number:
+            below.append((first, min(last, number - 1)))
+        if last >= number:
+            rest.append((max(first, number), last))
+    return below, rest

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from kpsplit.spark_jobs.schemas import Fate
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification.counted import Span, Total
 from kpsplit.spark_jobs.verification.findings import Check, Finding, SegmentTotal, Severity
-from kpsplit.spark_jobs.verification.ledger import Held, together
-from kpsplit.spark_jobs.verification.state import State
-from kpsplit.spark_jobs.verification.writers import Writer, Writers
+from kpsplit.spark_jobs.verification.start import Start
+from kpsplit.spark_jobs.verification.writers import Who, Writer, Writers
 from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.producers import Certificate
@@ -46,14 +44,14 @@ def _foreign(parent: PhysicalPartition, t: Total, severity: Severity, where: str
     )
 
 
-def marker_findings(snapshot: Snapshot, totals: Iterable[Total], past: State) -> Iterator[Finding]:
+def marker_findings(snapshot: Snapshot, totals: Iterable[Total], start: Start) -> Iterator[Finding]:
     """Return segments whose end was read now and holds nothing, although the log reaches that far."""
     marked = {(t.partition, t.segment) for t in totals if t.fate in (Fate.MARKER, Fate.NOT_THE_MARKER)}
     lost = {(x.state.parent, x.segment.id) for x in snapshot.lost()}
     for state in snapshot.states:
         number = state.parent.partition
         for s in state.lineage:
-            if s.end is None or (state.parent, s.id) in lost or s.end < past.read(number, s.source):
+            if s.end is None or (state.parent, s.id) in lost or s.end < start.of(s.source):
                 continue
             if (number, s.id) not in marked and snapshot.holds(s.source, s.end):
                 message = f"segment {s.id} has no marker at its end, offset {s.end} of {s.source}"
@@ -94,40 +92,24 @@ def segment_totals(snapshot: Snapshot, totals: Iterable[Total]) -> tuple[Segment
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Suspects:
-    """Where the numbers alone do not prove that keys are in order.
-
-    ``now``: partition, producer, segment. ``before``: partition and segment whose records of earlier runs
-    have to be looked at too.
-    """
-
-    now: frozenset[tuple[int, str, int]]
-    before: frozenset[tuple[int, int]]
-
-
-def suspects(snapshot: Snapshot, spans: Collection[Span], past: State) -> Suspects:
-    """Return where the numbers alone do not prove that keys are in order.
+def suspects(snapshot: Snapshot, spans: Collection[Span]) -> set[tuple[int, str, int]]:
+    """Return where (partition, producer, segment) the numbers alone do not prove that keys are in order.
 
     Proven without looking at keys: a producer's numbers rise within a segment, and all its numbers in the
-    segments before, and in what earlier runs read of it, are below them.
+    segments before are below them.
     """
     states = {state.parent.partition: state for state in snapshot.states}
-    by_writer: dict[tuple[int, str], dict[int, Span]] = defaultdict(dict)
+    by_writer: dict[Who, dict[int, Span]] = defaultdict(dict)
     for span in spans:
         by_writer[span.partition, span.producer][span.segment] = span
-    now: set[tuple[int, str, int]] = set()
-    before: set[tuple[int, int]] = set()
+    found: set[tuple[int, str, int]] = set()
     for (partition, producer), mine in by_writer.items():
         earlier = ancestors(states[partition])
-        held = past.ledger(partition, producer).segments
         for segment, span in mine.items():
             later = [i for i in earlier[segment] if i in mine and mine[i].last >= span.first]
-            old = [i for i in (segment, *earlier[segment]) if i in held and held[i].last >= span.first]
-            if span.descents or later or old:
-                now.update((partition, producer, i) for i in (segment, *later, *old))
-                before.update((partition, i) for i in old)
-    return Suspects(frozenset(now), frozenset(before))
+            if span.descents or later:
+                found.update((partition, producer, i) for i in (segment, *later))
+    return found
 
 
 def ancestors(state: PartitionState) -> dict[int, set[int]]:
@@ -143,37 +125,36 @@ def ancestors(state: PartitionState) -> dict[int, set[int]]:
 
 def certificate_findings(
     snapshot: Snapshot,
+    writers: Writers,
     spans: Collection[Span],
-    past: State,
-    doubtful: Collection[tuple[int, str]],
+    judged: Collection[Who],
+    doubtful: Collection[Who],
     unread: Collection[tuple[int, int]],
 ) -> Iterator[Finding]:
     """Return where a producer's certificate says other than its segments hold.
 
     Args:
-        snapshot: with the certificates.
+        snapshot: with the segments.
+        writers: with the certificates.
         spans: the producers' data by segment.
-        past: what earlier runs found; what they have judged is not judged again unless there is more.
-        doubtful: writers (partition, producer) whose numbers are not all there, or not once: told elsewhere,
-            or of aborted transactions.
-        unread: segments (partition, id) of which not all was ever read.
+        judged: the producers that are judged at all.
+        doubtful: producers whose numbers are not all there, or not once: told elsewhere, or of aborted
+            transactions.
+        unread: segments (partition, id) of which not all was read.
     """
-    held: dict[tuple[int, str], dict[int, Held]] = defaultdict(dict)
+    held: dict[Who, dict[int, Span]] = defaultdict(dict)
     for s in spans:
-        held[s.partition, s.producer][s.segment] = Held(s.records, s.first, s.last)
-    writers = Writers(snapshot)
-    yield from _uncertified(writers, spans)
+        held[s.partition, s.producer][s.segment] = s
     for who, writer in writers.certified().items():
-        known, mine = past.ledger(*who), held.get(who, {})
-        if writer.certificate is None or (known.closed and not mine):
+        if writer.certificate is None or who not in judged:
             continue
-        yield from _never_given(writer, writer.certificate, mine if known.closed else together(known, mine))
-        if not known.doubtful and who not in doubtful:
-            there = together(known, mine)
-            yield from _miscounted(writer, writer.certificate, there, {i for n, i in unread if n == who[0]})
+        yield from _never_given(writer, writer.certificate, held.get(who, {}))
+        if who not in doubtful:
+            without = {i for n, i in unread if n == who[0]}
+            yield from _miscounted(writer, writer.certificate, held.get(who, {}), without)
 
 
-def _never_given(writer: Writer, certificate: Certificate, held: Mapping[int, Held]) -> Iterator[Finding]:
+def _never_given(writer: Writer, certificate: Certificate, held: Mapping[int, Span]) -> Iterator[Finding]:
     """Return data of numbers beyond the last that a producer says it gave."""
     for segment, data in sorted(held.items()):
         if data.last >= certificate.next_sequence:
@@ -189,7 +170,7 @@ def _never_given(writer: Writer, certificate: Certificate, held: Mapping[int, He
 
 
 def _miscounted(
-    writer: Writer, certificate: Certificate, held: Mapping[int, Held], unread: Collection[int]
+    writer: Writer, certificate: Certificate, held: Mapping[int, Span], unread: Collection[int]
 ) -> Iterator[Finding]:
     """Return segments that hold other counts than a certificate says: 0 of those it does not name."""
     said = {int(name): count for name, count in certificate.delivered.items()}
@@ -206,20 +187,27 @@ def _miscounted(
         )
 
 
-def _uncertified(writers: Writers, spans: Collection[Span]) -> Iterator[Finding]:
-    """Tell up to where the records of producers are proven that have not said how many they delivered."""
-    last: dict[tuple[int, str], int] = {}
+def uncertified_findings(writers: Writers, spans: Collection[Span], *, required: bool) -> Iterator[Finding]:
+    """Tell up to where the records of producers are proven that have not said how many they delivered.
+
+    ``required``: that cannot be judged; otherwise it is a note.
+    """
+    severity = Severity.UNPROVEN if required else Severity.NOTE
+    last: dict[Who, int] = {}
     for span in spans:
         who = span.partition, span.producer
         last[who] = max(last.get(who, 0), span.last)
     certified = writers.certified()
-    for (partition, producer), top in sorted(last.items()):
-        if (partition, producer) not in certified:
+    for who, top in sorted(last.items()):
+        if who not in certified:
             message = (
-                f"producer {producer} has left no certificate (it is open still, died, or could not publish "
+                f"producer {who[1]} has left no certificate (it is open still, died, or could not publish "
                 f"one): judged up to number {top:,}; nothing is known of what it was told behind that"
             )
-            parent = writers.get(partition, producer).parent
-            yield Finding(
-                Check.CERTIFICATES, Severity.NOTE, parent, message, producer=producer, first=top, last=top
-            )
+            parent = writers.get(*who).parent
+            yield Finding(Check.CERTIFICATES, severity, parent, message, producer=who[1], first=top, last=top)
+    here = {producer for _, producer in last}
+    for name, parent in sorted(writers.open.items()) if required else ():
+        if name not in here:
+            message = f"producer {name} registered for the topic, has not closed, and nothing of it is there"
+            yield Finding(Check.CERTIFICATES, severity, parent, message, producer=name)

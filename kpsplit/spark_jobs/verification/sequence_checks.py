@@ -1,54 +1,49 @@
 """Completeness of sequence numbers: which are missing, which strays were never sent again. Pure.
 
-The driver looks at shelves first (2^16 numbers each). Only shelves that are not full are fetched in detail.
-What earlier runs know (``ledger``) counts as if it were on the shelves.
+The driver looks at shelves first (2^16 numbers each). A shelf of which nothing is there is missing as a
+whole, with all its neighbours that are not there either: how far numbers reach costs nothing. Only shelves
+that are there and not full are fetched in detail.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.transforms.cells import BUCKET_BITS, SHELF_BITS
 from kpsplit.spark_jobs.verification.counted import Span
-from kpsplit.spark_jobs.verification.numbers import (
-    Run,
-    bits_of,
-    joined,
-    members,
-    missing,
-    unsigned,
-    within,
-)
-from kpsplit.spark_jobs.verification.state import State
-from kpsplit.spark_jobs.verification.writers import Writer, Writers
+from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
+from kpsplit.spark_jobs.verification.numbers import Run, joined, members, minus, missing, split_at, unsigned
+from kpsplit.spark_jobs.verification.start import Extent, Start, held_back
+from kpsplit.spark_jobs.verification.writers import Who, Writer, Writers
 
 SHELF = 1 << SHELF_BITS
-MOST_NUMBERS = 1 << 35
-"""What a certificate says beyond so many numbers is not looked for: no producer sends that much."""
 _BUCKET = 1 << BUCKET_BITS
 
 MOST_SHELVES = 256
 """So many shelves of sequence numbers are looked at number by number: at most 16 million numbers."""
-MOST_MISSING = (MOST_SHELVES + 2) * SHELF
-"""So many missing numbers are on more shelves than are looked at."""
-
-Who = tuple[int, str]
-"""Partition, producer."""
 
 ShelfKey = tuple[int, str, int]
 """Partition, producer, shelf."""
 
+_OPEN = "; lost, failed or still under way: the producer left no certificate"
+_EATEN = "; it may be among the data that cannot be read any more"
+_HIDDEN = "; it may be hidden by a transaction that is open"
+
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """How many of 2^16 numbers of a producer are there, how often, and strays that were never sent again."""
+    """How many of 2^16 numbers of a producer are there, how often, and how many of them went astray.
+
+    ``unsent``: strays whose numbers are not there; ``answered``: strays whose numbers are.
+    """
 
     numbers: int
     records: int
     unsent: int
-    last_bucket: int | None
+    answered: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,139 +80,159 @@ class Holes:
         return self.writer.parent.partition, self.writer.producer
 
 
-def numbers_given(writers: Writers, past: State, tops: Mapping[Who, int]) -> dict[Who, int]:
-    """Return how many numbers each producer has given, as far as is known, where there is anything to judge.
-
-    Args:
-        writers: with a certificate, its ``next_sequence``; what is beyond fills no hole.
-        past: a producer that was judged with its certificate counts only if it wrote again.
-        tops: the greatest number that is there as data now.
-    """
-    found: dict[Who, int] = {}
-    for partition, known in past.partitions.items():
-        if partition in writers.partitions:
-            found |= {(partition, name): w.next for name, w in known.ledgers.items() if not w.closed}
-    for who, top in tops.items():
-        found[who] = max(top + 1, past.ledger(*who).next)
-    for who, writer in writers.certified().items():
-        if writer.certificate and (who in found or not past.ledger(*who).closed):
-            found[who] = min(writer.certificate.next_sequence, MOST_NUMBERS)
-    return found
-
-
-def tops_of(spans: Iterable[Span], past: State) -> dict[Who, int]:
-    """Return the greatest number of each producer that is there as data and that can be believed.
-
-    Anybody who may write data can forge a stamp with any number. One that would leave more numbers missing
-    than are ever looked at counts as the last of those: what is missing is told all the same, and what is
-    done about it does not depend on the forged number.
-    """
-    last: dict[Who, int] = {}
-    records: dict[Who, int] = defaultdict(int)
-    for span in spans:
-        who = span.partition, span.producer
-        last[who] = max(last.get(who, -1), span.last)
-        records[who] += span.records
-    return {who: min(top, past.ledger(*who).next + records[who] + MOST_MISSING) for who, top in last.items()}
-
-
-def reaching_beyond(spans: Iterable[Span], given: Mapping[Who, int]) -> set[Who]:
+def reaching_beyond(spans: Iterable[Span], extents: Mapping[Who, Extent]) -> set[Who]:
     """Return the producers with data of a number that they never gave."""
-    return {who for s in spans if (who := (s.partition, s.producer)) in given and s.last >= given[who]}
+    return {
+        who for s in spans if (who := (s.partition, s.producer)) in extents and s.last >= extents[who].behind
+    }
 
 
 def incomplete(
-    past: State,
-    given: Mapping[Who, int],
+    extents: Mapping[Who, Extent],
     shelves: Mapping[ShelfKey, Shelf],
-    again: Mapping[ShelfKey, int],
     beyond: Collection[Who] = (),
+    before: Collection[Who] = (),
 ) -> set[ShelfKey]:
-    """Return the shelves that are not full as far as numbers were given, or hold strays never sent again.
+    """Return the shelves that are there and not full as far as is judged, or hold strays never sent again.
 
-    A shelf only counts what it holds: where numbers that were never given may be among them, it is no proof.
+    A shelf only counts what it holds: where numbers that are not judged may be among them, it is no proof.
 
     Args:
-        past: what earlier runs know.
-        given: as ``numbers_given``.
-        shelves: what is there now.
-        again: how many of that earlier runs had accounted for.
-        beyond: whose data reach beyond what was given.
+        extents: which numbers are judged.
+        shelves: what is there.
+        beyond: the producers with numbers that they never gave.
+        before: the producers of which numbers before the first that is judged count as there.
     """
-    found = {key for key, shelf in shelves.items() if shelf.unsent}
-    found |= {(*who, given[who] // SHELF) for who in beyond if given[who] % SHELF}
-    touched: dict[Who, set[int]] = defaultdict(set)
+    found = set()
+    for key, shelf in shelves.items():
+        partition, producer, number = key
+        who = partition, producer
+        extent = extents.get(who)
+        if extent is None:
+            continue
+        wanted = min((number + 1) * SHELF, extent.behind) - max(number * SHELF, extent.first)
+        mixed = (who in beyond and number == extent.behind // SHELF) or (
+            who in before and number == extent.first // SHELF
+        )
+        if shelf.unsent or shelf.numbers < wanted or (mixed and wanted > 0):
+            found.add(key)
+    return found
+
+
+def absent(extents: Mapping[Who, Extent], shelves: Iterable[ShelfKey]) -> dict[Who, list[Run]]:
+    """Return the numbers that are judged and stand on shelves of which nothing is there."""
+    there: dict[Who, list[int]] = defaultdict(list)
     for partition, producer, number in shelves:
-        touched[partition, producer].add(number)
-    for (partition, producer), behind in given.items():
-        known = past.ledger(partition, producer)
-        ours = touched[partition, producer] | set(range(known.next // SHELF, -(-behind // SHELF)))
-        for first, last in known.open:
-            ours.update(range(first // SHELF, last // SHELF + 1))
-        found |= {(partition, producer, a // SHELF) for a, _ in known.strays}
-        for number in ours:
-            key = partition, producer, number
-            end = min((number + 1) * SHELF, behind)
-            there = shelves[key].numbers - again.get(key, 0) if key in shelves else 0
-            if there + known.accounted(number * SHELF, end) < end - number * SHELF:
-                found.add(key)
+        there[partition, producer].append(number)
+    found = {}
+    for who, extent in extents.items():
+        full = [(n * SHELF, (n + 1) * SHELF - 1) for n in sorted(there[who])]
+        if extent.first < extent.behind and (gaps := minus([(extent.first, extent.behind - 1)], full)):
+            found[who] = gaps
     return found
 
 
 def holes(
     writers: Writers,
-    past: State,
-    wanted: Collection[ShelfKey],
+    extents: Mapping[Who, Extent],
+    shelves: Collection[ShelfKey],
+    closely: Collection[ShelfKey],
     buckets: Iterable[Bucket],
-    given: Mapping[Who, int],
 ) -> list[Holes]:
-    """Return what is not there on the shelves that were looked at, apart from what was reported as failed.
+    """Return what is not there, apart from what was reported as failed.
 
     Args:
         writers: who wrote.
-        past: what earlier runs know.
-        wanted: the shelves that were looked at.
-        buckets: all their buckets.
-        given: as ``numbers_given``.
+        extents: which numbers are judged.
+        shelves: those of which something is there.
+        closely: those that are looked at number by number.
+        buckets: all buckets of the latter.
     """
     data: dict[ShelfKey, dict[int, int]] = defaultdict(dict)
     strays: dict[ShelfKey, dict[int, int]] = defaultdict(dict)
     for b in buckets:
         data[b.shelf][b.bucket] = b.data
         strays[b.shelf][b.bucket] = b.strays
-    found: dict[Who, tuple[list[Run], list[Run]]] = defaultdict(lambda: ([], []))
-    for key in sorted(wanted):
+    runs: dict[Who, list[Run]] = defaultdict(list)
+    for who, gaps in absent(extents, shelves).items():
+        runs[who] += minus(gaps, [(n, n) for n in sorted(writers.get(*who).failed)])
+    astray: dict[Who, list[Run]] = defaultdict(list)
+    for key in sorted(closely):
         partition, producer, number = key
-        _remember(past, key, data[key], strays[key])
-        writer = writers.get(partition, producer)
+        who = partition, producer
+        failed, extent = writers.get(*who).failed, extents[who]
         unsent = [
             (n, n)
             for bucket, bits in sorted(strays[key].items())
             for n in members(bucket, unsigned(bits) & ~unsigned(data[key].get(bucket, 0)))
-            if n not in writer.failed
+            if n not in failed
         ]
-        excused = writer.failed | frozenset(n for n, _ in unsent)
-        behind = given.get((partition, producer), 0)
-        gone = missing(number * SHELF, min((number + 1) * SHELF, behind), data[key], excused)
-        found[partition, producer][0].extend(gone)
-        found[partition, producer][1].extend(joined(unsent))
+        first, behind = max(number * SHELF, extent.first), min((number + 1) * SHELF, extent.behind)
+        runs[who] += missing(first, behind, data[key], failed | frozenset(n for n, _ in unsent))
+        astray[who] += unsent
     return [
-        Holes(writers.get(*who), tuple(joined(runs)), tuple(joined(stray)))
-        for who, (runs, stray) in found.items()
-        if runs or stray
+        Holes(writers.get(*who), tuple(joined(sorted(runs[who]))), tuple(joined(astray[who])))
+        for who in sorted(runs.keys() | astray.keys())
+        if runs[who] or astray[who]
     ]
 
 
-def _remember(past: State, key: ShelfKey, data: dict[int, int], strays: dict[int, int]) -> None:
-    """Add what earlier runs know to the buckets of a shelf."""
-    partition, producer, shelf = key
-    whole = past.ledger(partition, producer)
-    here = within(whole.open, shelf * SHELF, (shelf + 1) * SHELF)
-    known = replace(whole, fresh=tuple(here), doubted=(), strays=())
-    first = shelf * SHELF // _BUCKET
-    for bucket in range(first, min(first + SHELF // _BUCKET, -(-known.next // _BUCKET))):
-        if bits := known.accounted_bits(bucket):
-            data[bucket] = unsigned(data.get(bucket, 0)) | bits
-    for a, b in within(whole.strays, shelf * SHELF, (shelf + 1) * SHELF):
-        for bucket in range(a // _BUCKET, b // _BUCKET + 1):
-            strays[bucket] = unsigned(strays.get(bucket, 0)) | bits_of(whole.strays, bucket)
+class Decider:
+    """Decides about missing numbers: lost, not to be judged, or given.
+
+    A number is lost if its producer has left a certificate and everything that it delivered can be read.
+
+    Args:
+        snapshot: with what an open transaction hides.
+        start: whether what cannot be read is given, or should have been judged.
+        extents: which numbers are judged.
+    """
+
+    def __init__(self, snapshot: Snapshot, start: Start, extents: Mapping[Who, Extent]) -> None:
+        self._extents, self._hidden = extents, held_back(snapshot)
+        self._eaten = Severity.NOTE if start.since is None else Severity.UNPROVEN
+
+    def findings(self, found: Iterable[Holes]) -> Iterator[Finding]:
+        """Yield one finding per run of numbers that are lost, and one for all others of a producer."""
+        for h in found:
+            for check, runs, what in (
+                (Check.MISSING, h.runs, "is not there"),
+                (Check.STRAYS, h.strays, "went astray and was not sent again"),
+            ):
+                eaten, rest = split_at(runs, self._extents[h.who].sure)
+                yield from _told(check, h.writer, eaten, what + _EATEN, self._eaten)
+                yield from _told(check, h.writer, rest, *self._said(h.writer, what))
+
+    def is_told(self, found: Holes) -> bool:
+        """Tell whether more is said of missing numbers than that they may be among what cannot be read."""
+        sure = self._extents[found.who].sure
+        return any(last >= sure for _, last in (*found.runs, *found.strays))
+
+    def _said(self, writer: Writer, what: str) -> tuple[str, Severity]:
+        if writer.certificate is None:
+            return what + _OPEN, Severity.UNPROVEN
+        if writer.parent.partition in self._hidden:
+            return what + _HIDDEN, Severity.UNPROVEN
+        return what, Severity.FINDING
+
+
+def _told(
+    check: Check, writer: Writer, runs: Sequence[Run], what: str, severity: Severity
+) -> Iterator[Finding]:
+    """Yield a finding per run, or one for all of them where they have one cause and none is a defect.
+
+    A sub-topic that is gone leaves a hole wherever its records stood between those of others: thousands.
+    """
+    together = severity is not Severity.FINDING
+    for part in [runs] if together and runs else [[run] for run in runs]:
+        first, last, count = part[0][0], part[-1][1], sum(b - a + 1 for a, b in part)
+        numbers = f"number {first}" if count == 1 else f"each of the numbers {first} to {last}"
+        if count < last - first + 1:
+            numbers = f"each of {count:,} numbers between {first} and {last}"
+        yield Finding(
+            *(check, severity, writer.parent, f"producer {writer.producer}: {numbers} {what}", None),
+            producer=writer.producer,
+            first=first,
+            last=last,
+            count=count,
+        )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from kpsplit.spark_jobs.verification.findings import MEANINGS, Check, Finding, Severity, Verdict
+from kpsplit.splitter.words import many
 
 _SIGNS = {"ok": "ok", "found": "FOUND", "unproven": "?"}
 _WIDTH = max(len(check) for check in Check)
@@ -34,12 +35,15 @@ def result_line(verdict: Verdict) -> str:
     """Return what it comes to, in one line."""
     if verdict.clean:
         since = f" since {_time(verdict.judged_since_ms)}" if verdict.judged_since_ms else ""
-        return f"{verdict.topic}: clean{since}"
+        removed = "; what retention or retire removed was not judged" if verdict.removed else ""
+        return f"{verdict.topic}: clean{since}{removed}"
     parts = []
     if verdict.defects:
-        parts.append(f"{len(verdict.defects):,} findings in {_checks(verdict, Severity.FINDING)}")
+        parts.append(f"{many(len(verdict.defects), 'finding')} in {_checks(verdict, Severity.FINDING)}")
     if verdict.unproven:
-        parts.append(f"{len(verdict.unproven):,} things could not be judged, first: {verdict.unproven[0]}")
+        parts.append(
+            f"{many(len(verdict.unproven), 'thing')} could not be judged, first: {verdict.unproven[0]}"
+        )
     return f"{verdict.topic}: {'; '.join(parts)}"
 
 
@@ -47,20 +51,17 @@ def _looked_at(verdict: Verdict) -> Iterator[str]:
     for name, counts in sorted(verdict.counts.items(), key=lambda item: int(item[0].rpartition("/")[2])):
         data = counts.get("data", 0)
         others = (
-            (counts.get("unstamped", 0), "of them not written with kpsplit"),
-            (counts.get("stray", 0), "strays"),
-            (counts.get("marker", 0) + counts.get("orphan_marker", 0), "markers"),
+            (counts.get("stray", 0), "stray"),
+            (counts.get("marker", 0) + counts.get("orphan_marker", 0), "marker"),
         )
-        told = "".join(f", {number:,} {what}" for number, what in others if number)
+        told = "".join(f", {many(number, what)}" for number, what in others if number)
+        unstamped = counts.get("unstamped", 0)
+        plain = f", {unstamped:,} of them not written with kpsplit" if unstamped else ""
         segments = sum(1 for s in verdict.segments if str(s.parent) == name)
-        yield f"{name}: {data:,} records in {segments} segments{told}"
+        yield f"{name}: {many(data, 'record')} in {many(segments, 'segment')}{plain}{told}"
     if verdict.judged_since_ms:
-        told = f"{verdict.new_records:,} records"
+        told = many(verdict.records, "record")
         yield f"judged: what was written since {_time(verdict.judged_since_ms)}, {told}; nothing before it"
-    if verdict.since_ms:
-        yield f"read now: what came since {_time(verdict.since_ms)}, {verdict.new_records:,} records"
-    if verdict.told_before:
-        yield f"told by earlier runs, and not again: {verdict.told_before:,} findings"
     if verdict.groups:
         yield f"groups with range commits: {', '.join(verdict.groups)}"
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
 from kpsplit.spark_jobs.schemas import Fate
+from kpsplit.spark_jobs.small_frame import small_frame
 from kpsplit.spark_jobs.verification.counted import Span, Total
-from kpsplit.spark_jobs.verification.sequence_checks import Bucket, Shelf, ShelfKey, Who
+from kpsplit.spark_jobs.verification.sequence_checks import Bucket, Shelf, ShelfKey
+from kpsplit.spark_jobs.verification.writers import Who
 
-_WHO = "logical_partition INT, instance BINARY"
+_WHO = StructType([StructField("logical_partition", IntegerType()), StructField("instance", BinaryType())])
 
 
 def total_rows(frame: DataFrame) -> list[Total]:
@@ -44,7 +48,7 @@ def shelf_rows(frame: DataFrame) -> dict[ShelfKey, Shelf]:
     """Read ``cells.shelves``; one row per producer and 2^16 numbers."""
     return {
         (r.logical_partition, producer_name(r.instance), r.shelf): Shelf(
-            r.numbers, r.records, r.unsent, r.last_bucket
+            r.numbers, r.records, r.unsent, r.answered
         )
         for r in frame.collect()
     }
@@ -68,15 +72,14 @@ def bucket_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int]]) -> D
     return _keyed(spark, keys, "bucket")
 
 
-def segment_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int, int]]) -> DataFrame:
-    """Return producers and segments as a DataFrame; ``since``: the offset from which on there is news."""
-    rows = [(partition, bytes.fromhex(who), *rest) for partition, who, *rest in sorted(keys)]
-    return spark.createDataFrame(rows, f"{_WHO}, segment BIGINT, since BIGINT")
+def segment_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int]]) -> DataFrame:
+    """Return producers and segments as a DataFrame."""
+    return _keyed(spark, keys, "segment")
 
 
-def below_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int]]) -> DataFrame:
-    """Return producers, each with a number, as a DataFrame."""
-    return _keyed(spark, keys, "below")
+def who_frame(spark: SparkSession, keys: Iterable[Who]) -> DataFrame:
+    """Return producers as a DataFrame."""
+    return _keyed(spark, keys)
 
 
 def number_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int]]) -> DataFrame:
@@ -94,6 +97,7 @@ def producer_of(row: Row) -> str | None:
     return None if row.instance is None else producer_name(row.instance)
 
 
-def _keyed(spark: SparkSession, keys: Iterable[tuple[int, str, int]], last: str) -> DataFrame:
-    rows = [(partition, bytes.fromhex(producer), number) for partition, producer, number in sorted(keys)]
-    return spark.createDataFrame(rows, f"{_WHO}, {last} BIGINT")
+def _keyed(spark: SparkSession, keys: Iterable[tuple[Any, ...]], *last: str) -> DataFrame:
+    """``last``: what a key has beside partition and producer."""
+    rows = [(partition, bytes.fromhex(producer), *rest) for partition, producer, *rest in sorted(keys)]
+    return small_frame(spark, rows, StructType([*_WHO.fields, *(StructField(n, LongType()) for n in last)]))

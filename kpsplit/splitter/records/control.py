@@ -63,7 +63,7 @@ class Enrolment:
     """A topic whose partitions may be split.
 
     ``settled``: one lease has passed since it was recorded. ``slots``: how many key ranges of each partition
-    the members of a group share, None until the slots topic exists; fixed from then on.
+    the members of a group share; fixed from its first record on (None: recorded by an older version).
     """
 
     topic: str

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+from binascii import crc32
+from urllib.parse import quote
 
 from kpsplit.errors import RecordError, UsageError
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -18,6 +20,9 @@ PRODUCERS_TOPIC = "__kpsplit.producers"
 OFFSETS_TOPIC = "__kpsplit.offsets"
 OWN_TOPICS = (CONTROL_TOPIC, PRODUCERS_TOPIC, OFFSETS_TOPIC)
 """What kpsplit has once per cluster."""
+STATE_PARTITIONS = 16
+"""Of the control topic, for logical partitions. Fixed: a key that moved would have two latest records."""
+CONTROL_PARTITIONS = 1 + STATE_PARTITIONS
 SLOTS_PREFIX = "__kpsplit.slots."
 SETTINGS_KEY = b"_cluster"
 
@@ -99,20 +104,18 @@ def parse_control_key(key: bytes | None) -> PhysicalPartition | str | None:
 
 
 def subtopics_prefix(topic: str) -> str:
-    """Return with what the names of all sub-topics of a topic begin, those that are shortened as well."""
-    longest = f".split-{MAX_PARTITION}-{MAX_PARTITION}"
-    if len(topic) + len(longest) <= MAX_TOPIC_NAME:
-        return f"{topic}.split-"
-    return topic[: MAX_TOPIC_NAME - len(longest) - 17]
+    """Return with what the names of all sub-topics of a topic begin, and those of no other topic's.
+
+    A topic of more than 221 characters has a hash in its place, whatever the numbers of its sub-topics: were
+    only the names shortened that need it, what they have in common would also begin the topic's own name.
+    """
+    longest = MAX_TOPIC_NAME - len(f".split-{MAX_PARTITION}-{MAX_PARTITION}")
+    return f"{topic if len(topic) <= longest else _shortened(topic, longest)}.split-"
 
 
 def subtopic_name(parent: PhysicalPartition, number: int) -> str:
-    """Return the name of a sub-topic: ``orders.split-3-1``; one that is too long is shortened with a hash."""
-    suffix = f".split-{parent.partition}-{number}"
-    if len(parent.topic) + len(suffix) <= MAX_TOPIC_NAME:
-        return parent.topic + suffix
-    digest = hashlib.sha256(parent.topic.encode("ascii")).hexdigest()[:16]
-    return f"{parent.topic[: MAX_TOPIC_NAME - len(suffix) - 17]}-{digest}{suffix}"
+    """Return the name of a sub-topic: ``orders.split-3-1``."""
+    return f"{subtopics_prefix(parent.topic)}{parent.partition}-{number}"
 
 
 def collides(name: str, other: str) -> bool:
@@ -124,10 +127,57 @@ def slots_topic(topic: str) -> str:
     """Return the name of the slots topic of a topic; one that is too long is shortened with a hash."""
     if len(SLOTS_PREFIX) + len(topic) <= MAX_TOPIC_NAME:
         return SLOTS_PREFIX + topic
+    return SLOTS_PREFIX + _shortened(topic, MAX_TOPIC_NAME - len(SLOTS_PREFIX))
+
+
+def _shortened(topic: str, length: int) -> str:
+    """Return the beginning of a topic's name and the hash of the whole, together of a length."""
     digest = hashlib.sha256(topic.encode("ascii")).hexdigest()[:16]
-    return f"{SLOTS_PREFIX}{topic[: MAX_TOPIC_NAME - len(SLOTS_PREFIX) - 17]}-{digest}"
+    return f"{topic[: length - 17]}-{digest}"
+
+
+OWN_IDS = "kpsplit."
+"""With what all transactional ids of kpsplit's own begin."""
+
+
+def operator_ids(topic: str) -> str:
+    """Return with what the transactional ids of a topic's operators begin.
+
+    And those of no other topic's: no topic has a slash in its name.
+    """
+    return f"{OWN_IDS}op.{topic}/"
 
 
 def operator_transactional_id(parent: PhysicalPartition) -> str:
     """Return the transactional id by which operators of a partition fence each other."""
-    return f"kpsplit.op.{parent.topic}.{parent.partition}"
+    return f"{operator_ids(parent.topic)}{parent.partition}"
+
+
+def group_ids(use: str, group: str) -> str:
+    """Return with what the transactional ids of a group begin, for one use: ``commit``, ``run`` or ``seek``.
+
+    And those of no other group's: the group's name is written without slashes, percent-encoded.
+    """
+    return f"{OWN_IDS}{use}.{quote(group, safe='')}/"
+
+
+def is_writers_id(transactional_id: str) -> bool:
+    """Tell whether a producer of data can have this transactional id.
+
+    Not so where brokers refuse it (empty, NUL), nor where it is one of kpsplit's own: of these only the runs
+    of groups write data, and register like an application.
+    """
+    if not transactional_id or "\0" in transactional_id:
+        return False
+    return not transactional_id.startswith(OWN_IDS) or transactional_id.startswith(f"{OWN_IDS}run.")
+
+
+def control_partition(subject: PhysicalPartition | str | None) -> int:
+    """Return the control topic's partition that holds all records about what ``parse_control_key`` names.
+
+    The settings and enrolments stand alone: they are written without transactions, so nothing hides them.
+    The logical partitions of a topic are spread: an open transaction about one hides nothing about the next.
+    """
+    if not isinstance(subject, PhysicalPartition):
+        return 0
+    return 1 + (crc32(subject.topic.encode("ascii")) + subject.partition) % STATE_PARTITIONS

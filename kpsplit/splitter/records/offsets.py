@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kpsplit.errors import FutureVersionError
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
@@ -114,6 +115,13 @@ class RangeCommit:
             },
             lambda data: decode_range_commit(key, data),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class NewerCommit:
+    """A range commit of a newer version: whose it is and of which range its key says, the rest is unknown."""
+
+    range: KeyRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +245,18 @@ def decode_range_commit(key: CommitKey, data: bytes | None) -> RangeCommit:
     )
     fields.done()
     return commit
+
+
+def read_commit(key: CommitKey, data: bytes) -> RangeCommit | NewerCommit:
+    """Read what stands under the key of a range commit, of this version or a newer one.
+
+    Raises:
+        RecordError: malformed, or of another range than its key.
+    """
+    try:
+        return decode_range_commit(key, data)
+    except FutureVersionError:
+        return NewerCommit(key.range)
 
 
 def decode_boundary(data: bytes | None) -> Boundary:

@@ -1,8 +1,8 @@
-"""Records of ``__kpsplit.producers``: registrations, answers, certificates, expiries (design, section 6).
+"""Records of ``__kpsplit.producers``: registrations, answers, certificates (design, section 6).
 
-Key ``<instance>``, written by the producer: its whole record. Key ``<instance>!``, written by operators: up
-to which generation the registration has expired. A producer whose lease ran out registers again with the next
-generation before it trusts its view again; so neither side ever overwrites what the other one wrote.
+A producer writes its whole record at each change. The key belongs to one registration. A producer whose
+registration is over registers again, under the next key; so an operator may remove a registration that is
+over at any time, and never removes one that is in use.
 """
 
 from __future__ import annotations
@@ -11,14 +11,20 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from kpsplit.errors import RecordError
+from kpsplit.errors import FutureVersionError, RecordError
+from kpsplit.splitter.records.keys import is_writers_id
 from kpsplit.splitter.records.stamp import instance_name
-from kpsplit.splitter.records.strict_json import Fields, decode, encode_readable
+from kpsplit.splitter.records.strict_json import ANY_VERSION, Fields, decode, encode_readable
 
-VERSION = 2
-"""Of a producer's record; 1 had neither ``since`` nor ``fenced_below``."""
-EXPIRY_VERSION = 1
+VERSION = 4
+"""Of a producer's record; 3 and older ones do not name the instance: all registrations of one have its key.
+
+2 and 1 have no topic id in certificates.
+"""
+_WHAT = "producer record"
+_KEY_STEP = 0x9E3779B97F4A7C15
 _SEGMENT_ID = re.compile(r"(0|[1-9][0-9]{0,18})")
+_INSTANCE = re.compile(r"[0-9a-f]{16}")
 _KEY = re.compile(rb"([0-9a-f]{16})(!?)")
 
 
@@ -38,21 +44,22 @@ class Certificate:
 
     ``next_sequence``: how many numbers it gave. ``delivered``: how many records per segment id it reported as
     delivered. ``failed``: the numbers whose delivery it reported as failed (they may have been written).
+    ``topic_id``: Kafka's id of the topic that it speaks of (None: not said); a topic made again has another.
     """
 
     next_sequence: int
     delivered: dict[str, int]
     failed: tuple[int, ...]
+    topic_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerRecord:
     """The whole record of one producer instance.
 
-    ``ready`` and ``acknowledged`` map a logical partition (``orders/3``) to the attempt that was answered.
-    ``since``: where our first record lies, None in that one. ``fenced_below``: whoever has our transactional
-    id, and its first record below this offset, was fenced by Kafka: the topic ended there before we took the
-    id.
+    ``generation``: which registration of the instance it is. ``ready`` and ``acknowledged`` map a logical
+    partition (``orders/3``) to the attempt that was answered. ``keeps_key``: written by an older version,
+    whose producers register again under the same key.
     """
 
     instance: int
@@ -65,13 +72,13 @@ class ProducerRecord:
     pauses: dict[str, PauseReport] = field(default_factory=dict)
     closed: bool = False
     certificates: dict[str, Certificate] = field(default_factory=dict)
-    since: int | None = None
-    fenced_below: int | None = None
+    keeps_key: bool = False
 
     @property
     def key(self) -> bytes:
-        """The record's key."""
-        return instance_name(self.instance).encode("ascii")
+        """The record's key: another one for each registration of the instance."""
+        number = self.instance + (self.generation - 1) * _KEY_STEP
+        return instance_name(number % (1 << 64)).encode("ascii")
 
     def encode(self) -> bytes:
         """Return the record's value.
@@ -82,11 +89,10 @@ class ProducerRecord:
         return encode_readable(
             {
                 "v": VERSION,
+                "instance": instance_name(self.instance),
                 "generation": self.generation,
                 "client_id": self.client_id,
                 "transactional_id": self.transactional_id,
-                "since": self.since,
-                "fenced_below": self.fenced_below,
                 "topics": list(self.topics),
                 "ready": self.ready,
                 "acknowledged": self.acknowledged,
@@ -99,55 +105,91 @@ class ProducerRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Expiry:
-    """Registrations of the instance up to this generation have expired."""
+class Removed:
+    """Nothing stands under this key any more."""
 
-    instance: int
-    generation: int
-
-    @property
-    def key(self) -> bytes:
-        """The record's key."""
-        return f"{instance_name(self.instance)}!".encode("ascii")
-
-    def encode(self) -> bytes:
-        """Return the record's value."""
-        return encode_readable(
-            {"v": EXPIRY_VERSION, "generation": self.generation}, lambda data: decode_record(self.key, data)
-        )
+    key: bytes
 
 
-def decode_record(key: bytes | None, data: bytes | None) -> ProducerRecord | Expiry:
-    """Read a record of the producers topic.
+@dataclass(frozen=True, slots=True)
+class Newer:
+    """A registration of a newer version. Every version names its topics; nothing else is known of it."""
+
+    key: bytes
+    topics: tuple[str, ...]
+
+
+Entry = ProducerRecord | Removed | Newer
+"""What can stand under a key of the producers topic."""
+
+
+def decode_entry(key: bytes | None, data: bytes | None) -> Entry:
+    """Read what stands under a key of the producers topic.
+
+    Notes of older versions (``<instance>!``) decide nothing: they remove no registration.
+
+    Raises:
+        RecordError: nothing that any version writes.
+    """
+    match = _KEY.fullmatch(key or b"")
+    if data is None or (match is not None and match[2]):
+        return Removed(key or b"")
+    try:
+        return decode_record(key, data)
+    except FutureVersionError:
+        return Newer(key or b"", _topics(decode(data, _WHAT, ANY_VERSION)))
+
+
+def decode_record(key: bytes | None, data: bytes | None) -> ProducerRecord:
+    """Read a producer's record.
 
     Raises:
         RecordError: malformed. FutureVersionError: written by a newer kpsplit.
     """
     match = _KEY.fullmatch(key or b"")
-    if match is None:
+    if match is None or match[2]:
         raise RecordError("producers topic: a key that kpsplit never writes")
-    instance = int(match[1], 16)
-    fields = decode(data, "producer record", EXPIRY_VERSION if match[2] else VERSION)
-    record = Expiry(instance, fields.integer("generation")) if match[2] else _record(instance, fields)
+    fields = decode(data, _WHAT, VERSION)
+    record = _record(int(match[1], 16), fields)
+    if record.key != match[1]:
+        fields.fail("the key is that of another registration")
     fields.done()
     return record
 
 
-def _record(instance: int, fields: Fields) -> ProducerRecord:
+def _record(key: int, fields: Fields) -> ProducerRecord:
+    keeps_key = fields.version < 4
+    generation = fields.integer("generation", 1)
+    if fields.version in (2, 3):
+        fields.optional_integer("since")
+        fields.optional_integer("fenced_below")
+    transactional_id = fields.optional_text("transactional_id", 10_000)
+    if transactional_id is not None and not is_writers_id(transactional_id):
+        fields.fail("transactional_id is none that a producer of data can have")
     return ProducerRecord(
-        instance=instance,
-        generation=fields.integer("generation", 1),
+        instance=key if keeps_key else _instance(fields),
+        generation=1 if keeps_key else generation,
         client_id=fields.text("client_id"),
-        transactional_id=fields.optional_text("transactional_id", 10_000),
-        since=fields.optional_integer("since") if fields.version > 1 else None,
-        fenced_below=fields.optional_integer("fenced_below") if fields.version > 1 else None,
-        topics=fields.texts("topics", 249),
+        transactional_id=transactional_id,
+        topics=_topics(fields),
         ready=fields.text_map("ready"),
         acknowledged=fields.text_map("acknowledged"),
         pauses=fields.object_map("pauses", _pause),
         closed=fields.boolean("closed"),
         certificates=fields.object_map("certificates", _certificate),
+        keeps_key=keeps_key,
     )
+
+
+def _topics(fields: Fields) -> tuple[str, ...]:
+    return fields.texts("topics", 249)
+
+
+def _instance(fields: Fields) -> int:
+    name = fields.text("instance", 16)
+    if _INSTANCE.fullmatch(name) is None:
+        fields.fail("instance is not 16 hexadecimal digits")
+    return int(name, 16)
 
 
 def _pause_to_json(pause: PauseReport) -> dict[str, Any]:
@@ -173,12 +215,16 @@ def _certificate_to_json(certificate: Certificate) -> dict[str, Any]:
         "next_sequence": certificate.next_sequence,
         "delivered": certificate.delivered,
         "failed": list(certificate.failed),
+        "topic_id": certificate.topic_id,
     }
 
 
 def _certificate(fields: Fields) -> Certificate:
     certificate = Certificate(
-        fields.integer("next_sequence"), fields.number_map("delivered"), fields.integers("failed")
+        fields.integer("next_sequence"),
+        fields.number_map("delivered"),
+        fields.integers("failed"),
+        fields.optional_text("topic_id", 100) if fields.version > 2 else None,
     )
     if not all(map(_SEGMENT_ID.fullmatch, certificate.delivered)):
         fields.fail("delivered does not count by segment id")

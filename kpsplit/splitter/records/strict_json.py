@@ -17,7 +17,8 @@ MAX_BYTES = 900_000
 """No record is larger: below the brokers' default limit of 1 MiB for a batch."""
 
 _MAX_INT = (1 << 63) - 1
-_MAX_VERSION = 0xFFFF
+ANY_VERSION = 0xFFFF
+"""No format version is greater."""
 _SHOWN = 60
 _LONGEST_NAME = 1000
 
@@ -62,7 +63,7 @@ def decode(data: bytes | None, what: str, version: int, most: int = MAX_BYTES) -
     """
     value = _object(data, what, most)
     found = value.pop("v", None)
-    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= _MAX_VERSION:
+    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= ANY_VERSION:
         raise RecordError(f"{what}: no format version")
     if found > version:
         raise FutureVersionError(
@@ -246,7 +247,7 @@ class Fields:
     def _object(self, value: Any, name: str, read: Callable[[Fields], T]) -> T:
         if not isinstance(value, dict):
             self.fail(f"{name} is not an object")
-        fields = Fields(value, f"{self._what}: {name}")
+        fields = Fields(value, f"{self._what}: {name}", self.version)
         result = read(fields)
         fields.done()
         return result

@@ -15,17 +15,31 @@ from kpsplit.errors import DeadlineExceededError
 from kpsplit.kafka import clock as real_clock
 from kpsplit.producer import (
     context,
+    dispatcher,
     fence_duty,
     general_path,
     lease_duty,
     pauses,
+    registration,
     reports,
     routes,
     takeover,
     topic_duty,
 )
 
-_TIMED = (real_clock, context, general_path, lease_duty, pauses, reports, routes, takeover, topic_duty)
+_TIMED = (
+    real_clock,
+    context,
+    dispatcher,
+    general_path,
+    lease_duty,
+    pauses,
+    registration,
+    reports,
+    routes,
+    takeover,
+    topic_duty,
+)
 
 
 class Timeline:

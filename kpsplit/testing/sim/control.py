@@ -7,7 +7,8 @@ from enum import Enum
 
 from kpsplit.errors import FencedError
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.producers import Expiry, ProducerRecord
+from kpsplit.splitter.records.claims import Claim
+from kpsplit.splitter.records.producers import Entry
 from kpsplit.splitter.writers import Registrations
 
 TRANSACTION_SECONDS = 10.0
@@ -42,6 +43,7 @@ class ControlLog:
         """The state behind so many records, as far as all before them are decided."""
         self.truth = first
         self.holder = 0
+        self.claims: list[Claim] = []
         self.committed: list[ControlRecord] = []
         """What was committed since the oracle last looked."""
 
@@ -54,6 +56,10 @@ class ControlLog:
             seen = record.state is not None and record.fate is Fate.COMMITTED
             self.states.append(record.state if seen and record.state is not None else self.states[-1])
         return len(self.states) - 1
+
+    def high_watermark(self) -> int:
+        """Return where the log ends, records of open transactions included."""
+        return len(self.records)
 
     def seen(self) -> PartitionState:
         """Return the state that a reader at the last stable offset knows."""
@@ -100,26 +106,21 @@ class ControlLog:
 
 
 class ProducersTopic:
-    """The producers topic: not transactional, so everybody sees everything."""
+    """The producers topic: not transactional, so everybody sees everything. ``frozen``: its leader is."""
 
     def __init__(self) -> None:
         self.length = 0
-        self._latest: dict[int, tuple[int, ProducerRecord]] = {}
-        self._expiries: list[Expiry] = []
+        self.frozen = False
+        self._registrations = Registrations()
 
-    def append(self, record: ProducerRecord | Expiry) -> None:
+    def append(self, record: Entry) -> None:
         """Write a record."""
-        offset, self.length = self.length, self.length + 1
-        if isinstance(record, Expiry):
-            self._expiries.append(record)
-        else:
-            self._latest[record.instance] = (offset, record)
+        self.length += 1
+        self._registrations.fold(record)
 
     def read(self) -> Registrations:
         """Return the topic folded up to its present end."""
         registrations = Registrations()
-        for offset, record in self._latest.values():
-            registrations.fold(record, offset)
-        for expiry in self._expiries:
-            registrations.fold(expiry, self.length)
+        for record in self._registrations.all():
+            registrations.fold(record)
         return registrations

@@ -8,9 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from kpsplit.errors import ConflictError
-from kpsplit.kafka.groups import positions_by_range_commits
+from kpsplit.kafka.groups import proven_positions
 from kpsplit.kafka.retirement import ends_to_reach, undrained
-from kpsplit.kafka.runner import numbered
 from kpsplit.producer import takeover
 from kpsplit.splitter.events import Retire
 from kpsplit.splitter.key_range import WHOLE, KeyRange
@@ -25,6 +24,7 @@ from kpsplit.splitter.partition_state import (
 )
 from kpsplit.splitter.records.keys import subtopic_name
 from kpsplit.splitter.states import Phase
+from kpsplit.splitter.steps import numbered
 from kpsplit.testing.sim.group import GROUP, OffsetTail
 from kpsplit.testing.sim.logs import PARENT
 from kpsplit.testing.sim.operators import CALL_SECONDS, Operator
@@ -103,12 +103,12 @@ def retire(operator: Operator) -> int:
     going = [name for name in sealed if operator.process.call(partial(_drained, operator, before, name))]
     if before.phase is not Phase.STEADY or not going:
         return 0
-    state = operator.claim(deadline)
+    state = operator.claim(deadline, lambda now: now.revision == before.revision)
     if state.revision != before.revision:
         raise ConflictError("it has changed meanwhile")
     for name in going:
-        operator.process.call(partial(_delete, operator, name))
         state = operator.record(state, Retire(name), deadline)
+        operator.process.call(partial(_delete, operator, name))
     return len(going)
 
 
@@ -122,8 +122,8 @@ def _drained(operator: Operator, state: PartitionState, name: str) -> Effect:
     world = operator.world
     tail = OffsetTail(world.offsets)
     tail.follow()
-    positions = {GROUP: dict(world.coordinator.offsets)} if world.coordinator.offsets else {}
-    positions |= positions_by_range_commits(tail.fold, state)
+    ordinary = {GROUP: dict(world.coordinator.offsets)} if world.coordinator.offsets else {}
+    positions = proven_positions(ordinary, tail.fold, state)
     operator.group_known = bool(positions)
     starts = {place: log.start for place, log in world.brokers.logs.items()}
     return not undrained(ends_to_reach(state, name), starts, positions)

@@ -54,6 +54,18 @@ def _cut_off(world: World, index: int, cut: int) -> Told:
     return f"{world.producers[index].name} {'cannot' if cut else 'can'} write to the producers topic"
 
 
+def _freeze(world: World, frozen: int) -> Told:
+    """The broker that leads the producers topic stands still: nobody reads it, writes arrive later."""
+    topic = world.producers_topic
+    if topic.frozen == bool(frozen):
+        return None
+    topic.frozen = bool(frozen)
+    if not frozen:
+        for producer in world.producers:
+            producer.writer.land()
+    return f"the producers topic {'stands still' if frozen else 'is back'}"
+
+
 def _call_on(world: World, what: int, second: int) -> Told:
     if len(world.operators) > 2 * second:
         return None
@@ -104,6 +116,7 @@ OPERATOR_EVENTS: dict[str, Happening] = {
     "plan": _plan,
     "rush": _rush,
     "cut_off": _cut_off,
+    "freeze": _freeze,
     "call_on": _call_on,
     "take_over": _take_over,
     "operate": _operate,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,15 +11,18 @@ from kpsplit.errors import (
     DeadlineExceededError,
     FencedError,
     UnknownOutcomeError,
+    UnreachableError,
 )
+from kpsplit.splitter.claim_queue import ClaimQueue
+from kpsplit.splitter.claimed_log import ClaimedLog
 from kpsplit.splitter.driver import Driver, Ports
 from kpsplit.splitter.events import Cut, Event
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Attempt, PartitionState, SubTopic
 from kpsplit.splitter.ports import Deadline
+from kpsplit.splitter.records.claims import Claim
 from kpsplit.splitter.records.marker import newest_of
-from kpsplit.splitter.records.producers import Expiry, ProducerRecord
+from kpsplit.splitter.records.producers import ProducerRecord, Removed
 from kpsplit.splitter.steps import PlannedMarker
 from kpsplit.splitter.writers import Registrations
 from kpsplit.testing.sim.clock import ProcessClock, SimDeadline
@@ -31,9 +34,10 @@ if TYPE_CHECKING:
 
 LEASE_SECONDS = 5.0
 CALL_SECONDS = 60.0
+ANSWER_SECONDS = 8.0
 
 
-class Operator:
+class Operator(ClaimedLog):
     """All ports of one process that works on an operation, and the process itself.
 
     ``group_known``: whether a retirement found that the group has commits.
@@ -46,7 +50,11 @@ class Operator:
         self.process = Process(name, lambda: work(self))
         self.group_known = False
         self._holder = -1
+        self._read = 0
+        """So many records of the control topic it has read: never more than it waited for."""
+        self._length = 0
         self._unknown: set[str] = set()
+        super().__init__(ClaimQueue(name))
 
     @property
     def driver(self) -> Driver:
@@ -72,37 +80,72 @@ class Operator:
 
     def peek(self, deadline: Deadline) -> PartitionState:
         """See ControlPort."""
-        return cast(PartitionState, self.process.call(self._peek))
-
-    def claim(self, deadline: Deadline) -> PartitionState:
-        """See ControlPort."""
-        return cast(PartitionState, self.process.call(lambda: self._claim(deadline)))
-
-    def record(self, before: PartitionState, event: Event, deadline: Deadline) -> PartitionState:
-        """See ControlPort."""
-        return cast(PartitionState, self.process.call(lambda: self._record(before, event, deadline)))
+        self._read = self.process.call(self._peek)
+        return self._state()
 
     def lease_seconds(self) -> float:
         """See ControlPort."""
         return LEASE_SECONDS
+
+    def connect(self) -> None:
+        """Have clients connect."""
 
     def close(self) -> None:
         """Let go of the claim."""
 
     def _peek(self) -> Effect:
         yield "looks at the control topic"
-        return self.world.control.seen()
+        return self.world.control.stable()
 
-    def _claim(self, deadline: Deadline) -> Effect:
+    def _announced(self, deadline: Deadline) -> Sequence[Claim]:
+        return cast("Sequence[Claim]", self.process.at_once(lambda: tuple(self.world.control.claims)))
+
+    def _announce(self, claim: Claim, deadline: Deadline) -> int:
+        return int(self.process.call(lambda: self._write_claim(claim)))
+
+    def _wait(self, seconds: float, deadline: Deadline) -> None:
+        self.process.call(lambda: self._pass_time(seconds, deadline))
+
+    def _now(self) -> float:
+        return self.now()
+
+    def _take(self, deadline: Deadline) -> None:
+        self.process.call(self._claim)
+
+    def _read_decided(self, end: int, deadline: Deadline) -> None:
+        self.process.call(lambda: self._read_log("has read the log", end, deadline))
+        self._read = end
+
+    def _read_back(self, end: int, event: Event, deadline: Deadline) -> None:
+        self.process.call(lambda: self._read_log("reads back", end, deadline))
+        self._read = end
+
+    def _write(self, after: PartitionState, event: Event, deadline: Deadline) -> int:
+        return int(self.process.call(lambda: self._commit(after, event, deadline)))
+
+    def _state(self) -> PartitionState:
+        return self.world.control.states[self._read]
+
+    def _write_claim(self, claim: Claim) -> Effect:
+        yield "announces a claim"
+        self.world.control.claims.append(claim)
+        return self.world.control.high_watermark()
+
+    def _pass_time(self, seconds: float, deadline: Deadline) -> Effect:
+        self._check(deadline, "somebody else's claim")
+        at, clock = self.clock.now() + seconds, self.clock
+        yield Blocked("has waited for its turn", lambda: clock.now() >= at)
+
+    def _claim(self) -> Effect:
         yield "claims"
         self._holder = self.world.control.claim()
-        end = len(self.world.control.records)
-        yield from self._until("has read the log", lambda: self.world.control.stable() >= end, deadline)
-        return self.world.control.seen()
 
-    def _record(self, before: PartitionState, event: Event, deadline: Deadline) -> Effect:
+    def _read_log(self, what: str, end: int, deadline: Deadline) -> Effect:
         control = self.world.control
-        after = apply(before, event)
+        yield from self._until(what, lambda: control.stable() >= end, deadline)
+
+    def _commit(self, after: PartitionState, event: Event, deadline: Deadline) -> Effect:
+        control = self.world.control
         self._check(deadline, f"the {event.kind}")
         yield f"writes {event.kind}"
         record = control.begin(self._holder, after, str(event.kind), self.world.timeline.now)
@@ -113,10 +156,7 @@ class Operator:
             control.commit(self._holder, record)
         if fault:
             raise UnknownOutcomeError(f"{event.kind}: no answer")
-        yield from self._until("reads back", lambda: control.stable() > record.offset, deadline)
-        if control.seen() != after:
-            raise FencedError("the control topic does not say what was just written")
-        return after
+        return record.offset
 
     def _late_commit(self, record: Any) -> Callable[[], None]:
         holder, control = self._holder, self.world.control
@@ -133,18 +173,24 @@ class Operator:
 
     def read(self, deadline: Deadline) -> Registrations:
         """See WritersPort."""
-        return cast(Registrations, self.process.call(self._read))
+        return cast(Registrations, self.process.call(lambda: self._read_registrations(deadline)))
 
     def await_change(self, seconds: float) -> None:
         """See WritersPort."""
         self.process.call(lambda: self._await_change(seconds))
 
-    def expire(self, producers: Iterable[ProducerRecord], deadline: Deadline) -> None:
+    def remove(self, producers: Iterable[ProducerRecord], deadline: Deadline) -> None:
         """See WritersPort."""
-        self.process.call(lambda: self._expire(tuple(producers)))
+        wanted = tuple(producers)
+        self.process.call(lambda: self._remove(wanted))
 
-    def _read(self) -> Effect:
+    def _read_registrations(self, deadline: Deadline) -> Effect:
         yield "reads the producers topic"
+        topic, at = self.world.producers_topic, min(_at(deadline), self.clock.now() + ANSWER_SECONDS)
+        if topic.frozen:
+            yield Blocked("waits for the producers topic", lambda: not topic.frozen or self.clock.now() >= at)
+        if topic.frozen:
+            raise UnreachableError("nobody answers for the producers topic")
         self._length = self.world.producers_topic.length
         return self.world.producers_topic.read()
 
@@ -153,10 +199,13 @@ class Operator:
         topic, clock = self.world.producers_topic, self.clock
         yield Blocked("has waited for answers", lambda: topic.length > known or clock.now() >= at)
 
-    def _expire(self, producers: tuple[ProducerRecord, ...]) -> Effect:
+    def _remove(self, producers: tuple[ProducerRecord, ...]) -> Effect:
+        names = ", ".join(f"{r.instance}.{r.generation}" for r in producers)
+        fault = yield f"removes registrations {names}"
+        if fault == "lost" or self.world.producers_topic.frozen:
+            raise UnknownOutcomeError("registrations: no acknowledgement")
         for record in producers:
-            yield f"expires producer {record.instance}"
-            self.world.producers_topic.append(Expiry(record.instance, record.generation))
+            self.world.producers_topic.append(Removed(record.key))
 
     # -- TopicsPort --------------------------------------------------------------------------------
 

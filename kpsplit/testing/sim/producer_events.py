@@ -131,8 +131,8 @@ def _search(world: World) -> Told:
     lookup = next((k for k in world.lookups if not k.searched), None)
     if lookup is None:
         return None
-    lookup.search()
-    return f"a log is searched for rejected records: {lookup.result()}"
+    lookup.look()
+    return f"a log is searched for rejected records: {lookup.search.found}"
 
 
 def _view(producer: SimProducer) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,15 +15,15 @@ from kpsplit.producer.fence_duty import FenceDuty
 from kpsplit.producer.general_path import GeneralPath
 from kpsplit.producer.hot_path import make_produce
 from kpsplit.producer.lease_duty import LeaseDuty
+from kpsplit.producer.lookup import Search
 from kpsplit.producer.registration import Registration
 from kpsplit.producer.routes import Fence, TopicRoute
 from kpsplit.producer.topic_duty import TopicDuty
 from kpsplit.splitter.control_view import ControlView
-from kpsplit.splitter.lineage import Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings
-from kpsplit.splitter.records.producers import ProducerRecord, decode_record
+from kpsplit.splitter.records.producers import Entry, decode_entry
 from kpsplit.splitter.records.stamp import note_own
 from kpsplit.testing.sim.client import Client
 from kpsplit.testing.sim.clock import ProcessClock
@@ -64,7 +65,7 @@ class SimTail:
             self.length = length
             self.view.states[PARENT] = self._control.states[length]
 
-    def position(self) -> int:
+    def progress(self) -> int:
         """Return how far the topic was read."""
         return self.length
 
@@ -109,28 +110,34 @@ class SimRegistrationWriter:
         self._topic = world.producers_topic
         self.fault = ""
         self.cut_off = False
-        self.late: list[ProducerRecord] = []
+        self.late: list[Entry] = []
 
-    def write(self, topic: str, key: bytes | None, value: bytes, deadline: Deadline) -> int:
-        """Write one record."""
-        record = cast(ProducerRecord, decode_record(key, value))
+    def write_all(
+        self, topic: str, records: Iterable[tuple[bytes, bytes | None]], deadline: Deadline
+    ) -> list[int]:
+        """Write records; all or none of them arrive."""
+        decoded = [decode_entry(key, value) for key, value in records]
         fault, self.fault = "lost" if self.cut_off else self.fault, ""
+        if not fault and self._topic.frozen:
+            fault = "late"
         if fault == "late":
-            self.late.append(record)
+            self.late += decoded
         elif fault != "lost":
             self.land()
-            self._topic.append(record)
+            for record in decoded:
+                self._topic.append(record)
         if fault:
             raise UnknownOutcomeError("registration: no acknowledgement")
-        return self._topic.length
+        return [self._topic.length]
 
     def land(self) -> bool:
         """Let what is on its way arrive."""
-        landed = bool(self.late)
+        if not self.late or self._topic.frozen:
+            return False
         for record in self.late:
             self._topic.append(record)
         self.late.clear()
-        return landed
+        return True
 
 
 class SimLookup:
@@ -138,31 +145,30 @@ class SimLookup:
 
     world: World
 
-    def __init__(self, connection: World, segment: Segment, instance: int, wanted: set[int]) -> None:
-        self._world, self._segment = connection, segment
-        self._instance, self._wanted = instance, wanted
-        self.searched = False
-        self._found: dict[int, int] | None = {}
+    def __init__(self, connection: World, search: Search) -> None:
+        self._world, self.search = connection, search
         connection.lookups.append(self)
+        self.searched = False
 
     def done(self) -> bool:
         """Tell whether the log was searched."""
         return self.searched
 
-    def result(self) -> dict[int, int] | None:
-        """Return what was found."""
-        return self._found
+    def check(self) -> None:
+        """Nothing ever goes wrong here."""
 
-    def search(self) -> None:
+    def look(self) -> None:
         """Search the log as it is now, and as far as it is there still."""
         self.searched = True
-        place = self._segment.source
+        search, place = self.search, self.search.segment.source
         if place.topic not in self._world.brokers.topics:
-            self._found = None
+            search.gone()
             return
-        log, found = self._world.brokers.logs[place], cast("dict[int, int]", self._found)
-        for entry in log.from_offset(max(self._segment.start, log.start), 1 << 30):
-            note_own(found, entry.offset, entry.stamp, self._instance, self._wanted)
+        log = self._world.brokers.logs[place]
+        search.begins_at(log.start)
+        for entry in log.from_offset(search.next, 1 << 30):
+            if entry.offset < (search.segment.end or 0):
+                note_own(search.found, entry.offset, entry.stamp, search.home, search.instance, search.wanted)
 
 
 class SimProducer:
@@ -185,14 +191,14 @@ class SimProducer:
         feed = self.feed = ControlFeed(cast(Any, world), dispatcher)
         self.tail = SimTail(world)
         feed.tail = cast(Any, self.tail)
-        feed._admin = cast(Any, world)
+        feed.admin._client = cast(Any, world)
         self.registration: Registration = feed.registration
         self.writer = SimRegistrationWriter(world)
         self.registration._writer = cast(Any, self.writer)
         queued = self.client.__len__
         self.lease = LeaseDuty(feed)
         self.fences = FenceDuty(feed, self.lease, self.client.poll, queued, lambda: False)
-        self.topics = TopicDuty(feed, self.lease, self.fences, queued)
+        self.topics = TopicDuty(feed, self.lease, self.fences, queued, lambda _: 0, lambda _: None)
         general = GeneralPath(dispatcher, queued, lambda: None)
         self._produce = make_produce(dispatcher, self.client.send, self._callback, general.produce)
         self._duties = {

@@ -27,6 +27,7 @@ def come_to_rest(world: World) -> int:
     """
     for member in world.members:
         member.asleep = False
+    world.producers_topic.frozen = False
     for producer in world.producers:
         producer.asleep = False
         producer.writer.cut_off = False
@@ -128,7 +129,7 @@ def _produce(world: World, producer: SimProducer) -> None:
         request.ends = {0: world.control.stable()}
     for lookup in world.lookups:
         if not lookup.searched:
-            lookup.search()
+            lookup.look()
     producer.turn()
     world.oracle.check()
     producer.poll()

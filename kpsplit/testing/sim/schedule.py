@@ -20,7 +20,8 @@ _RARELY = 0.06
 _WEIGHTS = {
     "produce": 16, "poll": 7, "turn": 12, "duty": 6, "see": 5, "answer": 9, "lose_answer": 0.4,
     "land_registration": 1, "sleep": 2, "crash": 0.15, "close": 0.3, "write": 8, "acknowledge": 7, "flow": 7,
-    "fail": 0.5, "search": 2, "plan": 6, "rush": 1.6, "cut_off": 0.6, "call_on": 0.8, "take_over": 1.5,
+    "fail": 0.5, "search": 2, "plan": 6, "rush": 1.6, "cut_off": 0.6, "freeze": 0.3, "call_on": 0.8,
+    "take_over": 1.5,
     "operate": 30, "kill": 0.35, "tick": 5, "late": 1.2, "stranger": 0.4, "leader": 0.2, "retention": 0.3,
     "hole": 0.3, "foreign": 1.5, "read": 2.5, "refresh": 3, "heartbeat": 2.5, "start": 3.5, "fetch": 8,
     "work": 7, "commit": 4.5, "doze": 1.2, "die": 0.15, "expel": 0.35, "move": 1.5,
@@ -28,7 +29,7 @@ _WEIGHTS = {
 _TROUBLE = (
     "lose_answer", "land_registration", "sleep", "crash", "close", "fail", "call_on", "take_over", "kill",
     "tick", "late", "stranger", "leader", "retention", "hole", "foreign", "doze", "die", "expel", "move",
-    "duty", "cut_off", "rush",
+    "duty", "cut_off", "freeze", "rush",
 )  # fmt: skip
 _OFTEN = (0.0, 0.5, 1.0, 1.0, 3.0, 6.0)
 _PACE = ("commit", "start", "heartbeat", "read", "see", "poll", "acknowledge", "flow", "work", "fetch")
@@ -96,6 +97,8 @@ def _with_numbers(name: str, random: Random, second: float) -> Event:
             return name, int(random.random() * 1.3), 1 + four, _fault(random)
         case "kill":
             return name, two
+        case "freeze":
+            return name, int(random.random() < 0.33)
         case "tick":
             return name, bisect(_TIMES, random.random() * _TIMES[-1])
         case "leader" | "retention" | "hole" | "late":

@@ -9,6 +9,7 @@ from typing import Any
 
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.stamp import Stamp
 from kpsplit.testing.history import SendOutcome
 from kpsplit.testing.sim.clock import Timeline
 from kpsplit.testing.sim.control import ControlLog, ProducersTopic
@@ -85,18 +86,25 @@ class World:
         return id_
 
     def send_foreign(self, key: bytes | None) -> int | None:
-        """Let a writer that does not use kpsplit send a record to the parent."""
+        """Let a writer that does not use kpsplit send a record to the parent: in turn its own, and a copy."""
         self.numbers += 1
         id_ = f"x.{self.numbers}".encode()
         send = Sent(id_, FOREIGN, key, self.numbers)
         self.oracle.sent(send)
         try:
-            send.offset = self.brokers.append(PARENT, id_, key, self.timeline.now)
+            stamp = self._copied_stamp() if self.numbers % 2 else None
+            send.offset = self.brokers.append(PARENT, id_, key, self.timeline.now, stamp)
         except RefusedError:
             send.outcome = SendOutcome.FAILED
             return None
         send.outcome = SendOutcome.OK
         return send.offset
+
+    def _copied_stamp(self) -> Stamp | None:
+        """Return the stamp of the newest record of a sub-topic; of another topic where there is none yet."""
+        entries = (e for p, log in self.brokers.logs.items() if p != PARENT for e in log.entries if e.stamp)
+        newest = max(entries, key=lambda e: e.at, default=None)
+        return Stamp(9, 9, self.numbers, 9) if newest is None else newest.stamp
 
     def count(self, what: str) -> None:
         """Count something worth knowing about a run."""
@@ -114,6 +122,6 @@ class World:
 class SimOperationLog:
     """Stands for ``OperationLog`` in the product's takeover: an operator process is the connection."""
 
-    def __new__(cls, connection: Operator, parent: object) -> Operator:  # type: ignore[misc]
+    def __new__(cls, connection: Operator, parent: object, queue: object = None) -> Operator:  # type: ignore[misc]
         """Return the ports of the process that takes over."""
         return connection

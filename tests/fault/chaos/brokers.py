@@ -43,6 +43,21 @@ class Brokers:
             deadline.pause(POLL_SECONDS)
         return leader
 
+    def leader_of(self, topic: str, seconds: float) -> int:
+        """Return the broker that leads partition 0 of a topic.
+
+        Raises:
+            DeadlineExceededError: nobody says so in time.
+        """
+        deadline = Deadline(seconds)
+        while True:
+            with suppress(KafkaException, KeyError):
+                found = self._client().list_topics(topic, timeout=ASK_SECONDS).topics[topic].partitions[0]
+                if found.leader >= 0:
+                    return found.leader
+            deadline.check(f"a leader of {topic}")
+            deadline.pause(POLL_SECONDS)
+
     def _quorum_leader(self) -> int | None:
         from kafka.admin import KafkaAdminClient
         from kafka.errors import KafkaError as PythonError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,6 +23,8 @@ from tests.fault.chaos.verdict import Hurt
 from tests.fault.chaos.writer import WriterNews, WriterOrders
 
 POLL_SECONDS = 0.1
+WRITERS_PER_TRANSACTIONAL = 3
+"""Of so many writers one writes in transactions; its successor takes its transactional id."""
 END_SECONDS = 5.0
 LAST_WORDS_SECONDS = 2.0
 DOOMED_SESSION_MS = 10_000
@@ -215,6 +217,10 @@ class Crew:
             self.notes += self.operator.notes
         self.operator = OperatorProcess(f"operator-{self._started}", orders, self.operations)
 
+    def grow(self, partitions: int) -> None:
+        """The topic has so many partitions now: whoever is started from now on knows them."""
+        self.job = replace(self.job, partitions=partitions)
+
     def mend(self) -> None:
         """Start successors of those that are gone; who went by itself is a trouble."""
         for number, writer in enumerate(self.writers):
@@ -347,6 +353,7 @@ class Crew:
                 self.job.rate,
                 self.job.seed,
                 str(self.journals[name]),
+                f"{self.job.topic}-{number}" if number % WRITERS_PER_TRANSACTIONAL == 2 else None,
             )
         )
 

@@ -24,6 +24,7 @@ class Kind(StrEnum):
     CONTROLLER_KILLED = "active controller SIGKILL, started again"
     CONTROLLER_STOPPED = "active controller SIGSTOP"
     LEADERS_MOVED = "leaders moved in a loop"
+    BROKERS_SLOWED = "all brokers SIGSTOP most of the time: every step takes seconds"
     OPERATOR_KILLED = "operator SIGKILL"
     OPERATOR_STOPPED = "operator SIGSTOP, woken later"
     WRITER_KILLED = "writer SIGKILL"
@@ -39,6 +40,13 @@ class Kind(StrEnum):
     THROTTLED = "quota throttle"
     DRAINED_REMOVED = "retention takes what the group has read"
     UNREAD_REMOVED = "retention takes what the group has not read"
+    TRANSACTION_OPEN = "a stranger's open transaction on the control topic"
+    REGISTRATIONS_STOPPED = "the broker that leads the producers topic SIGSTOP"
+    DEAD_PRODUCERS = "10,000 registrations of dead producers"
+    PARTITIONS_ADDED = "a partition added to the topic"
+    FOREIGN_RECORDS = "records with copied stamps and header names that are no text"
+    ENROLMENT_KILLED = "operator SIGKILL inside enroll of another topic"
+    RETIREMENT_KILLED = "operator SIGKILL inside retire of another topic"
 
 
 PREPARING = ("Claim", "Prepare", "CreateSubTopic", "CoLocateLeaders", "AwaitReady")
@@ -57,6 +65,7 @@ MANY_SUSPENSIONS = "suspensions"
 MIXES: dict[str, tuple[Kind, ...]] = {
     "brokers": (Kind.BROKER_KILLED, Kind.BROKER_STOPPED, Kind.CONTROLLER_KILLED, Kind.LEADERS_MOVED),
     "frozen": (Kind.BROKER_STOPPED, Kind.TWO_BROKERS_STOPPED, Kind.CONTROLLER_STOPPED),
+    "slow": (Kind.BROKERS_SLOWED,),
     "operators": (Kind.OPERATOR_KILLED, Kind.OPERATOR_STOPPED),
     "clients": (Kind.WRITER_KILLED, Kind.WRITER_STOPPED, Kind.MEMBER_KILLED, Kind.MEMBER_STOPPED),
     "network": (
@@ -68,13 +77,29 @@ MIXES: dict[str, tuple[Kind, ...]] = {
         Kind.THROTTLED,
     ),
     "retention": (Kind.DRAINED_REMOVED, Kind.UNREAD_REMOVED),
+    "strangers": (
+        Kind.TRANSACTION_OPEN,
+        Kind.REGISTRATIONS_STOPPED,
+        Kind.DEAD_PRODUCERS,
+        Kind.PARTITIONS_ADDED,
+        Kind.FOREIGN_RECORDS,
+        Kind.ENROLMENT_KILLED,
+        Kind.RETIREMENT_KILLED,
+    ),
     MANY_SUSPENSIONS: (*(Kind.SUSPENSIONS,) * 3, Kind.OPERATOR_STOPPED),
     "everything": tuple(Kind),
 }
 OF_PROCESSES = tuple(kind for kind in Kind if kind not in MIXES["network"])
 """Everything that is done to processes, and the leaders that are moved; the rest is done to the network."""
 
-_FAULTS_OF_A_MIX = {"frozen": 2, "brokers": 4, "retention": 4, MANY_SUSPENSIONS: 16}
+_FAULTS_OF_A_MIX = {
+    "frozen": 2,
+    "slow": 2,
+    "brokers": 4,
+    "retention": 4,
+    "strangers": 7,
+    MANY_SUSPENSIONS: 16,
+}
 """How many there are; the last has twelve series of at least seventeen suspensions each."""
 
 MOMENT = (0.05, 2.5)
@@ -89,6 +114,7 @@ _HOLD: dict[Kind, tuple[float, float]] = {
     Kind.CONTROLLER_KILLED: (0.5, 12.0),
     Kind.CONTROLLER_STOPPED: (3.0, 45.0),
     Kind.LEADERS_MOVED: (5.0, 20.0),
+    Kind.BROKERS_SLOWED: (30.0, 45.0),
     Kind.OPERATOR_KILLED: (0.0, 5.0),
     Kind.OPERATOR_STOPPED: (0.5, 20.0),
     Kind.WRITER_KILLED: (0.0, 3.0),
@@ -104,6 +130,13 @@ _HOLD: dict[Kind, tuple[float, float]] = {
     Kind.THROTTLED: (5.0, 20.0),
     Kind.DRAINED_REMOVED: (0.0, 2.0),
     Kind.UNREAD_REMOVED: (1.0, 6.0),
+    Kind.TRANSACTION_OPEN: (1.0, 12.0),
+    Kind.REGISTRATIONS_STOPPED: (3.0, 20.0),
+    Kind.DEAD_PRODUCERS: (0.0, 3.0),
+    Kind.PARTITIONS_ADDED: (0.0, 3.0),
+    Kind.FOREIGN_RECORDS: (0.0, 1.0),
+    Kind.ENROLMENT_KILLED: (0.0, 1.0),
+    Kind.RETIREMENT_KILLED: (0.0, 1.0),
 }
 _TARGETED = (Kind.OPERATOR_KILLED, Kind.OPERATOR_STOPPED)
 _WHILE_IT_DRAINS = (Kind.DRAINED_REMOVED, Kind.UNREAD_REMOVED)
@@ -114,7 +147,10 @@ _AT_A_STEP = (
     Kind.TWO_BROKERS_STOPPED,
     Kind.CUT_OFF,
     Kind.RESPONSES_LOST,
+    Kind.TRANSACTION_OPEN,
+    Kind.FOREIGN_RECORDS,
 )
+_AT_PREPARE = (Kind.REGISTRATIONS_STOPPED,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +222,8 @@ class Schedule:
             return self._random.choice(STEPS)
         if kind in _WHILE_IT_DRAINS:
             return BEHIND[0]
+        if kind in _AT_PREPARE:
+            return "Prepare"
         if kind in _AT_A_STEP and self._random.random() < 0.5:
             return self._random.choice(ACROSS_THE_CUT)
         return None

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
 from typing import Protocol
 
+from confluent_kafka import KafkaException
+
 from kpsplit.devcluster.cluster import DevCluster
+from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.splitter.records.keys import CONTROL_TOPIC, PRODUCERS_TOPIC
+from kpsplit.testing import Send
 from tests.fault.chaos.brokers import Brokers
 from tests.fault.chaos.crew import Crew
 from tests.fault.chaos.faults import MOMENT, Fault, Kind
 from tests.fault.chaos.proxy import FAIR, Network, Weather
 from tests.fault.chaos.retention import Retention
+from tests.fault.chaos.side_topic import ENROLMENT, RETIREMENT, SideTopic
+from tests.fault.chaos.strangers import Strangers
 from tests.fault.chaos.table import Column, Strike, column_of
 from tests.fault.chaos.verdict import EVERYBODY, Hurt
 
@@ -24,6 +30,10 @@ HEAL_SECONDS = 300.0
 STEP_SECONDS = 25.0
 """How long an operation is waited for that comes to the step at which a fault is to strike."""
 BETWEEN_MOVES = 1.0
+STOPPED_SECONDS, RUNNING_SECONDS = 0.45, 0.05
+DEAD_PRODUCERS = 10_000
+MOST_PARTITIONS = 6
+FOREIGN_RECORDS = 300
 DELAYS = (0.02, 0.4)
 THROTTLED_TO = 4000
 """Bytes per second, broker and client: less than a writer sends."""
@@ -49,6 +59,7 @@ class Inflictor:
         network: Network,
         crew: Crew,
         retention: Retention,
+        strangers: Strangers,
         seed: int,
     ) -> None:
         self.strikes: list[Strike] = []
@@ -58,7 +69,9 @@ class Inflictor:
         self._network = network
         self._crew = crew
         self._retention = retention
+        self._strangers = strangers
         self._random = Random(seed)
+        self._sides = 0
         self._does: dict[Kind, Callable[[Fault], None]] = {
             Kind.BROKER_KILLED: lambda f: self._kill_broker(f, f.target % REPLICAS),
             Kind.BROKER_STOPPED: lambda f: self._stop_brokers(f, [f.target % REPLICAS]),
@@ -66,6 +79,7 @@ class Inflictor:
             Kind.CONTROLLER_KILLED: lambda f: self._kill_broker(f, self._controller()),
             Kind.CONTROLLER_STOPPED: lambda f: self._stop_brokers(f, [self._controller()]),
             Kind.LEADERS_MOVED: self._move_leaders,
+            Kind.BROKERS_SLOWED: self._slow_brokers,
             Kind.OPERATOR_KILLED: self._kill_operator,
             Kind.OPERATOR_STOPPED: self._stop_operator,
             Kind.WRITER_KILLED: self._kill_writer,
@@ -81,7 +95,21 @@ class Inflictor:
             Kind.THROTTLED: self._throttle,
             Kind.DRAINED_REMOVED: self._remove_read,
             Kind.UNREAD_REMOVED: self._remove_unread,
+            Kind.TRANSACTION_OPEN: self._hold_transaction,
+            Kind.REGISTRATIONS_STOPPED: lambda f: self._stop_brokers(
+                f, [self._brokers.leader_of(PRODUCERS_TOPIC, HEAL_SECONDS)]
+            ),
+            Kind.DEAD_PRODUCERS: self._register_dead,
+            Kind.PARTITIONS_ADDED: self._add_partition,
+            Kind.FOREIGN_RECORDS: self._write_foreign,
+            Kind.ENROLMENT_KILLED: lambda f: self._kill_beside(f, ENROLMENT, SideTopic.kill_enrolment),
+            Kind.RETIREMENT_KILLED: lambda f: self._kill_beside(f, RETIREMENT, SideTopic.kill_retirement),
         }
+
+    @property
+    def foreign(self) -> list[Send]:
+        """What programs that know nothing of kpsplit have written."""
+        return self._strangers.sends
 
     def do(self, fault: Fault) -> None:
         """Do a fault, undo it, and wait until everything is there again.
@@ -144,6 +172,20 @@ class Inflictor:
             time.sleep(fault.hold)
             for broker in brokers:
                 self._cluster.resume(broker)
+            self._cluster.wait_ready(HEAL_SECONDS)
+            self._brokers.await_in_sync(REPLICAS, HEAL_SECONDS)
+
+    def _slow_brokers(self, fault: Fault) -> None:
+        """Let the brokers run for a tenth of the time; each wait for one of them takes that much longer."""
+        with self._hurting(fault):
+            deadline = Deadline(fault.hold)
+            while not deadline.expired():
+                for broker in range(REPLICAS):
+                    self._cluster.pause(broker)
+                deadline.pause(STOPPED_SECONDS)
+                for broker in range(REPLICAS):
+                    self._cluster.resume(broker)
+                deadline.pause(RUNNING_SECONDS)
             self._cluster.wait_ready(HEAL_SECONDS)
             self._brokers.await_in_sync(REPLICAS, HEAL_SECONDS)
 
@@ -224,6 +266,42 @@ class Inflictor:
         finally:
             for member in members:
                 member.resume()
+
+    def _hold_transaction(self, fault: Fault) -> None:
+        self._await_step(fault)
+        with self._hurting(fault), self._strangers.open_transaction():
+            time.sleep(fault.hold)
+
+    def _register_dead(self, fault: Fault) -> None:
+        self._strike(fault.kind)
+        self._strangers.register_dead(DEAD_PRODUCERS)
+        time.sleep(fault.hold)
+
+    def _add_partition(self, fault: Fault) -> None:
+        """Add a partition; operators that are started from now on work on it too."""
+        if self._crew.job.partitions >= MOST_PARTITIONS:
+            return
+        with self._hurting(fault):
+            self._crew.grow(self._strangers.add_partition(self._crew.job.partitions))
+            time.sleep(fault.hold)
+
+    def _write_foreign(self, fault: Fault) -> None:
+        self._await_step(fault)
+        self._strike(fault.kind)
+        self._strangers.write_foreign(FOREIGN_RECORDS, self._crew.job.partitions)
+        time.sleep(fault.hold)
+
+    def _kill_beside(
+        self, fault: Fault, steps: Sequence[str], kill: Callable[[SideTopic, str], None]
+    ) -> None:
+        """Kill an operator of another topic; what goes wrong there is a trouble of the run."""
+        self._strike(fault.kind)
+        self._sides += 1
+        side = self._strangers.side_topic(f"{self._crew.job.topic}-side-{self._sides}")
+        try:
+            kill(side, steps[fault.target % len(steps)])
+        except (AssertionError, KpsplitError, KafkaException) as error:
+            self._crew.troubles.append(f"{fault.kind}: {error}")
 
     def _suspend_again_and_again(self, fault: Fault) -> None:
         """Suspend one after the other for a moment, without looking at what the operator does."""

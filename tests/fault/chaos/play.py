@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ END_SECONDS = 600.0
 REST_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 FOREVER = 1e6
+MOST_NOTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,9 @@ class Play:
         say("reading everything back")
         crew = self._crew
         states = self._states()
-        back = read_back(self._connection, crew.job.topic, states, crew.journals, self._archive)
+        back = read_back(
+            self._connection, crew.job.topic, states, crew.journals, self._archive, self._inflictor.foreign
+        )
         worked = {name: list(read_worked(path)) for name, path in crew.worked.items()}
         hurts = [*self._inflictor.hurts, *crew.losses()]
         seen = self._seen_by_group(back, states, worked)
@@ -215,6 +219,8 @@ class Play:
         gaps = [*back.gaps, *self._untold(states, back)]
         for line in (*str(back.history).splitlines(), *group.examples, *gaps, *crew.troubles):
             say(f"  {line}")
+        for note, times in Counter(crew.notes).most_common(MOST_NOTES):
+            say(f"  operators, {times} times: {note}")
         return Verdict(
             back.history,
             group,

@@ -44,25 +44,33 @@ def read_back(
     states: Iterable[PartitionState],
     journals: dict[str, Path],
     archive: Archive,
+    foreign: Iterable[Send] = (),
 ) -> ReadBack:
     """Read all partitions to their ends, and check them against what the writers were told.
 
     What retention removed is read from where it was kept: it was delivered, once and in order, too.
+    ``foreign``: what others wrote, who do not use kpsplit.
     """
-    states = list(states)
-    checker = HistoryChecker([state.lineage for state in states])
-    for writer, journal in journals.items():
-        for entry in read_journal(journal) if journal.exists() else ():
-            checker.sent(_send(topic, writer, entry))
+    states, foreign = list(states), list(foreign)
+    checker = HistoryChecker([state.lineage for state in states], {send.producer for send in foreign})
     found = ReadBack(checker.report())
+    deliveries: list[Delivery] = []
     for state in states:
         offsets = found.offsets.setdefault(state.parent.partition, set())
         with WholeLineageReader(connection, state, archive) as reader:
             for record in reader.records():
                 offsets.add(record.logical_offset)
-                checker.delivered(_delivery(state.parent, record))
+                deliveries.append(_delivery(state.parent, record))
             found.strays += reader.tally.strays
             found.gaps += [str(gap) for gap in reader.tally.gaps]
+    places = {delivery.id: delivery.partition for delivery in deliveries}
+    for writer, journal in journals.items():
+        for entry in read_journal(journal) if journal.exists() else ():
+            checker.sent(_send(topic, writer, entry, places.get((writer, entry.sequence))))
+    for send in foreign:
+        checker.sent(send)
+    for delivery in deliveries:
+        checker.delivered(delivery)
     found.history = checker.report()
     return found
 
@@ -74,10 +82,11 @@ def plainly_read_back(connection: Connection, state: PartitionState) -> tuple[li
         return reader.tally.gaps, offsets
 
 
-def _send(topic: str, writer: str, entry: Entry) -> Send:
-    reported = entry.partition if entry.reported_partition is None else entry.reported_partition
+def _send(topic: str, writer: str, entry: Entry, found: PhysicalPartition | None) -> Send:
+    """Return a send. Without a report nobody knows its partition: partitions may have been added."""
     ok = entry.outcome is SendOutcome.OK
-    parent = PhysicalPartition(topic, reported if ok else entry.partition)
+    reported = entry.partition if entry.reported_partition is None or not ok else entry.reported_partition
+    parent = PhysicalPartition(topic, reported) if ok or found is None else found
     return Send(
         producer=writer,
         partition=parent,

@@ -25,6 +25,7 @@ from tests.fault.chaos.listener import add_listener
 from tests.fault.chaos.play import Options, Play, say
 from tests.fault.chaos.proxy import Network
 from tests.fault.chaos.retention import Retention
+from tests.fault.chaos.strangers import Strangers
 from tests.fault.chaos.table import Operation, Strike, rendered
 from tests.fault.chaos.verdict import Verdict
 
@@ -85,7 +86,8 @@ def run(options: Options) -> Outcome:
         crew = stack.enter_context(Crew(job))
         retention = Retention(connection, GROUP, TOPIC)
         brokers = Brokers(cluster.bootstrap)
-        inflictor = Inflictor(cluster, brokers, network, crew, retention, options.seed)
+        strangers = Strangers(connection, TOPIC)
+        inflictor = Inflictor(cluster, brokers, network, crew, retention, strangers, options.seed)
         play = Play(options, connection, crew, inflictor, retention.archive)
         verdict = play.run()
         if verdict.harmed:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from confluent_kafka import KafkaException
 
 from kpsplit import Producer
 from kpsplit.demo.pacing import Pacer
@@ -21,6 +24,9 @@ from kpsplit.kafka.clock import Deadline, monotonic
 from tests.fault.chaos.journal import KillableJournal
 
 TICK_SECONDS = 0.05
+TRANSACTION_MS = 600_000
+"""Longer than any fault lasts: who is fenced was fenced by kpsplit."""
+CALL_SECONDS = 30.0
 FLUSH_SECONDS = 400.0
 """Longer than a message may take, so that every report comes."""
 PROGRESS_SECONDS = 0.5
@@ -37,6 +43,7 @@ class WriterOrders:
     rate: float
     seed: int
     journal: str
+    transactional_id: str | None = None
 
     def encode(self) -> str:
         """Return one line."""
@@ -61,15 +68,27 @@ class Writer:
         self._topic = orders.topic
         self._journal = journal
         self._sent = self._ok = self._failed = 0
-        self._producer = Producer({**orders.properties, "client.id": orders.name, "linger.ms": 5})
+        self._in_transaction: list[tuple[int, int | None, int | None]] = []
+        """What was reported inside the transaction: number, partition, offset. None: not transactional."""
+        config = {**orders.properties, "client.id": orders.name, "linger.ms": 5}
+        self._transactional = orders.transactional_id is not None
+        if self._transactional:
+            config |= {"transactional.id": orders.transactional_id, "transaction.timeout.ms": TRANSACTION_MS}
+        self._producer = Producer(config)
+        if self._transactional:
+            self._surely(lambda: self._producer.init_transactions(CALL_SECONDS))
 
     def send(self, items: list[Item]) -> None:
         """Note records, then send them."""
         for item in items:
             self._journal.sent(item.sequence, item.key, item.partition, monotonic())
         self._journal.flush()
+        if self._transactional and items:
+            self._producer.begin_transaction()
         for item in items:
             self._send(item)
+        if self._transactional and items:
+            self._commit()
 
     def serve(self, until: float) -> None:
         """Take delivery reports until a point in time."""
@@ -93,6 +112,34 @@ class Writer:
         sys.stdout.write(json.dumps(asdict(news)) + "\n")
         sys.stdout.flush()
 
+    def _commit(self) -> None:
+        """Commit what was sent, or abort it where the library asks for that; note what became of it."""
+        committed = self._surely(lambda: self._producer.commit_transaction(CALL_SECONDS))
+        if not committed:
+            self._surely(lambda: self._producer.abort_transaction(CALL_SECONDS))
+        reported, self._in_transaction = self._in_transaction, []
+        for number, partition, offset in reported:
+            self._note(number, committed, partition, offset)
+
+    @staticmethod
+    def _surely(call: Callable[[], None]) -> bool:
+        """Call until it comes through; False: the transaction has to be aborted.
+
+        Raises:
+            KafkaException: the producer was fenced, or is of no use for another reason.
+        """
+        while True:
+            try:
+                call()
+            except KafkaException as exception:
+                error = exception.args[0]
+                if error.txn_requires_abort():
+                    return False
+                if not error.retriable():
+                    raise
+            else:
+                return True
+
     def _send(self, item: Item) -> None:
         while True:
             try:
@@ -104,11 +151,16 @@ class Writer:
                 return
 
     def _reported(self, error: Any, message: Any) -> None:
-        self._ok += error is None
-        self._failed += error is not None
-        self._journal.reported(
-            sequence_in(message.value()), error is None, message.partition(), message.offset(), monotonic()
-        )
+        number = sequence_in(message.value())
+        if error is None and self._transactional:
+            self._in_transaction.append((number, message.partition(), message.offset()))
+        else:
+            self._note(number, error is None, message.partition(), message.offset())
+
+    def _note(self, number: int, ok: bool, partition: int | None, offset: int | None) -> None:
+        self._ok += ok
+        self._failed += not ok
+        self._journal.reported(number, ok, partition, offset, monotonic())
 
 
 def work(orders: WriterOrders, writer: Writer, told_to_finish: threading.Event) -> None:

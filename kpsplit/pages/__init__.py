@@ -1,0 +1,1 @@
+"""Pages that load nothing: the demo's and the report of ``verify`` are made of these parts. Pure."""

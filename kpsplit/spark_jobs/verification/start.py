@@ -1,0 +1,302 @@
+"""From where on a topic is judged: its logs, its producers' numbers, its range commits. Pure.
+
+What lies before is given: nobody says that it was lost, repeated or out of place. A run without a time starts
+where the logs start; a run since a time (``Since``) starts at each log's first record that is not older.
+
+**Logs since a time.** Where the first record that is not older is the first record the log still has, and
+there were others, nobody can tell how old those were: they count as records that should have been judged.
+
+**Numbers.** Of a producer that may have written what cannot be read (``lost``), and in a run since a time,
+the least number that is there is the first one that is judged. Up to where a missing number may lie among
+what cannot be read is told by ``Extent.sure``:
+
+* A producer's numbers rise within a log. So what retention removed of a segment is below the first number
+  that the segment still holds of it.
+* What a segment held is below all that the segments behind it hold, if a split closed it: strays have greater
+  numbers than what lies before the end of their own log. A merge closes several logs, and a stray of one can
+  have a smaller number than a record of another; so there the bound is ``STRAY_SPREAD`` greater.
+* A segment that holds nothing of the producer by its certificate cannot have lost anything of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kpsplit.spark_jobs.offsets import FirstOffsets
+from kpsplit.spark_jobs.snapshot import Lost, LostReason, Snapshot
+from kpsplit.spark_jobs.verification.counted import Span
+from kpsplit.spark_jobs.verification.writers import Who, Writer, Writers
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition, SegmentKind
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC
+
+NEAR_MS = 10 * 60_000
+"""So far before the time a number is looked for first; everything before that only if it is not there."""
+
+STRAY_SPREAD = 1 << 20
+"""So far apart are the numbers of one producer that are in flight at one fence, at most: ten times what
+librdkafka queues by default. (A stray that is sent again behind a merge has one of them.)"""
+
+UNBOUNDED = 1 << 64
+"""Beyond every sequence number."""
+
+Stretches = dict[PhysicalPartition, tuple[int, int]]
+"""The offsets [first, behind) of logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """The time, and the first offset of each log that is not older; logs that have none are left out.
+
+    Attributes:
+        ms: the time, ms since 1970, as the records' timestamps count it.
+        first: of the data and of the offset log.
+        near: the same of ``NEAR_MS`` before.
+    """
+
+    ms: int
+    first: FirstOffsets
+    near: FirstOffsets
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """From where on a topic is judged.
+
+    Attributes:
+        since: the time; None: from the start of the logs on.
+        read: the offset from which on a log is read; 0 for those that are left out.
+        commits_read: per logical partition the offset from which on the offset log's range commits are
+            judged; those before it are in force.
+    """
+
+    since: Since | None = None
+    read: Mapping[PhysicalPartition, int] = field(default_factory=dict)
+    commits_read: Mapping[int, int] = field(default_factory=dict)
+
+    def of(self, place: PhysicalPartition) -> int:
+        """Return the offset from which on a log is read."""
+        return self.read.get(place, 0)
+
+
+def start_of(snapshot: Snapshot, since: Since | None) -> Start:
+    """Return where a run since a time starts; without a time where the logs do."""
+    if since is None:
+        return Start()
+    read: dict[PhysicalPartition, int] = {}
+    commits_read: dict[int, int] = {}
+    for state in snapshot.states:
+        number = state.parent.partition
+        read |= _beginnings(snapshot, state, since)
+        commits_read[number] = _commits_read(snapshot, state, since)
+    return Start(since, read, commits_read)
+
+
+def to_read(snapshot: Snapshot, start: Start) -> Stretches:
+    """Return what the logs hold, is decided, and is judged."""
+    found = {}
+    for place in _owners(snapshot):
+        bounds = snapshot.bounds.get(place)
+        if bounds is not None and place not in snapshot.gone:
+            first = max(bounds.low, start.of(place))
+            if first < bounds.stable:
+                found[place] = first, bounds.stable
+    return found
+
+
+def stretches_before(snapshot: Snapshot, start: Start, partitions: Collection[int]) -> list[Stretches]:
+    """Return where numbers are looked for that are not behind the time: near it, then everywhere."""
+    if start.since is None:
+        return []
+    near_of = start.since.near
+    everything: Stretches = {}
+    for place, partition in _owners(snapshot).items():
+        bounds = snapshot.bounds.get(place)
+        if partition in partitions and bounds is not None and place not in snapshot.gone:
+            behind = min(start.of(place), bounds.stable)
+            if bounds.low < behind:
+                everything[place] = bounds.low, behind
+    near = {
+        place: (max(first, near_of[place]), behind)
+        for place, (first, behind) in everything.items()
+        if near_of.get(place, behind) < behind
+    }
+    return [near, everything] if near and near != everything else [everything]
+
+
+def lost(snapshot: Snapshot, start: Start) -> list[Lost]:
+    """Return what segments had, should be judged, and cannot be read.
+
+    That a log was cut off, or that a topic is gone, is told whatever the time is.
+    """
+    found = []
+    for one in snapshot.lost():
+        first = max(one.first, start.of(one.segment.source))
+        if is_defect(one):
+            found.append(one)
+        elif one.behind is None or first < one.behind:
+            found.append(Lost(one.state, one.segment, first, one.behind, one.reason))
+    return found
+
+
+def is_defect(one: Lost) -> bool:
+    """Tell whether what cannot be read should be there: neither retention nor ``retire`` removed it."""
+    return one.reason in (LostReason.CUT_OFF, LostReason.MISSING, LostReason.MADE_ANEW)
+
+
+def not_whole(snapshot: Snapshot, start: Start) -> set[tuple[int, int]]:
+    """Return the segments (partition, id) of which a part, or all, is not read."""
+    before = {
+        (state.parent.partition, s.id)
+        for state in snapshot.states
+        for s in state.lineage
+        if start.of(s.source) > s.start
+    }
+    return before | {(x.state.parent.partition, x.segment.id) for x in lost(snapshot, start)}
+
+
+def held_back(snapshot: Snapshot) -> set[int]:
+    """Return the partitions of which an open transaction hides records that are in the logs."""
+    owners = _owners(snapshot)
+    return {owners[place] for place, b in snapshot.bounds.items() if place in owners and b.stable < b.high}
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Which numbers of one producer in one partition are judged: [first, behind).
+
+    ``sure``: a missing number below it may lie among what cannot be read; one at or above it does not.
+    """
+
+    first: int
+    behind: int
+    sure: int = 0
+
+
+def extents(
+    snapshot: Snapshot, start: Start, writers: Writers, spans: Collection[Span], firsts: Mapping[Who, int]
+) -> dict[Who, Extent]:
+    """Return which numbers are judged; producers that are left out are not judged at all.
+
+    Args:
+        snapshot: with what cannot be read.
+        start: from where on is judged.
+        writers: a certificate says how many numbers were given; what is beyond fills no hole.
+        spans: the producers' data by segment.
+        firsts: the least number of each producer that is there, as data or as a stray.
+    """
+    tops: dict[Who, int] = {}
+    held: dict[Who, dict[int, int]] = defaultdict(dict)
+    for span in spans:
+        who = span.partition, span.producer
+        tops[who] = max(tops.get(who, -1), span.last)
+        held[who][span.segment] = span.first
+    gaps = _Gaps(lost(snapshot, start))
+    found = {}
+    for who in sorted(tops.keys() | firsts.keys() | writers.certified().keys()):
+        writer = writers.get(*who)
+        sure = gaps.bound(writer, held.get(who, {}))
+        given_start = start.since is not None or sure > 0
+        if given_start and who not in firsts:
+            continue
+        first = firsts[who] if given_start else 0
+        behind = writer.certificate.next_sequence if writer.certificate else tops.get(who, -1) + 1
+        found[who] = Extent(first, behind, max(sure, first))
+    return found
+
+
+class _Gaps:
+    """What cannot be read, per partition, with what was written behind it."""
+
+    def __init__(self, gone: Iterable[Lost]) -> None:
+        self._of: dict[int, list[tuple[Lost, frozenset[int], bool]]] = defaultdict(list)
+        for one in gone:
+            lineage = one.state.lineage
+            later, by_merge = _heirs(lineage, one.segment.id), _closed_by_merge(lineage, one.segment.id)
+            self._of[one.state.parent.partition].append((one, later, by_merge))
+
+    def bound(self, writer: Writer, held: Mapping[int, int]) -> int:
+        """Return a number that is greater than all of a producer's that may lie in what cannot be read.
+
+        ``held``: the first number of it that each segment holds.
+        """
+        found = 0
+        for one, later, by_merge in self._of.get(writer.parent.partition, ()):
+            if writer.certificate and not writer.certificate.delivered.get(str(one.segment.id)):
+                continue
+            if one.reason is LostReason.EXPIRED and one.segment.id in held:
+                bound = held[one.segment.id]
+            else:
+                bound = min((first for s, first in held.items() if s in later), default=UNBOUNDED)
+                bound += STRAY_SPREAD if by_merge else 0
+            found = max(found, bound)
+        return found
+
+
+def _heirs(lineage: Lineage, segment: int) -> frozenset[int]:
+    """Return the segments that come after another one."""
+    found = {segment}
+    for s in lineage:
+        if found.intersection(s.predecessors):
+            found.add(s.id)
+    return frozenset(found - {segment})
+
+
+def _closed_by_merge(lineage: Lineage, segment: int) -> bool:
+    """Tell whether what comes directly behind a segment took over from others as well (overflows aside)."""
+    return any(
+        sum(lineage.get(p).kind is not SegmentKind.OVERFLOW for p in s.predecessors) > 1
+        for s in lineage
+        if segment in s.predecessors
+    )
+
+
+def _beginnings(snapshot: Snapshot, state: PartitionState, since: Since) -> dict[PhysicalPartition, int]:
+    over = _over(snapshot, state, since)
+    found = {}
+    for place in state.lineage.sources():
+        closed = [s.end for s in state.lineage if s.id in over and s.source == place and s.end is not None]
+        passed = max(closed, default=-1) + 1
+        bounds, cut = snapshot.bounds.get(place), _cut(snapshot, place, since)
+        if bounds is None or cut is None:
+            found[place] = passed
+        elif 0 < bounds.low == cut:
+            found[place] = min(passed, cut)
+        else:
+            found[place] = cut
+    return {place: offset for place, offset in found.items() if offset}
+
+
+def _over(snapshot: Snapshot, state: PartitionState, since: Since) -> set[int]:
+    """Return the segments that were closed before the time: what comes behind them has an older record."""
+    found: set[int] = set()
+    for s in reversed(state.lineage.segments):
+        for later in state.lineage.successors(s.id):
+            bounds, cut = snapshot.bounds.get(later.source), _cut(snapshot, later.source, since)
+            older = bounds is not None and cut is not None and max(bounds.low, later.start) < cut
+            if later.id in found or older:
+                found.add(s.id)
+    return found
+
+
+def _cut(snapshot: Snapshot, place: PhysicalPartition, since: Since) -> int | None:
+    """Return the first offset of a log that is not older than the time, None if the log cannot be read."""
+    bounds = snapshot.bounds.get(place)
+    if bounds is None or place in snapshot.gone:
+        return None
+    return max(bounds.low, min(since.first.get(place, bounds.stable), bounds.stable))
+
+
+def _commits_read(snapshot: Snapshot, state: PartitionState, since: Since) -> int:
+    """Return the offset of the offset log from which on a partition's range commits are not older."""
+    mine = [c for c in snapshot.commits if c.parent == state.parent]
+    if not mine:
+        return 0
+    log = PhysicalPartition(OFFSETS_TOPIC, mine[0].log_partition)
+    return since.first.get(log, max(c.log_offset + 1 for c in mine))
+
+
+def _owners(snapshot: Snapshot) -> dict[PhysicalPartition, int]:
+    return {s.source: state.parent.partition for state in snapshot.states for s in state.lineage}

@@ -1,0 +1,138 @@
+"""What the holder of a partition's operation may take for the partition's state; pure.
+
+Theory of operation. All operators of a logical partition use one transactional id, but they share the control
+topic with the operators of others. So a read-committed reader can stand before an open transaction of a
+stranger while committed records of ours lie after it. Whoever acts on what such a reader knows undoes them.
+Whoever claims waits for its turn first (``claim_queue``): that is for progress, not for safety. Then
+three steps in this order make a claim safe (docs/protocol.md, "One operator at a time"):
+
+1. Take the transactional id. The broker fences every earlier holder. It returns when their transactions are
+   decided and the markers of their ends are written.
+2. Write a record, the announcement of this claim once more. Whatever an earlier holder wrote lies before it.
+   To *ask* where the log ends is not enough: a leader that was frozen, and does not know yet that another one
+   was elected meanwhile, would name an old end. It acknowledges no write: its followers are gone.
+3. Read until everything before that record is decided. Only then is the state known.
+
+A record is read back in the same way: everything up to it is decided before the state is looked at.
+The real log and the simulated one inherit these steps, so that a test of one is a test of the other.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from kpsplit.errors import FencedError, behind_a_change
+from kpsplit.splitter.claim_queue import Announce, ClaimQueue, Go, Wait
+from kpsplit.splitter.events import Event
+from kpsplit.splitter.machine import apply
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.ports import Deadline, Fit
+from kpsplit.splitter.records.claims import Claim
+
+LOOK_SECONDS = 1.0
+"""How often the log is looked at while somebody else has the turn."""
+
+
+class ClaimedLog(ABC):
+    """The part of ControlPort that decides; what is abstract talks to brokers."""
+
+    def __init__(self, queue: ClaimQueue) -> None:
+        self._queue = queue
+
+    def claim(self, deadline: Deadline, fit: Fit | None = None) -> PartitionState:
+        """Fence every earlier holder and return the state, with everything that they wrote decided.
+
+        ``fit`` is given the state before anybody is fenced, as often as it is looked at. Where it says no
+        that state is returned, and nothing is claimed.
+
+        Raises:
+            KpsplitError: what ``fit`` raised, or the log could not be read so far; nothing was written.
+        """
+        claim = self._await_turn(deadline, fit)
+        if claim is not None:
+            self._take(deadline)
+            self._read_decided(self._announce(claim, deadline), deadline)
+        return self._state()
+
+    def record(self, before: PartitionState, event: Event, deadline: Deadline) -> PartitionState:
+        """Apply and write an event in one transaction, read it back, return the new state.
+
+        Raises:
+            FencedError: a newer holder claimed the operation. UnknownOutcomeError: claim again.
+        """
+        after = apply(before, event)
+        offset = self._write(after, event, deadline)
+        with behind_a_change():
+            self._read_back(offset + 1, event, deadline)
+            seen = self._state()
+        if seen != after:
+            raise FencedError(
+                f"{after.parent}: the control topic does not say what was just written", changed=None
+            )
+        return after
+
+    def _await_turn(self, deadline: Deadline, fit: Fit | None) -> Claim | None:
+        """Return our announcement when it is its turn, None where the state is not to be claimed."""
+        while True:
+            state = self.peek(deadline)
+            if fit is not None and not fit(state):
+                return None
+            match self._queue.decide(state.revision, self._announced(deadline), self._now()):
+                case Announce(claim):
+                    self._announce(claim, deadline)
+                case Wait(seconds):
+                    self._wait(min(seconds, LOOK_SECONDS), deadline)
+                case Go(claim):
+                    return claim
+
+    @abstractmethod
+    def peek(self, deadline: Deadline) -> PartitionState:
+        """Read the log to its last stable offset, return the state; fences nobody."""
+
+    @abstractmethod
+    def _announced(self, deadline: Deadline) -> Sequence[Claim]:
+        """Return the announcements of claims as far as they are written, in the order of the log."""
+
+    @abstractmethod
+    def _announce(self, claim: Claim, deadline: Deadline) -> int:
+        """Append an announcement, outside of any transaction; return where the log ends with it.
+
+        All replicas that may become leaders have it then, so only the leader can have said so.
+        """
+
+    @abstractmethod
+    def _wait(self, seconds: float, deadline: Deadline) -> None:
+        """Let so much time pass while somebody else has the turn.
+
+        Raises:
+            DeadlineExceededError: there is no time left.
+        """
+
+    @abstractmethod
+    def _now(self) -> float:
+        """Return the time of a monotonic clock."""
+
+    @abstractmethod
+    def _take(self, deadline: Deadline) -> None:
+        """Take the transactional id: what earlier holders left open is decided afterwards."""
+
+    @abstractmethod
+    def _read_decided(self, end: int, deadline: Deadline) -> None:
+        """Read until everything before ``end`` is decided and read."""
+
+    @abstractmethod
+    def _read_back(self, end: int, event: Event, deadline: Deadline) -> None:
+        """Do the same for what was just written: it has some patience after the deadline, too."""
+
+    @abstractmethod
+    def _write(self, after: PartitionState, event: Event, deadline: Deadline) -> int:
+        """Write a state in one transaction; return its offset.
+
+        Raises:
+            DeadlineExceededError: no time was left; nothing was written.
+        """
+
+    @abstractmethod
+    def _state(self) -> PartitionState:
+        """Return the state as far as it was read."""

@@ -1,0 +1,100 @@
+"""Records whose header names are no text: brokers take them, the client library cannot read them.
+
+Each case runs in a process of its own, because a second look at such a record ends the process.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kafka import KafkaProducer
+
+from kpsplit.splitter.key_range import key_hash
+from kpsplit.splitter.layout import Layout
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.marker import HEADER as MARKER
+from kpsplit.splitter.records.stamp import HEADER as STAMP
+from tests.broker.operating import enrolled, merge, split, state_of
+from tests.broker.raw_names import RawName
+
+pytestmark = pytest.mark.broker
+
+CHILD = Path(__file__).with_name("raw_headers_child.py")
+NAMES = [b"\xff\xfe", b"\x80", b"", STAMP.encode() + b"\xff", MARKER.encode() + b"\xff", b"ok", b"\xc3\xbc"]
+VALUES = [b"", b"\x00", b"\xff" * 40, b"\x01" * 21, b"text"]
+COUNT = 41
+
+
+class Writer:
+    """Writes records with headers made of a few awkward names and values, always the same ones."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all")
+        self._random = random.Random(7)
+        self._count = 0
+        self.sent: list[str] = []
+
+    def write(self, place: Callable[[bytes | None], PhysicalPartition], count: int = COUNT) -> None:
+        """Write records, every third without a key; the second and the third have a name that is no text."""
+        for number in range(count):
+            key = None if number % 3 == 0 else b"key-%d" % (number % 7)
+            names = self._random.choices(NAMES, k=self._random.randint(0, 4))
+            if number in (1, 2, 3):
+                names.append(b"\xff\xfe")
+            headers = [(RawName(name), self._random.choice(VALUES)) for name in names]
+            at, value = place(key), f"{self._count}"
+            self._count += 1
+            self._producer.send(at.topic, value.encode(), key, headers, at.partition).get(30)
+            self.sent.append(value)
+
+    def close(self) -> None:
+        self._producer.close()
+
+
+@pytest.fixture
+def writer(bootstrap: str):
+    one = Writer(bootstrap)
+    yield one
+    one.close()
+
+
+def read(bootstrap: str, how: str, topic: str, count: int) -> list[str]:
+    """Read a topic in a process of its own; return the values that came, in order."""
+    command = [sys.executable, str(CHILD), bootstrap, how, topic, str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, (done.returncode, done.stdout[-2000:], done.stderr[-4000:])
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    "how", ["poll", "consume", "logical", "deserializing", "run", "process", "dead-letter"]
+)
+def test_records_with_header_names_that_are_no_text_are_handed_out(
+    bootstrap: str, operations, make_topic, writer: Writer, how: str
+) -> None:
+    """In the parent, in phantoms, in the overflow and in the reopened parent; with and without a key."""
+    parent = enrolled(operations, make_topic())
+    writer.write(lambda _: parent)
+    layout = Layout.of(split(operations, parent, 2).lineage)
+    writer.write(lambda key: layout.segment_for(key_hash(key or b"")).source)
+    writer.write(lambda _: parent)  # the overflow
+    merge(operations, parent)
+    writer.write(lambda _: parent)
+    assert state_of(operations, parent).epoch == 2
+    found = read(bootstrap, how, parent.topic, len(writer.sent))
+    assert sorted(found, key=int) == sorted(writer.sent, key=int)
+
+
+@pytest.mark.parametrize("how", ["poll", "consume", "logical", "run"])
+def test_so_are_those_of_a_topic_that_is_not_enrolled(
+    bootstrap: str, make_topic, writer: Writer, how: str
+) -> None:
+    topic = make_topic()
+    writer.write(lambda _: PhysicalPartition(topic, 0))
+    found = read(bootstrap, how, topic, len(writer.sent))
+    assert found == writer.sent if how != "run" else sorted(found, key=int) == writer.sent

@@ -1,0 +1,425 @@
+"""A member that reads a partition through its whole life, and an exception at any line on the way.
+
+Real: the reader, its tracks and sieve, the engine's turns, the buffer or the lanes of ``run()``. Not real:
+the client and the brokers' answers, which come from logs in memory, and the application. All in one thread.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from math import inf
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+from confluent_kafka import KafkaError, Message, TopicPartition
+
+import kpsplit.consumer
+from kpsplit import Consumer
+from kpsplit.consumer import probing
+from kpsplit.consumer import reading as readings
+from kpsplit.consumer.buffer import FetchBuffer
+from kpsplit.consumer.calls import Calls
+from kpsplit.consumer.config import GapPolicy, split_config
+from kpsplit.consumer.context import Context
+from kpsplit.consumer.engine import Engine
+from kpsplit.consumer.errands import Errands
+from kpsplit.consumer.events import Events
+from kpsplit.consumer.group import GroupConsumer
+from kpsplit.consumer.holdings import Holding, Stage
+from kpsplit.consumer.ledger import Start
+from kpsplit.consumer.reading import SlotReader
+from kpsplit.consumer.reporting import report
+from kpsplit.consumer.run.desk import Desk
+from kpsplit.consumer.run.policies import Judge, Stop
+from kpsplit.consumer.subscriptions import Mode
+from kpsplit.kafka.connection import Connection
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import WHOLE, key_hash
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+from tests.unit import engine_world
+from tests.unit.consumer_samples import FIRST, HIGH, LOW, SECOND, message
+from tests.unit.samples import PARENT, UNSPLIT, merge_attempt, operated, phantom, split_attempt
+
+PACKAGE = Path(kpsplit.consumer.__file__).parent
+BETWEEN = {
+    *("reading", "tracks", "sieve", "probing", "gaps", "gap_notices", "reporting", "logical_record", "batch"),
+    *("ahead", "epochs", "buffer", "progress", "desk", "lanes", "headers", "logical_message", "engine"),
+}
+"""Files between the client and the application. Of the engine the turns are left out."""
+OUTSIDE = {
+    "value",
+    "run",
+    "_turn",
+    "_duty",
+    "_chores",
+    "_trouble",
+    "_serve_requests",
+    "statistics",
+    "__init__",
+}
+
+LOW_PHANTOM, HIGH_PHANTOM = phantom(0), phantom(1)
+SPLIT = operated(UNSPLIT, split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2)), {0: 8})
+MERGED = operated(SPLIT, merge_attempt(SPLIT, (2, 3), WHOLE), {1: 11, 2: 4, 3: 5})
+VIEWS = (UNSPLIT, SPLIT, MERGED)
+FOREIGN = b"foreign"
+
+
+Line = tuple[str, int]
+Tracer = Callable[[FrameType, str, Any], Any]
+
+
+class InjectedError(MemoryError):
+    """What no one expected."""
+
+
+def logs() -> dict[PhysicalPartition, list[Message]]:
+    """What the logs hold; a value that is to be handed out names its key and its number there."""
+    numbers: Counter[bytes | None] = Counter()
+
+    def sent(source: PhysicalPartition, offset: int, key: bytes | None, epoch: int | None) -> Message:
+        numbers[key] += 1
+        name = (key or b"-").decode()
+        return message(offset, key, source=source, epoch=epoch, value=f"{name}:{numbers[key]}".encode())
+
+    def skipped(source: PhysicalPartition, offset: int, **more: Any) -> Message:
+        return message(offset, None if "marker" in more else LOW, source=source, value=b"skipped", **more)
+
+    parent = [sent(PARENT, n, (LOW, HIGH, None)[n % 3], 0 if n % 2 else None) for n in (0, 1, 2, 4, 5, 6, 7)]
+    parent += [skipped(PARENT, 8, marker="s"), skipped(PARENT, 9, epoch=0), sent(PARENT, 10, FOREIGN, None)]
+    parent.append(skipped(PARENT, 11, marker="m"))
+    low = [sent(LOW_PHANTOM, n, LOW, 1) for n in range(4)]
+    low += [skipped(LOW_PHANTOM, 4, marker="m"), skipped(LOW_PHANTOM, 5, epoch=1)]
+    high = [sent(HIGH_PHANTOM, n, (HIGH, None)[n % 2], 1) for n in (2, 3, 4)]  # retention took two
+    high.append(skipped(HIGH_PHANTOM, 5, marker="m"))
+    parent += [sent(PARENT, n, (LOW, HIGH, None)[n % 3], 2) for n in range(12, 20)]
+    return {PARENT: parent, LOW_PHANTOM: low, HIGH_PHANTOM: high}
+
+
+class Client:
+    """The client library over logs in memory: it gives nothing again before it is assigned anew."""
+
+    def __init__(self) -> None:
+        self.logs = logs()
+        self._next: dict[PhysicalPartition, float] = {}
+
+    def incremental_assign(self, parts: list[TopicPartition]) -> None:
+        self._next.update({_place(p): p.offset for p in parts})
+
+    def incremental_unassign(self, parts: list[TopicPartition]) -> None:
+        for part in parts:
+            del self._next[_place(part)]
+
+    def unassign(self) -> None:
+        self._next.clear()
+
+    def list_topics(self, topic: str, timeout: float) -> None:
+        pass
+
+    def consume(self, count: int, seconds: float) -> list[Message]:
+        """Up to three records of each log, then its end."""
+        given: list[Message] = []
+        for place, at in list(self._next.items()):
+            there = self.logs[place]
+            if at < (there[0].offset() or 0):
+                self._next[place] = inf
+                given.append(_error(place, KafkaError._AUTO_OFFSET_RESET, int(at)))
+                continue
+            left = [m for m in there if (m.offset() or 0) >= at][: max(0, min(3, count - len(given)))]
+            given += map(_copy, left)
+            if left:
+                self._next[place] = (left[-1].offset() or 0) + 1
+            elif at != inf and len(given) < count:
+                self._next[place] = inf
+                given.append(_error(place, KafkaError._PARTITION_EOF, (there[-1].offset() or 0) + 1))
+        return given
+
+    def poll(self, seconds: float) -> Message | None:
+        return next(iter(self.consume(1, 0)), None)
+
+    def close(self) -> None:
+        pass
+
+
+def _place(part: TopicPartition) -> PhysicalPartition:
+    return PhysicalPartition(part.topic, part.partition)
+
+
+def _copy(record: Message) -> Message:
+    headers = record.headers()
+    return Message(
+        record.topic(), record.partition(), record.offset(), record.key(), record.value(), headers=headers
+    )
+
+
+def _error(place: PhysicalPartition, code: int, offset: int) -> Message:
+    return Message(place.topic, place.partition, offset, error=KafkaError(code, "told by a test"))
+
+
+class Brokers:
+    """What an admin client answers, at once."""
+
+    def __init__(self, client: Client) -> None:
+        self._logs = client.logs
+
+    def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, Future[Any]]:
+        (name,) = topics.topic_names
+        meant = UNSPLIT.topic_id if name == PARENT.topic else MERGED.subtopic(name).topic_id  # type: ignore[union-attr]
+        return {name: _done(SimpleNamespace(topic_id=meant))}
+
+    def list_offsets(self, asked: Any, **_: Any) -> dict[TopicPartition, Future[Any]]:
+        ((part, spec),) = asked.items()
+        there = self._logs[_place(part)]
+        earliest = spec is probing._EARLIEST
+        offset = (there[0].offset() or 0) if earliest else (there[-1].offset() or 0) + 1
+        return {part: _done(SimpleNamespace(offset=offset))}
+
+
+def _done(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+class Views(engine_world.Views):
+    """The control topic: the next state is there when somebody asks for a fresh view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._at = 0
+        self._wanted = 0
+
+    def state(self, parent: PhysicalPartition) -> PartitionState:
+        return VIEWS[self._at]
+
+    def want_refresh(self, ticket: int = 0) -> None:
+        if ticket != self._wanted:
+            self._wanted = ticket
+            self._at = min(self._at + 1, len(VIEWS) - 1)
+            self.position += 1
+
+    def refreshed(self, ticket: int = 0) -> bool:
+        return ticket == self._wanted
+
+
+class World:
+    """One member, and an application that takes records one by one, in bunches, or by lanes."""
+
+    def __init__(self, how: str) -> None:
+        config = {"bootstrap.servers": "localhost:1", "group.id": "g", "auto.commit.interval.ms": 3_600_000}
+        _, settings = split_config(config)
+        self.client, self.buffer, self.how = Client(), FetchBuffer(), how
+        self.events = Events(self.buffer.ask_attention)
+        self.events.error_cb = lambda _: None
+        connection = Connection({"bootstrap.servers": "localhost:1"})
+        readings._consumer = lambda *_: self.client  # type: ignore[assignment, return-value]
+        self.reader = SlotReader(connection, {}, self._report, on_gap=GapPolicy.SKIP_AND_REPORT)
+        self.reader._admin._client = Brokers(self.client)  # type: ignore[assignment]
+        coordinator = engine_world.Coordinator()
+        self.context = Context(
+            settings=settings,
+            group=GroupConsumer({}, incremental=True, make=lambda *_: coordinator),
+            views=Views(),  # type: ignore[arg-type]
+            reader=self.reader,
+            sink=self.buffer,
+            events=self.events,
+            errands=Errands("errands"),
+            asker=engine_world.Asker(),  # type: ignore[arg-type]
+            ledger=engine_world.Ledger(),  # type: ignore[arg-type]
+            growing=SimpleNamespace(turn=lambda _: [], grown=False),  # type: ignore[arg-type]
+        )
+        self.engine = Engine(self.context, lambda: None)
+        self.calls = Calls(self.engine, self.buffer)
+        if how == "lanes":
+            self.desk = Desk(2, 1 << 20, Judge(Stop()))
+            self.context.sink = self.desk
+        self.found: list[bytes] = []
+        self.turns = 0
+        self.tracer: Tracer | None = None
+        """Sees the lines while the engine or the application is at work, not the test."""
+        for slot in (FIRST, SECOND):
+            holding = Holding(slot, slot.parent, Mode.SLOTS, Stage.FOUND, by_hand=True)
+            holding.start = Start((Cursor.at_start(slot.range),))
+            self.context.holdings.add([holding])
+
+    def _report(self, event: Any) -> None:
+        report(self.context, event)
+
+    def run(self) -> None:
+        """Read to the end; what the application does is done at fixed turns."""
+        expected = handed_out()
+        idle = 0
+        while idle < 12:
+            self.turns += 1
+            assert self.turns < 400, (len(self.found), self.reader.tracks)
+            before = len(self.found)
+            self._orders()
+            sys.settrace(self.tracer)
+            self.engine._turn()
+            if self.how == "lanes":
+                sys.settrace(None)  # an exception in a worker ends a run
+            self._take()
+            sys.settrace(None)
+            idle = 0 if len(self.found) != before or len(self.found) < len(expected) else idle + 1
+            if self.turns % 2:
+                self._check_commits()
+
+    def check(self) -> None:
+        """Everything came once, each key in order, and everything counts as processed."""
+        self.buffer.wait(0)
+        assert Counter(self.found) == Counter(handed_out())
+        for key in (LOW, HIGH, FOREIGN):
+            mine = [value for value in self.found if value.startswith(key + b":")]
+            assert mine == sorted(mine, key=lambda value: int(value.split(b":")[1]))
+        for slot in (FIRST, SECOND):
+            lineage = MERGED.lineage
+            cursors = [c.settled(lineage) for c in self.context.sink.cursor(slot)]
+            assert {at for c in cursors for at in c.pending(lineage).items()} == {(4, 20)}
+
+    def _orders(self) -> None:
+        """Attention, a pause and its end; each again until it is done."""
+        if self.turns == 4:
+            self.engine.ask(lambda: self.events.call(lambda: None))
+        if self.how == "lanes":
+            return
+        for turn, order in ((6, self.calls.pause), (8, self.calls.resume), (9, self.calls.resume)):
+            if self.turns == turn:
+                self.engine.ask(lambda order=order: order([PARENT]))  # type: ignore[misc]
+
+    def _take(self) -> None:
+        for _ in range(2 if self.turns % 3 else 1):
+            try:
+                {"poll": self._poll, "consume": self._consume, "lanes": self._work}[self.how]()
+            except InjectedError:
+                self.buffer.wait(0)  # the application goes on
+
+    def _attend(self) -> Message | None:
+        if self.events or self.buffer.attention:
+            return self.events.attend(self.buffer.attended)
+        return None
+
+    def _poll(self) -> None:
+        if self._attend() is not None:
+            return
+        try:
+            self.found.append(self.buffer.take().value() or b"")
+        except IndexError:
+            self.buffer.wait(0)
+
+    def _consume(self) -> None:
+        application: Any = SimpleNamespace(
+            _buffer=self.buffer,
+            _events=self.events,
+            _pulse=[0],
+            _attend=self._attend,
+            _wait=lambda deadline: False,
+        )
+        application._give_back = lambda *given: Consumer._give_back(application, *given)
+        found = Consumer.consume(application, 3, 0)
+        self.found += [m.value() or b"" for m in found if m.error() is None]
+
+    def _work(self) -> None:
+        self._attend()
+        with self.desk.lock:
+            lane = self.desk.take()
+        if lane is not None:
+            self.found.append(lane.record.value() or b"")
+            self.desk.done(lane)
+
+    def _check_commits(self) -> None:
+        """No position passes a record that was not handed out."""
+        lineage, had = self.context.lineage(PARENT), set(self.found)
+        for slot in (FIRST, SECOND):
+            if self.context.holdings.of(PARENT)[0].stage is not Stage.READING:
+                continue
+            try:
+                cursors = self.context.sink.cursor(slot)
+            except KeyError:
+                continue
+            for cursor in cursors:
+                for place, records in self.client.logs.items():
+                    for record in records:
+                        self._check_record(lineage, cursor, place, record, had)
+
+    def _check_record(
+        self, lineage: Any, cursor: Cursor, place: Any, record: Message, had: set[bytes]
+    ) -> None:
+        segment = lineage.at(place, record.offset() or 0)
+        if segment is None or record.value() == b"skipped" or record.key() is None:
+            return
+        if key_hash(record.key() or b"") not in cursor.range or cursor.ahead_of(lineage):
+            return
+        left = cursor.pending(lineage).get(segment.id)
+        if left is None or left > (record.offset() or 0):
+            assert record.value() in had, f"committed, and not handed out: {record.value()!r}"
+
+
+def handed_out() -> list[bytes]:
+    """What is to be handed out."""
+    return [m.value() or b"" for there in logs().values() for m in there if m.value() != b"skipped"]
+
+
+def lines_of(how: str) -> Counter[Line]:
+    """How often each line comes when nothing goes wrong."""
+    lines: Counter[Line] = Counter()
+    world = World(how)
+    world.tracer = tracer(lambda line: lines.update([line]))
+    world.run()
+    world.check()
+    return lines
+
+
+def broken_at(how: str, line: Line, hit: int) -> None:
+    """Run with an exception before a line, the so many-th time that it comes."""
+    world, left = World(how), [hit]
+
+    def seen(at: Line) -> None:
+        if at == line:
+            left[0] -= 1
+            if left[0] == 0:
+                world.tracer = None
+                sys.settrace(None)
+                raise InjectedError
+
+    world.tracer = tracer(seen, line)
+    world.run()
+    world.check()
+    assert left[0] == 0, "the line did not come"
+
+
+def _leaves(frame: FrameType) -> bool:
+    """Whether a ``with`` block is left: its line comes again then, where nothing can raise but a signal."""
+    code, line = frame.f_code, frame.f_lineno
+    text = linecache.getline(code.co_filename, line).strip()
+    if not text.startswith("with "):
+        return text == "try:"  # does nothing, and no handler covers it
+    return frame.f_lasti > min(start for start, _, at in code.co_lines() if at == line)
+
+
+def tracer(seen: Callable[[Line], None], only: Line | None = None) -> Tracer:
+    """Return what calls this before each line between client and application, or of one file at least."""
+
+    def local(frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line" and not _leaves(frame):
+            seen((frame.f_code.co_filename, frame.f_lineno))
+        return local
+
+    def calls(frame: FrameType, event: str, _: Any) -> Any:
+        code = frame.f_code
+        if only is not None and (code.co_filename != only[0] or code.co_firstlineno > only[1]):
+            return None
+        name = Path(code.co_filename).stem
+        inside = name in BETWEEN and "/kpsplit/" in code.co_filename
+        return (
+            local
+            if inside and not (name in ("engine", "logical_message") and code.co_name in OUTSIDE)
+            else None
+        )
+
+    return calls

@@ -1,0 +1,39 @@
+"""What is closed has no admin client any more, with its threads and connections, even if it is kept."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from kpsplit import Consumer, Producer
+from kpsplit.producer import topic_lookup
+
+CONFIG = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+
+
+def admin_clients() -> set[int]:
+    gc.collect()
+    return {id(found) for found in gc.get_objects() if isinstance(found, AdminClient)}
+
+
+def test_a_closed_producer_keeps_no_admin_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_lookup, "TIMEOUT_SECONDS", 0.2)  # of a look at a cluster that does not answer
+    before = admin_clients()
+    producer = Producer({**CONFIG, "message.timeout.ms": 1000})
+    producer.produce("orders", b"value", key=b"key")
+    while producer.layout_stats().last_error is None:
+        producer.poll(0.05)
+    assert admin_clients() - before
+    producer.close()
+    assert not admin_clients() - before
+
+
+def test_a_closed_consumer_keeps_no_admin_client() -> None:
+    before = admin_clients()
+    consumer = Consumer({**CONFIG, "group.id": "billing"})
+    consumer.subscribe(["orders"])
+    assert admin_clients() - before
+    consumer.close()
+    assert not admin_clients() - before

@@ -1,0 +1,20 @@
+"""The thread for what has to wait for brokers."""
+
+from __future__ import annotations
+
+import pytest
+
+from kpsplit.consumer.errands import Errands
+
+
+def test_whatever_a_job_raises_the_next_one_is_run() -> None:
+    errands = Errands("test")
+
+    def leave() -> None:
+        raise SystemExit
+
+    left, next_one = errands.run(leave), errands.run(lambda: 7)
+    with pytest.raises(SystemExit):
+        left.result(10)
+    assert next_one.result(10) == 7
+    errands.close(10)

@@ -1,0 +1,107 @@
+"""The first owner of a slot begins only when nobody has the partition itself any more."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kpsplit.consumer.ledger import Found, Ledger, Start, StillOwnedError, Wanted
+from kpsplit.consumer.subscriptions import Mode
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.group_members import Members, Owner
+from kpsplit.splitter.commits import CommitFold
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import KeyRange
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.offsets import Position, RangeCommit
+from tests.unit.engine_world import PARENT, World, slot
+
+OTHER = Owner("other", "", "")
+SLOT = PhysicalPartition("__kpsplit.slots.orders", 0)
+LINEAGE = PartitionState.unsplit(PARENT, "id").lineage
+
+NOBODY = Members(True, True, {SLOT: OTHER})
+OWNED = Members(True, True, {SLOT: OTHER, PARENT: OTHER})
+IN_REBALANCE = Members(True, False, {SLOT: OTHER})
+EXPELLED = Members(False, True, {})
+
+
+class Asked(Ledger):
+    """A ledger whose log and group the test gives; ``asked``: what it asked, in order."""
+
+    def __init__(self, members: Members, *committed: KeyRange) -> None:
+        asker: Any = SimpleNamespace(committed=self._ordinary)
+        super().__init__(SimpleNamespace(), asker, "g", "earliest")  # type: ignore[arg-type]
+        self.asked: list[str] = []
+        self._members = members
+        self._fold = CommitFold()
+        self._tail = SimpleNamespace(fold=self._fold, poll=lambda _: None)  # type: ignore[assignment]
+        self._writer = SimpleNamespace(open=lambda _: None)  # type: ignore[assignment]
+        for offset, range_ in enumerate(committed):
+            record = RangeCommit("g", PARENT, range_, {0: Position(3, None)}, "m", 1)
+            self._fold.fold(record.key, record.encode(), offset)
+
+    def _read_log(self, parents: Collection[PhysicalPartition]) -> dict[PhysicalPartition, KpsplitError]:
+        self.asked.append("log")
+        return {}
+
+    def _ordinary(self, *_: object) -> dict[PhysicalPartition, int]:
+        self.asked.append("offsets")
+        return {PARENT: 7}
+
+    def members(self) -> Members:
+        self.asked.append("members")
+        return self._members
+
+
+def start(ledger: Ledger, *, shared: bool = True) -> Found:
+    [found] = ledger.starts([Wanted(LINEAGE, Mode.SLOTS, slot(0).range, shared=shared)])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("members", "early"), [(NOBODY, False), (OWNED, True), (IN_REBALANCE, True), (EXPELLED, True)]
+)
+def test_the_first_owner_of_a_slot_begins_when_nobody_has_the_partition_itself(
+    members: Members, early: bool
+) -> None:
+    """In a rebalance somebody may still work on it whom the coordinator does not name any more."""
+    ledger = Asked(members)
+    found = start(ledger)
+    if early:
+        assert isinstance(found, StillOwnedError)
+    else:
+        assert found == Start((Cursor(slot(0).range, {0: 7}),))
+    assert ledger.asked == (["log", "members"] if early else ["log", "members", "offsets"])
+
+
+@pytest.mark.parametrize("range_", [slot(0).range, slot(1).range])
+def test_once_a_range_of_the_partition_was_committed_nobody_is_asked(range_: KeyRange) -> None:
+    """Whoever committed it has asked, and nobody begins to read the partition as a whole any more."""
+    ledger = Asked(OWNED, range_)
+    assert isinstance(start(ledger), Start)
+    assert "members" not in ledger.asked
+
+
+def test_slots_that_are_assigned_by_hand_begin_whoever_has_the_partition() -> None:
+    assert isinstance(start(Asked(OWNED), shared=False), Start)
+
+
+def test_a_slot_that_comes_too_early_is_asked_for_again_and_then_read() -> None:
+    with World() as world:
+        answers = [StillOwnedError(PARENT), StillOwnedError(PARENT)]
+        real = world.ledger.starts
+
+        def starts(wanted: list[Any]) -> list[Any]:
+            assert [w.shared for w in wanted] == [True] * len(wanted)
+            return [answers.pop()] * len(wanted) if answers else real(wanted)
+
+        world.ledger.starts = starts  # type: ignore[method-assign]
+        world.subscribe()
+        world.coordinator.give(0)
+        world.polls(lambda: slot(0) in world.reader.owned, "the slot")
+        assert world.count("starts_held_up") == 2

@@ -1,0 +1,175 @@
+"""Where slots start: what one slot waits for keeps no other waiting."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from kpsplit.consumer import starter
+from kpsplit.consumer.ledger import Ledger, NoOffsetError, Start, Wanted
+from kpsplit.consumer.subscriptions import Mode
+from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError, UnreachableError
+from kpsplit.kafka.control_log import offsets_partition
+from kpsplit.kafka.log_ends import Failed
+from kpsplit.splitter.commits import CommitFold
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.records.offsets import Cause, CommitKey, Position, RangeCommit
+from tests.unit.engine_world import SLOTS, World, record, slot
+
+PARTITIONS = 16
+PLACES = [PhysicalPartition("orders", n) for n in range(8)]
+STUCK, WELL = (
+    PLACES[0],
+    next(p for p in PLACES if offsets_partition(p, PARTITIONS) != offsets_partition(PLACES[0], PARTITIONS)),
+)
+PLAIN = PhysicalPartition("plain", 0)
+UNDECIDED = DeadlineExceededError("an open transaction holds it up")
+
+
+class Scene:
+    """A ledger whose offset log holds a commit of each enrolled partition, at offset 7."""
+
+    def __init__(self, reset: str = "earliest") -> None:
+        self.asker: Any = SimpleNamespace(committed=lambda *_: dict(self.ordinary))
+        self.ordinary: dict[PhysicalPartition, int] = {PLAIN: 5}
+        self.failed: dict[int, KpsplitError] = {}
+        self.lows: dict[PhysicalPartition, int] = {}
+        self.fold = CommitFold()
+        for offset, place in enumerate((STUCK, WELL)):
+            commit = RangeCommit("g", place, WHOLE, {0: Position(7)}, "me", 1, Cause.PROGRESS)
+            self.fold.fold(commit.key, commit.encode(), offset)
+        self.writer: Any = SimpleNamespace(open=lambda _: None)
+        self.ledger = Ledger(None, self.asker, "g", reset)  # type: ignore[arg-type]
+        self.ledger._tail = SimpleNamespace(  # type: ignore[assignment]
+            fold=self.fold, follow=lambda _: None, read_each=lambda *_: self.failed
+        )
+        self.ledger._partitions = PARTITIONS
+        self.ledger._writer = self.writer
+        self.ledger._admin = SimpleNamespace(start_offsets=self._lows)  # type: ignore[assignment]
+
+    def _lows(self, places: list[PhysicalPartition], failed: Failed) -> dict[PhysicalPartition, int]:
+        failed |= {place: UnreachableError("no leader") for place in places if place not in self.lows}
+        return {place: low for place, low in self.lows.items() if place in places}
+
+    def starts(self, *places: PhysicalPartition) -> list[Any]:
+        modes = {PLAIN.topic: Mode.PLAIN}
+        return self.ledger.starts(
+            [Wanted(Lineage.unsplit(p), modes.get(p.topic, Mode.SLOTS), WHOLE) for p in places]
+        )
+
+
+def position(start: object) -> int:
+    assert isinstance(start, Start)
+    (cursor,) = start.pieces
+    return cursor.positions[0]
+
+
+def test_a_commit_of_a_newer_version_holds_up_the_slot_of_its_key_only() -> None:
+    scene = Scene()
+    keys = [CommitKey("other", WELL, WHOLE), CommitKey("g", STUCK, WHOLE.split_evenly(2)[1])]
+    for offset, key in enumerate(keys, 10):
+        scene.fold.fold(key.encode(), b'{"v":99}', offset)
+    low, high = (Wanted(Lineage.unsplit(STUCK), Mode.SLOTS, half) for half in WHOLE.split_evenly(2))
+    well = Wanted(Lineage.unsplit(WELL), Mode.SLOTS, WHOLE)
+    first, second, third = scene.ledger.starts([low, high, well])
+    assert position(first) == 7 and position(third) == 7
+    assert isinstance(second, FutureVersionError) and f"group g for {high.range} of {STUCK}" in str(second)
+
+
+def test_slots_start_although_one_partition_of_the_offset_log_is_undecided() -> None:
+    scene = Scene()
+    scene.failed = {offsets_partition(STUCK, PARTITIONS): UNDECIDED}
+    stuck, well, plain = scene.starts(STUCK, WELL, PLAIN)
+    assert stuck is UNDECIDED
+    assert (position(well), position(plain)) == (7, 5)
+    scene.failed = {}
+    assert position(scene.starts(STUCK)[0]) == 7
+
+
+def test_plain_partitions_start_although_nothing_can_be_committed_in_transactions() -> None:
+    scene = Scene()
+
+    def cannot(_: object) -> None:
+        raise UnreachableError("no coordinator")
+
+    scene.writer.open = cannot
+    well, plain = scene.starts(WELL, PLAIN)
+    assert isinstance(well, UnreachableError)
+    assert position(plain) == 5
+
+
+def test_slots_with_a_commit_start_although_nothing_can_be_asked_about_those_without() -> None:
+    scene = Scene()
+
+    def cannot(*_: object) -> None:
+        raise KafkaException(KafkaError(KafkaError.COORDINATOR_NOT_AVAILABLE))
+
+    scene.asker.committed = cannot
+    well, plain = scene.starts(WELL, PLAIN)
+    assert position(well) == 7
+    assert isinstance(plain, KpsplitError)
+    scene.asker.committed = lambda *_: {}
+    well, plain = scene.starts(WELL, PLAIN)  # now their logs are asked, which have no leader
+    assert position(well) == 7
+    assert isinstance(plain, UnreachableError)
+
+
+def test_partitions_start_although_the_log_of_another_has_no_leader() -> None:
+    scene = Scene()
+    scene.ordinary, scene.lows = {}, {PhysicalPartition("plain", 1): 3}
+    without, led = scene.starts(PLAIN, PhysicalPartition("plain", 1))
+    assert isinstance(without, UnreachableError)
+    assert position(led) == 3
+
+
+def test_a_partition_without_an_offset_is_named_and_the_others_start() -> None:
+    scene = Scene(reset="error")
+    scene.ordinary = {}
+    well, plain = scene.starts(WELL, PLAIN)
+    assert position(well) == 7
+    assert isinstance(plain, NoOffsetError) and plain.parent == PLAIN
+
+
+def test_a_commit_that_lists_a_segment_that_there_is_not_is_reported_and_the_slot_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(starter, "UNDECIDED_SECONDS", 0.0)
+    with World() as world:
+        stale = [Start((Cursor(WHOLE, {99: 1}),), stale=True)]
+        starts = world.ledger.starts
+        world.ledger.starts = lambda wanted: stale * len(wanted) if stale else starts(wanted)  # type: ignore
+        world.subscribe()
+        world.coordinator.give(0)
+        world.polls(lambda: world.context.trouble, "the report")
+        told = str(world.context.trouble)
+        assert "list segments that the control topic does not have" in told and "kpsplit doctor" in told
+        stale.clear()
+        world.polls(lambda: slot(0) in world.reader.owned, "the slot")
+
+
+@pytest.mark.parametrize("error", [UNDECIDED, UnreachableError("no leader")])
+def test_the_engine_reads_slots_that_start_while_another_waits(error: KpsplitError) -> None:
+    with World() as world:
+        waits = [True]
+        starts = world.ledger.starts
+
+        def apart(wanted: list[Any]) -> list[Any]:
+            found = starts(wanted)
+            last = slot(SLOTS - 1).range
+            return [error if waits[0] and w.range == last else f for w, f in zip(wanted, found, strict=True)]
+
+        world.ledger.starts = apart  # type: ignore[method-assign]
+        world.subscribe()
+        world.coordinator.give(*range(SLOTS))
+        world.polls(lambda: len(world.reader.owned) == SLOTS - 1, "the slots that can be read")
+        world.reader.write(record(0))
+        assert [m.value() for m in world.take(1)] == [b"0"]
+        assert slot(SLOTS - 1) not in world.reader.owned
+        waits[0] = False
+        world.polls(lambda: slot(SLOTS - 1) in world.reader.owned, "the slot that waited")
+        assert world.reader.owned[slot(SLOTS - 1)] == Cursor(slot(SLOTS - 1).range, {0: 0})

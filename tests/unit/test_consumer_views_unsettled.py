@@ -1,0 +1,98 @@
+"""An enrolment whose operator died before it was settled: each member goes on by itself, a lease later."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kpsplit.consumer import views as module
+from kpsplit.consumer.subscriptions import Mode
+from kpsplit.consumer.views import Views
+from kpsplit.errors import KpsplitError, UnreachableError
+from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, encode_enrolment
+from kpsplit.splitter.records.keys import enrolment_key, slots_topic
+from kpsplit.splitter.writers import LEASE_MARGIN
+
+BEGUN = Enrolment("orders", "id", Partitioner.CONSISTENT_RANDOM, settled=False, slots=4)
+LEASE = 2.0
+
+
+class Scene:
+    """What a member knows; the test writes the control topic and sets the time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.written, self.failure = 100.0, 0, cast(KpsplitError | None, None)
+        monkeypatch.setattr(module, "monotonic", lambda: self.now)
+        self.view = ControlView()
+        self.view.settings = Settings(int(LEASE * 1000))
+        self.views = Views(SimpleNamespace(shared_admin=lambda: None))  # type: ignore[arg-type]
+        tail: Any = SimpleNamespace(
+            view=self.view, poll=self._poll, ask_end=self._ask, progress=lambda: self.written
+        )
+        self.views._tail = tail
+
+    def _poll(self, _seconds: float) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def _ask(self) -> Any:
+        return SimpleNamespace(done=lambda: False)
+
+    def write(self, enrolment: Enrolment) -> None:
+        self.view.fold(enrolment_key(enrolment.topic), encode_enrolment(enrolment))
+        self.written += 1
+
+    def mode(self, now: float) -> Mode:
+        self.now = now
+        self.views.turn()
+        return self.views.subscribed("orders").mode
+
+
+def test_an_enrolment_that_nobody_settles_is_settled_for_a_member_that_has_known_it_for_a_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(monkeypatch)
+    assert scene.mode(100.0) is Mode.PLAIN
+    scene.write(BEGUN)
+    assert scene.mode(110.0) is Mode.MOVING
+    assert scene.mode(110.0 + LEASE) is Mode.MOVING
+    assert scene.mode(110.0 + LEASE * LEASE_MARGIN) is Mode.SLOTS
+    assert scene.views.subscribed("orders").group_topic == slots_topic("orders")
+    scene.write(replace(BEGUN, settled=True))
+    assert scene.mode(120.0) is Mode.SLOTS
+
+
+def test_an_enrolment_that_is_recorded_anew_is_known_for_a_lease_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(monkeypatch)
+    scene.write(BEGUN)
+    scene.mode(110.0)
+    scene.write(replace(BEGUN, topic_id="another"))
+    assert scene.mode(112.0) is Mode.MOVING
+    assert scene.mode(113.0) is Mode.MOVING
+    assert scene.mode(112.0 + LEASE * LEASE_MARGIN) is Mode.SLOTS
+
+
+def test_an_enrolment_without_slots_is_never_settled_by_a_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older version writes it: how many slots there will be is known to its operator alone."""
+    scene = Scene(monkeypatch)
+    scene.write(replace(BEGUN, slots=None))
+    scene.mode(110.0)
+    assert scene.mode(200.0) is Mode.MOVING
+
+
+def test_an_enrolment_that_was_read_before_an_error_is_known_with_the_next_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(monkeypatch)
+    scene.write(BEGUN)
+    scene.failure = UnreachableError("no brokers")
+    assert scene.mode(110.0) is Mode.MOVING
+    scene.failure = None
+    assert scene.mode(111.0) is Mode.MOVING
+    assert scene.mode(111.0 + LEASE * LEASE_MARGIN) is Mode.SLOTS

@@ -1,0 +1,58 @@
+"""A tail hands each record over once, in the order of its log."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.log_tail import LogTail
+
+
+class Read:
+    """One record, as a consumer hands it over."""
+
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+
+    def error(self) -> None:
+        return None
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self._offset
+
+
+class Consumer:
+    """A consumer that finds these records; behind the third one it begins anew, as a reset makes it do."""
+
+    def __init__(self) -> None:
+        self.found = [Read(offset) for offset in (0, 1, 2, 0, 1, 2, 3)]
+
+    def incremental_assign(self, _: Any) -> None: ...
+
+    def poll(self, _: float) -> Read | None:
+        return self.found.pop(0) if self.found else None
+
+
+class Offline:
+    """A connection that makes no clients but the consumer above."""
+
+    def shared_admin(self) -> None: ...
+
+    def answer_ms(self) -> int:
+        return 10_000
+
+    def longest_pause(self, milliseconds: int) -> int:
+        return milliseconds
+
+    def open_reader(self, *_: Any, **__: Any) -> Consumer:
+        return Consumer()
+
+
+def test_a_reader_that_begins_anew_hands_nothing_over_again() -> None:
+    handed_over: list[Any] = []
+    tail = LogTail(cast(Connection, Offline()), "t", lambda message: handed_over.append(message.offset()))
+    tail.poll(0)
+    assert handed_over == [0, 1, 2, 3] and tail.progress() == 4

@@ -1,0 +1,283 @@
+"""What a verification decides without Spark: which numbers are judged, and what is said of missing ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kpsplit.admin_cli.commands.verify import conclude, write_page
+from kpsplit.errors import CheckFailedError, KpsplitError
+from kpsplit.spark_jobs.snapshot import LogBounds, LostReason, Snapshot
+from kpsplit.spark_jobs.verification.counted import Span
+from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity, Verdict
+from kpsplit.spark_jobs.verification.numbers import Run, joined, minus, split_at
+from kpsplit.spark_jobs.verification.record_checks import uncertified_findings
+from kpsplit.spark_jobs.verification.sequence_checks import (
+    SHELF,
+    Bucket,
+    Decider,
+    Holes,
+    Shelf,
+    holes,
+    incomplete,
+    reaching_beyond,
+)
+from kpsplit.spark_jobs.verification.start import (
+    STRAY_SPREAD,
+    UNBOUNDED,
+    Extent,
+    Since,
+    Start,
+    extents,
+    held_back,
+)
+from kpsplit.spark_jobs.verification.writers import Writer, Writers
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.producers import Certificate, ProducerRecord
+from tests.spark.histories import World, busy
+
+NUMBERS = st.sets(st.integers(0, 200))
+ORDERS = PhysicalPartition("orders", 0)
+NAME = "00000000a11a0000"
+ANNA = (0, NAME)
+NOTE, UNPROVEN, FINDING = Severity.NOTE, Severity.UNPROVEN, Severity.FINDING
+
+
+def runs(numbers: set[int]) -> list[Run]:
+    return joined((n, n) for n in sorted(numbers))
+
+
+def numbers(of: list[Run]) -> set[int]:
+    return {n for first, last in of for n in range(first, last + 1)}
+
+
+def snapshot(bounds: LogBounds | None = None) -> Snapshot:
+    places = {ORDERS: bounds or LogBounds(0, 50, 50)}
+    return Snapshot("orders", (PartitionState.unsplit(ORDERS, "id"),), places)
+
+
+@given(NUMBERS, NUMBERS, st.integers(0, 220))
+def test_runs_of_numbers_are_sets(a, b, at) -> None:
+    assert minus(runs(a), runs(b)) == runs(a - b)
+    below, rest = split_at(runs(a), at)
+    assert below == runs({n for n in a if n < at})
+    assert rest == runs({n for n in a if n >= at})
+
+
+# Which numbers are judged
+
+
+def merged() -> World:
+    """Written to, split, written to, split again, written to, merged, written to."""
+    world = World(0)
+    busy(world, 1)
+    world.split(0, 2)
+    busy(world, 1)
+    world.split(2, 2)
+    busy(world, 1)
+    world.merge()
+    busy(world, 1)
+    return world
+
+
+def spans_of(world: World, held: dict[int, tuple[int, int]]) -> list[Span]:
+    return [Span(0, segment, NAME, b - a + 1, 0, a, b) for segment, (a, b) in held.items()]
+
+
+def extent(
+    found: Snapshot, spans: list[Span], start: Start | None = None, firsts: int | None = None
+) -> Extent | None:
+    least = min((s.first for s in spans), default=firsts)
+    known = {} if least is None else {ANNA: least}
+    return extents(found, start or Start(), Writers(found), spans, known).get(ANNA)
+
+
+def closed(found: Snapshot, certificate: Certificate) -> Snapshot:
+    record = ProducerRecord(
+        int(NAME, 16), 1, "c", topics=("orders",), closed=True, certificates={str(ORDERS): certificate}
+    )
+    return replace(found, producers=(record,))
+
+
+def test_where_nothing_was_removed_every_number_is_judged() -> None:
+    assert extent(snapshot(), [Span(0, 0, NAME, 3, 0, 4, 6)]) == Extent(0, 7)
+    sure = closed(snapshot(), Certificate(90, {"0": 90}, ()))
+    assert extent(sure, [Span(0, 0, NAME, 3, 0, 4, 6)]) == Extent(0, 90)
+    assert extent(sure, []) == Extent(0, 90), "all of it may be lost"
+
+
+def test_what_retention_removed_lies_below_the_first_number_that_its_segment_still_holds() -> None:
+    found = snapshot(LogBounds(9, 50, 50))
+    assert extent(found, [Span(0, 0, NAME, 3, 0, 4, 6)]) == Extent(4, 7, 4)
+    assert extent(found, []) is None
+    assert extent(found, [], firsts=7) == Extent(7, 0, UNBOUNDED), "only a stray of it is there"
+
+
+@pytest.mark.parametrize("far", [1 << 35, 1 << 53, (1 << 63) - 128])
+def test_numbers_far_out_are_judged_as_any(far) -> None:
+    found = closed(snapshot(LogBounds(9, 50, 50)), Certificate(far + 99, {"0": far + 99}, ()))
+    judged = {ANNA: extent(found, [Span(0, 0, NAME, 3, 0, far, far + 2)])}
+    assert judged == {ANNA: Extent(far, far + 99, far)}
+    shelf = (*ANNA, far // SHELF)
+    assert incomplete(judged, {shelf: Shelf(3, 3, 0)}) == {shelf}
+    bits = 0b111 << far % 64
+    there = [Bucket(*ANNA, far // 64, bits, 0, 3)]
+    (lost,) = holes(Writers(found), judged, {shelf}, {shelf}, there)
+    assert lost.runs == ((far + 3, far + 98),)
+
+
+def test_what_a_split_closed_lies_below_what_follows_and_a_merge_may_mix_it() -> None:
+    world = merged()
+    ids = {s.id: s for s in world.state.lineage}
+    split_again, beside = ids[2], ids[3]
+    last = world.state.lineage.segments[-1].id
+    whole = world.snapshot()
+
+    def retired(*segments: int) -> Snapshot:
+        gone = {ids[i].source: LostReason.RETIRED for i in segments}
+        bounds = {p: b for p, b in whole.bounds.items() if p not in gone}
+        return replace(whole, bounds=bounds, gone=gone, producers=())
+
+    heir = next(s.id for s in world.state.lineage if split_again.id in s.predecessors and s.id != last)
+    assert extent(retired(2), spans_of(world, {0: (0, 9), heir: (30, 39), last: (60, 69)})) == Extent(
+        0, 70, 30
+    )
+    mixed = extent(retired(3), spans_of(world, {0: (0, 9), last: (60, 69)}))
+    assert mixed == Extent(0, 70, 60 + STRAY_SPREAD)
+    silent = closed(retired(3), Certificate(70, {"0": 10, str(last): 60}, ()))
+    assert extent(silent, spans_of(world, {0: (0, 9), last: (10, 69)})) == Extent(0, 70)
+    assert beside.source != split_again.source
+
+
+def test_since_a_time_numbers_begin_with_the_first_that_is_there() -> None:
+    since = Start(Since(1, {}, {}))
+    found = closed(snapshot(), Certificate(90, {"0": 90}, ()))
+    assert extent(found, [Span(0, 0, NAME, 3, 0, 70, 72)], since) == Extent(70, 90, 70)
+    assert extent(found, [], since) is None
+
+
+def test_a_certificate_of_a_topic_that_was_deleted_says_nothing_of_the_one_that_has_its_name_now() -> None:
+    old = closed(snapshot(), Certificate(90, {"0": 90}, (), "id of the old one"))
+    assert extent(old, []) is None
+    assert Writers(old).certified() == {}
+    for same in ("id", None):
+        assert extent(closed(snapshot(), Certificate(90, {"0": 90}, (), same)), []) == Extent(0, 90)
+
+
+# What is said of missing numbers
+
+SURE = Certificate(10, {"0": 9}, ())
+
+
+@pytest.mark.parametrize(
+    ("certificate", "bounds", "extent", "start", "said"),
+    [
+        (SURE, LogBounds(0, 50, 50), Extent(0, 10), Start(), [(4, 5, FINDING)]),
+        (SURE, LogBounds(0, 50, 60), Extent(0, 10), Start(), [(4, 5, UNPROVEN)]),
+        (None, LogBounds(0, 50, 50), Extent(0, 10), Start(), [(4, 5, UNPROVEN)]),
+        (SURE, LogBounds(3, 50, 50), Extent(2, 10, 5), Start(), [(4, 4, NOTE), (5, 5, FINDING)]),
+        (None, LogBounds(3, 50, 50), Extent(2, 10, 5), Start(), [(4, 4, NOTE), (5, 5, UNPROVEN)]),
+        (SURE, LogBounds(3, 50, 50), Extent(2, 10, 9), Start(Since(1, {}, {})), [(4, 5, UNPROVEN)]),
+    ],
+)
+def test_a_missing_number_is_decided_by_the_certificate_and_what_can_be_read(
+    certificate, bounds, extent, start, said
+) -> None:
+    """Numbers 4 and 5 are missing."""
+    found = Holes(Writer(ORDERS, NAME, certificate), ((4, 5),), ())
+    decider = Decider(snapshot(bounds), start, {ANNA: extent})
+    assert [(f.first, f.last, f.severity) for f in decider.findings([found])] == said
+    assert decider.is_told(found) == any(severity is not NOTE for *_, severity in said if extent.sure < 9)
+
+
+@pytest.mark.parametrize(
+    ("certificate", "extent", "said"),
+    [
+        (SURE, Extent(0, 9000, 9000), [(0, 7998, 4000, UNPROVEN)]),
+        (None, Extent(0, 9000, 0), [(0, 7998, 4000, UNPROVEN)]),
+        (SURE, Extent(0, 9000, 7998), [(0, 7996, 3999, UNPROVEN), (7998, 7998, 1, FINDING)]),
+    ],
+)
+def test_what_one_retired_sub_topic_took_of_a_producer_is_one_thing_that_was_not_judged(
+    certificate, extent, said
+) -> None:
+    """Its records stood between those of others: every second number is missing."""
+    found = Holes(Writer(ORDERS, NAME, certificate), tuple((n, n) for n in range(0, 8000, 2)), ())
+    decider = Decider(snapshot(), Start(Since(1, {}, {})), {ANNA: extent})
+    told = list(decider.findings([found]))
+    assert [(f.first, f.last, f.count, f.severity) for f in told] == said
+    assert f"each of {told[0].count:,} numbers between 0 and" in told[0].message
+
+
+def test_an_open_transaction_hides_records() -> None:
+    assert held_back(snapshot()) == set()
+    assert held_back(snapshot(LogBounds(0, 50, 60))) == {0}
+
+
+def test_a_shelf_that_holds_numbers_that_were_never_given_is_no_proof() -> None:
+    """As many are there as were given, and one of them is too great."""
+    judged = {ANNA: Extent(0, 10)}
+    beyond = reaching_beyond([Span(0, 0, NAME, 10, 0, 0, 12)], judged)
+    assert beyond == {ANNA}
+    assert incomplete(judged, {(*ANNA, 0): Shelf(10, 10, 0)}) == set()
+    assert incomplete(judged, {(*ANNA, 0): Shelf(10, 10, 0)}, beyond) == {(*ANNA, 0)}
+    late = {ANNA: Extent(5, 10)}
+    assert incomplete(late, {(*ANNA, 0): Shelf(5, 5, 0)}) == set()
+    assert incomplete(late, {(*ANNA, 0): Shelf(5, 5, 0)}, (), {ANNA}) == {(*ANNA, 0)}
+
+
+def test_failed_numbers_are_not_missing_on_a_shelf_of_which_nothing_is_there() -> None:
+    found = closed(snapshot(), Certificate(10, {}, (3, 4)))
+    (lost,) = holes(Writers(found), {ANNA: Extent(0, 10)}, set(), set(), ())
+    assert lost.runs == ((0, 2), (5, 9))
+
+
+def test_producers_without_a_certificate_are_a_note_or_cannot_be_judged() -> None:
+    """If certificates are required: also those of which nothing is there."""
+    silent = ProducerRecord(7, 1, "c", topics=("orders",))
+    elsewhere = ProducerRecord(8, 1, "c", topics=("other",))
+    writers = Writers(replace(snapshot(), producers=(silent, elsewhere)))
+    spans = [Span(0, 0, NAME, 3, 0, 0, 2)]
+    (note,) = uncertified_findings(writers, spans, required=False)
+    assert (note.severity, note.producer, note.last) == (NOTE, NAME, 2)
+    found = list(uncertified_findings(writers, spans, required=True))
+    assert [(f.severity, f.producer) for f in found] == [(UNPROVEN, NAME), (UNPROVEN, f"{7:016x}")]
+
+
+# What the command says at its end
+
+
+@pytest.mark.parametrize(("found", "error"), [((), KpsplitError), ((FINDING,), CheckFailedError)])
+def test_a_report_that_cannot_be_written_hides_no_finding(found, error) -> None:
+    findings = tuple(Finding(Check.MISSING, severity, ORDERS, "a number") for severity in found)
+    verdict = Verdict("orders", (0,), snapshot(), findings)
+    said: list[str] = []
+    with pytest.raises(error) as caught:
+        conclude(verdict, said.append, [KpsplitError("cannot write page.html: no room")])
+    assert type(caught.value) is error
+    assert any("no room" in line for line in [*said, str(caught.value)])
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("year 55840 is out of range"), "ValueError"),
+        (PermissionError(13, "Permission denied"), "Permission denied"),
+        (KpsplitError("no broker answers", hint="check it"), "no broker answers"),
+    ],
+)
+def test_whatever_goes_wrong_with_the_page_is_one_reason_why_it_was_not_written(
+    error, told, tmp_path
+) -> None:
+    def page() -> str:
+        raise error
+
+    (why,) = write_page(tmp_path / "page.html", page)
+    assert why.message == f"cannot write {tmp_path / 'page.html'}: {told}"
+    assert list(tmp_path.iterdir()) == []
+    assert write_page(tmp_path / "page.html", lambda: "<p>") == []
+    assert (tmp_path / "page.html").read_text() == "<p>"
