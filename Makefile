@@ -68,7 +68,7 @@ test-load: jars
 
 nightly: jars
 	$(BIN)/python -m pytest -m nightly $(PYTEST_ARGS) tests
-	KPSPLIT_SIM_SEEDS=0:10000 $(BIN)/python -m pytest $(PYTEST_ARGS) tests/simulation/test_simulation.py
+	KPSPLIT_SIM_SEEDS=0:10000 $(BIN)/python -m pytest $(PYTEST_ARGS) tests/sim/test_simulation.py
 	$(MAKE) chaos
 
 lint: $(INSTALLED)

@@ -1,4 +1,4 @@
-"""The fence of one logical partition, step by step; tests/simulation explores its interleavings."""
+"""The fence of one logical partition, step by step; tests/sim explores its interleavings."""
 
 from __future__ import annotations
 

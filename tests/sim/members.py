@@ -1,0 +1,272 @@
+"""Members of the group: the real reading side (tracks, buffer, cursors, commits), over simulated fetches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Message
+
+from kpsplit.consumer.batch import OwnedSlot
+from kpsplit.consumer.buffer import FetchBuffer
+from kpsplit.consumer.committing import Member as Committer
+from kpsplit.consumer.committing import Processed, least, writes
+from kpsplit.consumer.config import GapPolicy
+from kpsplit.consumer.gaps import Found
+from kpsplit.consumer.lineage_reader import Gap
+from kpsplit.consumer.physical_reader import LogBounds
+from kpsplit.consumer.reading_events import GapFound, ReadingEvent
+from kpsplit.consumer.subscriptions import Mode
+from kpsplit.consumer.tracks import PartitionTracks
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+from tests.sim.control import Fate
+from tests.sim.group import GROUP, CommitTransaction, OffsetTail
+from tests.sim.logs import PARENT
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+TOKEN = PhysicalPartition("__kpsplit.slots.t", 0)
+
+
+@dataclass(slots=True)
+class CommitJob:
+    """A commit on its way: its records are written, its offsets were taken, it is to be ended."""
+
+    cursors: dict[OwnedSlot, Cursor]
+    generation: int
+    offsets: dict[PhysicalPartition, int]
+    transaction: CommitTransaction
+    admitted: bool = False
+
+
+@dataclass(slots=True)
+class Holding:
+    """A slot that the member was given. ``wait_for``: the end of the offset log that it must read first.
+
+    ``tenure`` and ``reader`` are the oracle's: what was handed out of it, under which name.
+    """
+
+    wait_for: int | None = None
+    reading: bool = False
+    leaving: bool = False
+    committed: Cursor | None = None
+    tenure: set[bytes] = field(default_factory=set)
+    reader: str = ""
+
+
+class SimMember:
+    """One member. Since the oracle last looked: ``out``, what it was handed out; ``told``, gaps."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.asleep = False
+        self.generation = world.coordinator.generation
+        self.view = 0
+        self.events: list[ReadingEvent] = []
+        self._tickets = 0
+        self.tracks = PartitionTracks(
+            world.control.states[0], self._ticket, self._report, GapPolicy.SKIP_AND_REPORT
+        )
+        self.buffer = FetchBuffer(locked=False)
+        self.tail = OffsetTail(world.offsets)
+        self.holdings: dict[OwnedSlot, Holding] = {}
+        self.job: CommitJob | None = None
+        self.out: list[Message] = []
+        self.in_work: list[Message] = []
+        self.processed: list[bytes] = []
+        self.told: list[Gap] = []
+        self._untold: list[Gap] = []
+        self._asked: tuple[int, int] | None = None
+
+    @property
+    def state(self) -> PartitionState:
+        """What it knows of the partition."""
+        return self.world.control.states[self.view]
+
+    def _ticket(self) -> int:
+        self._tickets += 1
+        return self._tickets
+
+    def _report(self, event: ReadingEvent) -> None:
+        self.events.append(event)
+        if isinstance(event, GapFound):
+            self._untold.append(event.gap)
+
+    # -- the control topic -------------------------------------------------------------------------
+
+    def see(self, length: int) -> bool:
+        """Follow the control topic so far."""
+        if length <= self.view:
+            return False
+        before, self.view = self.state, length
+        if self.state is not before:
+            self.tracks.update(self.state)
+        return True
+
+    def refresh(self) -> bool:
+        """Ask for the control topic's end, or read up to what was asked for."""
+        if self._asked is None:
+            ticket = self.tracks.ticket
+            if ticket:
+                self._asked = ticket, self.world.control.stable()
+            return bool(ticket)
+        (ticket, end), self._asked = self._asked, None
+        self.see(end)
+        self.tracks.refreshed(ticket)
+        return True
+
+    # -- the group ---------------------------------------------------------------------------------
+
+    def heartbeat(self) -> bool:
+        """Learn the present generation, what was lost and what was assigned."""
+        coordinator = self.world.coordinator
+        mine = {slot for slot, name in coordinator.owner.items() if name == self.name}
+        changed = self.generation != coordinator.generation
+        self.generation = coordinator.generation
+        for slot in [s for s in self.holdings if s not in mine]:
+            self.drop(slot)
+            changed = True
+        for slot in sorted(mine - set(self.holdings)):
+            self.holdings[slot] = Holding()
+            changed = True
+        return changed
+
+    def start(self, slot: OwnedSlot) -> bool:
+        """Look up where a slot begins: ask for the log's end, read to there, begin."""
+        holding = self.holdings.get(slot)
+        if holding is None or holding.reading:
+            return False
+        if holding.wait_for is None:
+            holding.wait_for = self.world.offsets.end()
+            return True
+        if self.tail.follow() < holding.wait_for:
+            return False
+        lineage = self.state.lineage
+        pieces = self.tail.fold.cursor(GROUP, PARENT, slot.range, lineage)
+        cursors = [c if c is not None else self._fresh(slot).narrowed(r) for r, c in pieces]
+        if any(c.ahead_of(lineage) for c in cursors):
+            return self.see(self.world.control.stable())
+        cursor = cursors[0] if len(cursors) == 1 else least(lineage, cursors)
+        holding.reading, holding.wait_for = True, None
+        holding.committed = cursor if all(c is not None for _, c in pieces) else None
+        self.buffer.taken(slot, cursor)
+        self.tracks.own(slot, cursor)
+        return True
+
+    def _fresh(self, slot: OwnedSlot) -> Cursor:
+        offsets = self.world.coordinator.offsets
+        if offsets:
+            return Cursor.from_positions(self.state.lineage, slot.range, offsets)
+        return Cursor.at_start(slot.range)
+
+    def drop(self, slot: OwnedSlot) -> None:
+        """A slot is gone."""
+        if self.holdings.pop(slot).reading:
+            self.tracks.disown(slot)
+            self.buffer.dropped([slot])
+        if self.job is not None and slot in self.job.cursors:
+            del self.job.cursors[slot]
+
+    def release(self, slot: OwnedSlot) -> bool:
+        """Hand out nothing more of a slot; tell whether nothing of it is being worked on."""
+        return not self.holdings[slot].reading or self.buffer.release([slot])
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def fetch(self, source: PhysicalPartition, most: int) -> bool:
+        """Read on in one physical partition.
+
+        Where the topic is gone the view is refreshed first: with an older one the tracks stop for good.
+        """
+        brokers = self.world.brokers
+        log, topic_id = brokers.logs.get(source), brokers.topics.get(source.topic)
+        refreshed = topic_id is None and self.see(self.world.control.stable())
+        position = self.tracks.wanted().get(source)
+        if position is None:
+            return refreshed
+        if log is None or topic_id is None or position < log.start:
+            bounds = LogBounds(log.start, log.end, log.end) if log is not None else None
+            batches = self.tracks.examine(source, Found(topic_id, bounds))
+        else:
+            entries = log.from_offset(position, most)
+            messages = [e.message for e in entries]
+            batches = self.tracks.take(source, messages, all(e.key for e in entries)) if messages else []
+            if not entries or entries[-1] is log.entries[-1]:
+                batches += self.tracks.at_end(source, log.end)
+        for batch in batches:
+            self.buffer.offer(batch)
+        return True
+
+    def work(self, most: int) -> bool:
+        """The application finishes what it has, is told of gaps, and asks for more."""
+        gaps, self._untold = self._untold, []
+        self.told += gaps
+        for gap in gaps:
+            for batch in self.tracks.told(gap):
+                self.buffer.offer(batch)
+        self.processed += [m.value() or b"" for m in self.in_work]
+        finished = bool(self.in_work or gaps)
+        self.in_work = self.buffer.consume(most)
+        if not self.in_work:
+            self.buffer.wait(0)
+        self.out += self.in_work
+        return finished or bool(self.in_work)
+
+    # -- commits -----------------------------------------------------------------------------------
+
+    def commit(self, fault: str = "") -> str | None:
+        """Do the next step of a commit: write the records, send the offsets, end the transaction."""
+        if self.job is None:
+            return self._begin_commit()
+        if not self.job.admitted:
+            return self._send_offsets()
+        return self._end_commit(fault)
+
+    def _begin_commit(self) -> str | None:
+        lineage = self.state.lineage
+        cursors = {
+            slot: self.buffer.cursor(slot)[0].settled(lineage)
+            for slot, holding in self.holdings.items()
+            if holding.reading
+        }
+        if not cursors or all(self.holdings[s].committed == c for s, c in cursors.items()):
+            return None
+        self.tail.follow()
+        committer = Committer(GROUP, self.name, self.generation)
+        processed = Processed(self.state, Mode.SLOTS, tuple(cursors.values()), (), TOKEN)
+        wanted = writes([processed], committer, self.tail.fold)
+        if wanted is None:
+            return None
+        transaction = self.world.offsets.begin(wanted.records, self.name, self.world.timeline.now)
+        self.job = CommitJob(cursors, self.generation, dict(wanted.offsets), transaction)
+        return f"writes its range commits, generation {self.generation}"
+
+    def _send_offsets(self) -> str:
+        job, world = self.job, self.world
+        assert job is not None
+        if not world.coordinator.admits(job.generation):
+            job.transaction.fate = Fate.ABORTED
+            self.job = None
+            return "has its commit refused: the group has moved on"
+        job.admitted = True
+        return "sends its offsets"
+
+    def _end_commit(self, fault: str) -> str:
+        job, world = self.job, self.world
+        assert job is not None
+        self.job = None
+        if fault == "lost":
+            world.offsets.abort(self.name)
+            return "does not know whether it committed; it did not"
+        if not world.offsets.commit(job.transaction):
+            return "has its commit aborted"
+        world.coordinator.offsets.update(job.offsets)
+        if fault:
+            return "does not know whether it committed; it did"
+        for slot, cursor in job.cursors.items():
+            self.holdings[slot].committed = cursor
+        return "commits"

@@ -1,0 +1,312 @@
+"""Operators: the real driver in a process of its own, over simulated ports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any, cast
+
+from kpsplit.errors import (
+    CheckFailedError,
+    DeadlineExceededError,
+    FencedError,
+    UnknownOutcomeError,
+    UnreachableError,
+)
+from kpsplit.splitter.claim_queue import ClaimQueue
+from kpsplit.splitter.claimed_log import ClaimedLog
+from kpsplit.splitter.driver import Driver, Ports
+from kpsplit.splitter.events import Cut, Event
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import Attempt, PartitionState, SubTopic
+from kpsplit.splitter.ports import Deadline
+from kpsplit.splitter.records.claims import Claim
+from kpsplit.splitter.records.marker import newest_of
+from kpsplit.splitter.records.producers import ProducerRecord, Removed
+from kpsplit.splitter.steps import PlannedMarker
+from kpsplit.splitter.writers import Registrations
+from tests.sim.clock import ProcessClock, SimDeadline
+from tests.sim.logs import RefusedError
+from tests.sim.process import Blocked, Effect, Process
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+LEASE_SECONDS = 5.0
+CALL_SECONDS = 60.0
+ANSWER_SECONDS = 8.0
+
+
+class Operator(ClaimedLog):
+    """All ports of one process that works on an operation, and the process itself.
+
+    ``group_known``: whether a retirement found that the group has commits.
+    """
+
+    def __init__(self, world: World, name: str, rate: float, work: Callable[[Operator], Any]) -> None:
+        self.world = world
+        self.name = name
+        self.clock = ProcessClock(world.timeline, rate)
+        self.process = Process(name, lambda: work(self))
+        self.group_known = False
+        self._holder = -1
+        self._read = 0
+        """So many records of the control topic it has read: never more than it waited for."""
+        self._length = 0
+        self._unknown: set[str] = set()
+        super().__init__(ClaimQueue(name))
+
+    @property
+    def driver(self) -> Driver:
+        """A driver over these ports."""
+        return Driver(Ports(self, self, self, self))
+
+    def step(self, fault: str = "") -> str:
+        """Do one step of the process."""
+        self.world.timeline.shown = self.clock
+        return self.process.step(fault)
+
+    # -- Clock -------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Return what the process reads from its clock."""
+        return float(self.process.at_once(self.clock.now))
+
+    def deadline(self, seconds: float) -> SimDeadline:
+        """Return the deadline that many seconds from now."""
+        return SimDeadline(self.now, self.now() + seconds)
+
+    # -- ControlPort -------------------------------------------------------------------------------
+
+    def peek(self, deadline: Deadline) -> PartitionState:
+        """See ControlPort."""
+        self._read = self.process.call(self._peek)
+        return self._state()
+
+    def lease_seconds(self) -> float:
+        """See ControlPort."""
+        return LEASE_SECONDS
+
+    def connect(self) -> None:
+        """Have clients connect."""
+
+    def close(self) -> None:
+        """Let go of the claim."""
+
+    def _peek(self) -> Effect:
+        yield "looks at the control topic"
+        return self.world.control.stable()
+
+    def _announced(self, deadline: Deadline) -> Sequence[Claim]:
+        return cast("Sequence[Claim]", self.process.at_once(lambda: tuple(self.world.control.claims)))
+
+    def _announce(self, claim: Claim, deadline: Deadline) -> int:
+        return int(self.process.call(lambda: self._write_claim(claim)))
+
+    def _wait(self, seconds: float, deadline: Deadline) -> None:
+        self.process.call(lambda: self._pass_time(seconds, deadline))
+
+    def _now(self) -> float:
+        return self.now()
+
+    def _take(self, deadline: Deadline) -> None:
+        self.process.call(self._claim)
+
+    def _read_decided(self, end: int, deadline: Deadline) -> None:
+        self.process.call(lambda: self._read_log("has read the log", end, deadline))
+        self._read = end
+
+    def _read_back(self, end: int, event: Event, deadline: Deadline) -> None:
+        self.process.call(lambda: self._read_log("reads back", end, deadline))
+        self._read = end
+
+    def _write(self, after: PartitionState, event: Event, deadline: Deadline) -> int:
+        return int(self.process.call(lambda: self._commit(after, event, deadline)))
+
+    def _state(self) -> PartitionState:
+        return self.world.control.states[self._read]
+
+    def _write_claim(self, claim: Claim) -> Effect:
+        yield "announces a claim"
+        self.world.control.claims.append(claim)
+        return self.world.control.high_watermark()
+
+    def _pass_time(self, seconds: float, deadline: Deadline) -> Effect:
+        self._check(deadline, "somebody else's claim")
+        at, clock = self.clock.now() + seconds, self.clock
+        yield Blocked("has waited for its turn", lambda: clock.now() >= at)
+
+    def _claim(self) -> Effect:
+        yield "claims"
+        self._holder = self.world.control.claim()
+
+    def _read_log(self, what: str, end: int, deadline: Deadline) -> Effect:
+        control = self.world.control
+        yield from self._until(what, lambda: control.stable() >= end, deadline)
+
+    def _commit(self, after: PartitionState, event: Event, deadline: Deadline) -> Effect:
+        control = self.world.control
+        self._check(deadline, f"the {event.kind}")
+        yield f"writes {event.kind}"
+        record = control.begin(self._holder, after, str(event.kind), self.world.timeline.now)
+        fault = yield f"commits {event.kind}"
+        if fault == "late":
+            self.world.late.append((f"commit of {event.kind}", self._late_commit(record)))
+        elif fault != "lost":
+            control.commit(self._holder, record)
+        if fault:
+            raise UnknownOutcomeError(f"{event.kind}: no answer")
+        return record.offset
+
+    def _late_commit(self, record: Any) -> Callable[[], None]:
+        holder, control = self._holder, self.world.control
+
+        def land() -> None:
+            try:
+                control.commit(holder, record)
+            except FencedError:
+                return
+
+        return land
+
+    # -- WritersPort -------------------------------------------------------------------------------
+
+    def read(self, deadline: Deadline) -> Registrations:
+        """See WritersPort."""
+        return cast(Registrations, self.process.call(lambda: self._read_registrations(deadline)))
+
+    def await_change(self, seconds: float) -> None:
+        """See WritersPort."""
+        self.process.call(lambda: self._await_change(seconds))
+
+    def remove(self, producers: Iterable[ProducerRecord], deadline: Deadline) -> None:
+        """See WritersPort."""
+        wanted = tuple(producers)
+        self.process.call(lambda: self._remove(wanted))
+
+    def _read_registrations(self, deadline: Deadline) -> Effect:
+        yield "reads the producers topic"
+        topic, at = self.world.producers_topic, min(_at(deadline), self.clock.now() + ANSWER_SECONDS)
+        if topic.frozen:
+            yield Blocked("waits for the producers topic", lambda: not topic.frozen or self.clock.now() >= at)
+        if topic.frozen:
+            raise UnreachableError("nobody answers for the producers topic")
+        self._length = self.world.producers_topic.length
+        return self.world.producers_topic.read()
+
+    def _await_change(self, seconds: float) -> Effect:
+        known, at = self._length, self.clock.now() + seconds
+        topic, clock = self.world.producers_topic, self.clock
+        yield Blocked("has waited for answers", lambda: topic.length > known or clock.now() >= at)
+
+    def _remove(self, producers: tuple[ProducerRecord, ...]) -> Effect:
+        names = ", ".join(f"{r.instance}.{r.generation}" for r in producers)
+        fault = yield f"removes registrations {names}"
+        if fault == "lost" or self.world.producers_topic.frozen:
+            raise UnknownOutcomeError("registrations: no acknowledgement")
+        for record in producers:
+            self.world.producers_topic.append(Removed(record.key))
+
+    # -- TopicsPort --------------------------------------------------------------------------------
+
+    def create_subtopic(self, attempt: Attempt, parent: PhysicalPartition, deadline: Deadline) -> str:
+        """See TopicsPort."""
+        return cast(str, self.process.call(lambda: self._create(attempt)))
+
+    def co_locate(
+        self, parent: PhysicalPartition, sources: Iterable[PhysicalPartition], deadline: Deadline
+    ) -> None:
+        """See TopicsPort."""
+        places = (parent, *sources)
+        self.process.call(lambda: self._co_locate(places))
+
+    def append_markers(self, markers: Iterable[PlannedMarker], deadline: Deadline) -> tuple[Cut, ...]:
+        """See TopicsPort."""
+        wanted = tuple(markers)
+        return cast("tuple[Cut, ...]", self.process.call(lambda: self._append_markers(wanted, deadline)))
+
+    def seal(self, subtopics: Iterable[SubTopic], deadline: Deadline) -> None:
+        """See TopicsPort."""
+        wanted = tuple(subtopics)
+        self.process.call(lambda: self._seal(wanted))
+
+    def delete_abandoned(self, name: str, deadline: Deadline) -> None:
+        """See TopicsPort."""
+        self.process.call(lambda: self._delete(name))
+
+    def _create(self, attempt: Attempt) -> Effect:
+        fault = yield f"creates {attempt.subtopic}"
+        if fault == "lost":
+            raise DeadlineExceededError("the sub-topic was not created in time")
+        return self.world.brokers.create(str(attempt.subtopic), len(attempt.ranges))
+
+    def _co_locate(self, places: tuple[PhysicalPartition, ...]) -> Effect:
+        yield "moves the leaders"
+        for place in places:
+            self.world.brokers.logs[place].leader_epoch += 1
+
+    def _append_markers(self, markers: tuple[PlannedMarker, ...], deadline: Deadline) -> Effect:
+        """Append one by one; one that an earlier call left behind without an answer is found again."""
+        self._check(deadline, "the markers")
+        cuts, brokers = [], self.world.brokers
+        attempts = {m.marker.attempt_id for m in markers}
+        look = bool(attempts & self._unknown)
+        for planned in markers:
+            fault = yield f"appends the marker of segment {planned.segment}"
+            offset = self._marker_there(planned) if look else None
+            if offset is None:
+                append = self._appending(planned)
+                if fault == "late":
+                    self.world.late.append((f"marker of {planned.marker.attempt_id}", append))
+                elif fault != "lost":
+                    offset = append()
+                if fault or offset is None:
+                    self._unknown |= attempts
+                    raise UnknownOutcomeError("a marker: no acknowledgement")
+            cuts.append(Cut(planned.segment, offset, brokers.logs[planned.source].leader_epoch))
+        return tuple(cuts)
+
+    def _appending(self, planned: PlannedMarker) -> Callable[[], int | None]:
+        brokers, timeline = self.world.brokers, self.world.timeline
+
+        def append() -> int | None:
+            try:
+                return brokers.append(planned.source, b"", None, timeline.now, marker=planned.marker)
+            except RefusedError:
+                return None
+
+        return append
+
+    def _marker_there(self, planned: PlannedMarker) -> int | None:
+        log = self.world.brokers.logs[planned.source]
+        return newest_of(((entry.offset, entry.marker) for entry in log.entries), planned.marker)
+
+    def _seal(self, subtopics: tuple[SubTopic, ...]) -> Effect:
+        for subtopic in subtopics:
+            fault = yield f"seals {subtopic.name}"
+            if fault == "lost":
+                raise DeadlineExceededError("the sub-topic was not sealed in time")
+            self.world.brokers.sealed.add(subtopic.name)
+
+    def _delete(self, name: str) -> Effect:
+        yield f"deletes {name}"
+        if not self.world.brokers.empty(name):
+            raise CheckFailedError(f"{name} holds records")
+        self.world.brokers.delete(name)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _check(self, deadline: Deadline, what: str) -> None:
+        if self.clock.now() >= _at(deadline):
+            raise DeadlineExceededError(f"waited for {what}")
+
+    def _until(self, what: str, come: Callable[[], bool], deadline: Deadline) -> Effect:
+        at, clock = max(_at(deadline), self.clock.now() + 1.0), self.clock
+        yield Blocked(what, lambda: come() or clock.now() >= at)
+        if not come():
+            raise DeadlineExceededError(f"waited for: {what}")
+
+
+def _at(deadline: Deadline) -> float:
+    """Return when a deadline passes; that of a takeover, which reads the clock itself, never does."""
+    return deadline.at if isinstance(deadline, SimDeadline) else inf

@@ -1,0 +1,141 @@
+"""Every interleaving of producers with transactions at small scope, and what happens without each guard.
+
+``KPSPLIT_EXPLORE=thorough`` adds the large scopes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kpsplit.producer.fence import PartitionFence
+from kpsplit.producer.fence_transactions import FenceTransactions
+from kpsplit.splitter import writers
+from kpsplit.splitter.fence_answers import to_acknowledge, to_answer
+from tests.sim import fence_real
+from tests.sim.explore import check_missed, explore
+from tests.sim.fence_world import LOW, Scope
+from tests.sim.transactional_world import TransactionalWorld
+
+pytestmark = pytest.mark.timeout(1800)
+
+ONE, TWO = ((LOW,),), ((LOW, LOW),)
+JOINING = Scope(ONE, joining=True)
+SCOPES = {
+    "a split": Scope(TWO),
+    "a split, acknowledgements get lost": Scope(TWO, errors=True),
+    "a split, the producer joins": JOINING,
+    "a split, two producers": Scope(((LOW,), (LOW,)), lapses=False),
+    "a merge": Scope(TWO, begin=("split",), operations=("merge",)),
+    "a split and a merge": Scope(ONE, operations=("split", "merge")),
+    "a split that is aborted, then another": Scope(ONE, aborts=1),
+}
+LARGE = {
+    "a split of two records that is aborted, then another": Scope(TWO, aborts=1),
+    "the producer joins a split that is aborted": Scope(ONE, aborts=1, joining=True),
+    "reading takes time": Scope(ONE, aborts=1, slow_reading=True),
+    "reading takes time, the producer joins": Scope(ONE, joining=True, slow_reading=True),
+}
+THOROUGH = os.environ.get("KPSPLIT_EXPLORE") == "thorough"
+
+
+@pytest.mark.parametrize("name", [*SCOPES, *(LARGE if THOROUGH else ())])
+def test_what_is_committed_is_read_once_in_order_and_every_operation_ends(name: str) -> None:
+    found = explore(TransactionalWorld({**SCOPES, **LARGE}[name]), limit=3_000_000)
+    print(f"{name}: {found}")
+    assert found.violation is None and found.complete, str(found)
+
+
+# -- what happens without each guard ---------------------------------------------------------------
+
+
+def defer_a_fence_that_is_seen_without_a_lease(patch: pytest.MonkeyPatch) -> None:
+    real: Any = PartitionFence.observe
+
+    def observe(self: Any, state: Any, *, lease_valid: bool) -> Any:
+        return real(self, state, lease_valid=True)
+
+    patch.setattr(PartitionFence, "observe", observe)
+
+
+def defer_a_fence_that_was_there_when_we_registered(patch: pytest.MonkeyPatch) -> None:
+    real: Any = PartitionFence._adopt
+
+    def adopt(self: Any, state: Any, *, awaited: bool = False) -> None:
+        real(self, state, awaited=awaited or self.suspended)
+
+    patch.setattr(PartitionFence, "_adopt", adopt)
+
+
+def defer_the_next_fence_as_the_one_before(patch: pytest.MonkeyPatch) -> None:
+    def fence_seen(self: Any, *, newly: bool, awaited: bool) -> None:
+        if newly and not self.deferred:
+            self.deferred = awaited and self.active
+
+    patch.setattr(FenceTransactions, "fence_seen", fence_seen)
+
+
+def acknowledge_inside_the_transaction(patch: pytest.MonkeyPatch) -> None:
+    real: Any = PartitionFence.quiescent
+
+    def quiescent(self: Any) -> bool:
+        deferred, self.transactions.deferred = self.transactions.deferred, False
+        self._fence_writers()
+        answer = bool(real(self))
+        self.transactions.deferred = deferred
+        self._fence_writers()
+        return answer
+
+    patch.setattr(PartitionFence, "quiescent", quiescent)
+
+
+def hold_back_reports_until_the_fence_is_over(patch: pytest.MonkeyPatch) -> None:
+    def fence(self: Any) -> None:
+        for writer in self.writers:
+            writer.fenced = writer.segment.id in self.state.fenced_segments()
+
+    def blocked(self: Any, writer: Any) -> bool:
+        if self.suspended or (writer.fenced and not self.transactions.deferred):
+            return True
+        return any(w.segment.range.overlaps(writer.segment.range) for w in self.closing)
+
+    patch.setattr(PartitionFence, "_fence_writers", fence)
+    patch.setattr(PartitionFence, "_blocked", blocked)
+
+
+def let_the_lease_run_out_while_the_fence_waits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        fence_real,
+        "owes",
+        lambda states, own: bool(to_answer(states, own) or to_acknowledge(states, own)),
+    )
+
+
+def go_on_without_those_that_have_transactions(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(writers, "in_doubt", lambda *_: False)
+
+
+LOST, STUCK = "LOST", "stays open"
+TABLE: list[tuple[Callable[[pytest.MonkeyPatch], None], Scope, str]] = [
+    (defer_a_fence_that_is_seen_without_a_lease, Scope(TWO), LOST),
+    (defer_a_fence_that_was_there_when_we_registered, JOINING, LOST),
+    (defer_the_next_fence_as_the_one_before, Scope(ONE, aborts=1), LOST),
+    (go_on_without_those_that_have_transactions, Scope(ONE), LOST),
+    (acknowledge_inside_the_transaction, Scope(TWO, lapses=False), LOST),
+    (hold_back_reports_until_the_fence_is_over, Scope(TWO, lapses=False), STUCK),
+    (let_the_lease_run_out_while_the_fence_waits, Scope(TWO), STUCK),
+]
+
+
+@pytest.mark.parametrize(("leave_out", "scope", "expected"), TABLE, ids=[row[0].__name__ for row in TABLE])
+def test_a_guard_that_is_left_out_is_missed(
+    leave_out: Callable[[pytest.MonkeyPatch], None],
+    scope: Scope,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leave_out(monkeypatch)
+    check_missed(leave_out.__name__, TransactionalWorld(scope), expected)
