@@ -36,9 +36,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import kpsplit
 from kpsplit.consumer.config import QUEUE_BACKOFF_MS
+from kpsplit.control.operations import Operations
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.records.control import Partitioner
 
 PARTITIONS = 6

@@ -18,10 +18,10 @@ from contextlib import ExitStack
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from kpsplit.control.operations import Operations
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner

@@ -18,10 +18,10 @@ from time import sleep
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer
+from kpsplit.control.operations import Operations, StepDone, ignore_steps
 from kpsplit.devcluster import DevCluster
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import TRANSACTION_TIMEOUT_MS
-from kpsplit.kafka.operations import Operations, StepDone, ignore_steps
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.records.keys import (

@@ -22,9 +22,9 @@ import confluent_kafka
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kpsplit
+from kpsplit.control.operations import Operations
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
 

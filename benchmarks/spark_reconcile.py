@@ -26,10 +26,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 import kpsplit
+from kpsplit.control.operations import Operations
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
 from kpsplit.spark_jobs.connector_options import kafka_options
 from kpsplit.spark_jobs.session import local_session
 from kpsplit.spark_jobs.snapshot import Snapshot

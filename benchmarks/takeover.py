@@ -26,10 +26,10 @@ from confluent_kafka import Producer as PlainProducer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer
+from kpsplit.control.operations import Operations, StepDone
 from kpsplit.devcluster import DevCluster
 from kpsplit.errors import RecordError
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.claims import claim_key, decode_claim
 from kpsplit.splitter.records.control import Partitioner

@@ -33,9 +33,9 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that every Spark
 from pyspark.sql.streaming import StreamingQuery
 
 from kpsplit import Producer
+from kpsplit.control.operations import Operations
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
 from kpsplit.spark_jobs import read_logical, read_logical_stream
 from kpsplit.spark_jobs.session import local_session
 from kpsplit.splitter.key_range import KeyRange

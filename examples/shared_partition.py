@@ -30,9 +30,9 @@ from pathlib import Path
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Consumer, Producer
+from kpsplit.control.operations import Operations
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner

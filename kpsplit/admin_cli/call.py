@@ -20,8 +20,8 @@ from kpsplit.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from kpsplit.control.operations import Operations
     from kpsplit.kafka.connection import Connection
-    from kpsplit.kafka.operations import Operations
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -48,7 +48,7 @@ class Call:
     @contextmanager
     def operations(self) -> Iterator[Operations]:
         """Open what does the work."""
-        from kpsplit.kafka.operations import Operations
+        from kpsplit.control.operations import Operations
 
         with Operations(self.connection, self.given.timeout) as operations:
             yield operations

@@ -8,8 +8,8 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 
 if TYPE_CHECKING:
+    from kpsplit.control.operations import Operations
     from kpsplit.kafka.connection import Connection
-    from kpsplit.kafka.operations import Operations
 
 
 def partition_count(connection: Connection, topic: str) -> int:

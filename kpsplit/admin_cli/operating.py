@@ -19,9 +19,9 @@ from kpsplit.splitter.partition_state import OperationKind, PartitionState
 from kpsplit.splitter.states import Phase
 
 if TYPE_CHECKING:
-    from kpsplit.kafka.operations import Operations
-    from kpsplit.kafka.plans import Plan
-    from kpsplit.kafka.status import Report
+    from kpsplit.control.operations import Operations
+    from kpsplit.control.plans import Plan
+    from kpsplit.control.status import Report
 
 DEFAULT_MAX_PAUSE = "10s"
 LARGEST_PLAN_FILE = 1 << 20
@@ -59,7 +59,7 @@ def load_plan(path: Path, parent: PhysicalPartition, kind: OperationKind) -> Pla
     Raises:
         UsageError: it cannot be read, or is one for something else.
     """
-    from kpsplit.kafka.plans import Plan
+    from kpsplit.control.plans import Plan
 
     try:
         with path.open("rb") as file:
@@ -102,7 +102,7 @@ def check_runnable(plan: Plan, force: bool) -> None:
     Raises:
         KpsplitError: it may not; the error of the first failed check, with its exit code.
     """
-    from kpsplit.kafka.preconditions import refusal
+    from kpsplit.control.preconditions import refusal
 
     problems = plan.problems(force)
     if not problems:
@@ -121,7 +121,7 @@ def check_current(operations: Operations, plan: Plan) -> Plan:
     Raises:
         ConflictError: it is not.
     """
-    from kpsplit.kafka.runner import refuse_moved_on
+    from kpsplit.control.runner import refuse_moved_on
 
     view = operations.view()
     state = view.state(plan.parent)
@@ -182,7 +182,7 @@ def _what_became_of(call: Call, parent: PhysicalPartition, before: PartitionStat
 
 def _is_ours(state: PartitionState) -> bool:
     """Tell whether an attempt of this very process is under way and can still be rolled back."""
-    from kpsplit.kafka.operations import operator_name
+    from kpsplit.control.operations import operator_name
 
     attempt = state.attempt
     return attempt is not None and attempt.operator == operator_name() and state.phase is not Phase.COMMITTED

@@ -26,6 +26,7 @@ from kpsplit.consumer.lineage_reader import Gap
 from kpsplit.consumer.reading import OwnedSlot, SlotReader
 from kpsplit.consumer.sink import Sink
 from kpsplit.consumer.views import Views
+from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.errors import (
     AuthorizationError,
     FencedError,
@@ -33,7 +34,6 @@ from kpsplit.errors import (
     UnknownOutcomeError,
     UnreachableError,
 )
-from kpsplit.kafka.slots_topic import GrowingSlots
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 

@@ -24,10 +24,10 @@ from kpsplit.consumer.questions import Questions
 from kpsplit.consumer.reading import SlotReader
 from kpsplit.consumer.reporting import report
 from kpsplit.consumer.views import Views
+from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.slots_topic import GrowingSlots
 from kpsplit.splitter.ports import Deadline as DeadlinePort
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kpsplit.kafka.status import Report
+from kpsplit.control.status import Report
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from kpsplit.control.group_progress import RangeProgress, SegmentLeft
 from kpsplit.demo.group.drain import Drain
 from kpsplit.demo.group.outcome import GroupOutcome
 from kpsplit.demo.rows import Rows
-from kpsplit.kafka.group_progress import RangeProgress, SegmentLeft
 
 
 def group_tables(group: GroupOutcome, began: float) -> tuple[Rows, ...]:

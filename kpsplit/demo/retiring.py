@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from kpsplit.control.operations import Operations
 from kpsplit.demo.narrator import Narrator, tell_step
 from kpsplit.demo.reading_group import commit
 from kpsplit.demo.result import DemoResult, Verdict
 from kpsplit.errors import CheckFailedError, KpsplitError
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import SubTopicState
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable
 
+from kpsplit.control.operations import Operations
+from kpsplit.control.plans import Plan
 from kpsplit.demo.children import Child, Children
 from kpsplit.demo.chronicle import FENCE_OFF, Chronicle, OperationLog, Span
 from kpsplit.demo.group.acts import GroupActs
@@ -21,8 +23,6 @@ from kpsplit.errors import CheckFailedError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
-from kpsplit.kafka.plans import Plan
 from kpsplit.kafka.served import await_served
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment, SegmentKind

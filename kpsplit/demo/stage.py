@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from kpsplit.control.operations import Operations
 from kpsplit.demo import scenario
 from kpsplit.demo.children import Children
 from kpsplit.demo.chronicle import Chronicle
@@ -34,7 +35,6 @@ from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.offset_log import offset_log_partitions
-from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 

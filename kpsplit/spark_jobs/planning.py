@@ -15,8 +15,8 @@ from enum import StrEnum
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
+from kpsplit.control.sampling import label
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.sampling import label
 from kpsplit.spark_jobs.failures import SPARK_ERRORS, explained
 from kpsplit.spark_jobs.logical_view import read_logical
 from kpsplit.spark_jobs.offsets import Bound

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kpsplit.kafka.operations import Operations
+from kpsplit.control.operations import Operations
 from tests.broker.operating import operating
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import Message
 
 from kpsplit import Consumer
-from kpsplit.kafka.operations import Operations
+from kpsplit.control.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
 

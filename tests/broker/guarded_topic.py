@@ -10,8 +10,8 @@ from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Consumer, Producer
+from kpsplit.control.operations import Operations
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.rights import Role, rights_for

@@ -10,9 +10,9 @@ from typing import Any
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from kpsplit.control.operations import Operations, StepDone
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.offset_answers import offset_answer
-from kpsplit.kafka.operations import Operations, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Partitioner

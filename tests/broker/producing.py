@@ -14,8 +14,8 @@ from kpsplit import Producer
 from kpsplit.consumer.lineage_reader import LineageReader, Tally
 from kpsplit.consumer.logical_record import LogicalRecord
 from kpsplit.consumer.physical_reader import LogBounds, PhysicalReader
+from kpsplit.control.operations import Operations
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 
 REST_SECONDS = 0.05

@@ -12,9 +12,9 @@ from confluent_kafka import Message, Producer
 from kpsplit.consumer.batch import Batch, OwnedSlot
 from kpsplit.consumer.reading import SlotReader
 from kpsplit.consumer.reading_events import EndReached, GapFound, ReadingEvent
+from kpsplit.control.operations import Operations
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.logical_message import Place, place_of
-from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.layout import Layout

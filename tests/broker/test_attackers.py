@@ -14,13 +14,13 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer
+from kpsplit.control.doctor import diagnose
+from kpsplit.control.operations import Operations
 from kpsplit.devcluster.jvm import KafkaRuntime
 from kpsplit.errors import ConflictError, DeadlineExceededError, FutureVersionError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
-from kpsplit.kafka.doctor import diagnose
-from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
 from kpsplit.splitter.records.producers import ProducerRecord

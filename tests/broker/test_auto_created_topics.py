@@ -10,10 +10,10 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer
+from kpsplit.control.operations import Operations
 from kpsplit.devcluster import DevCluster
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.broker.consuming import shared, wait_for
 from tests.broker.operating import merge, operating, split

@@ -17,8 +17,8 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaExcep
 from confluent_kafka.admin import NewTopic
 
 from kpsplit import Producer
-from kpsplit.kafka.operations import Operations
-from kpsplit.kafka.seeking import Target, Whence
+from kpsplit.control.operations import Operations
+from kpsplit.control.seeking import Target, Whence
 from kpsplit.splitter.key_range import KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.broker.consuming import consumer, drain, shared

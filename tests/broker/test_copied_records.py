@@ -20,7 +20,7 @@ from confluent_kafka.admin import NewTopic
 
 from kpsplit import Producer
 from kpsplit.admin_cli.main import cli
-from kpsplit.kafka.operations import Operations
+from kpsplit.control.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.stamp import HEADER
 from tests.broker.consuming import consumer, drain, shared

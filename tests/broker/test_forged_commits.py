@@ -9,13 +9,13 @@ from confluent_kafka import Producer as Plain
 
 from kpsplit import Consumer, Producer
 from kpsplit.consumer import starter
+from kpsplit.control.doctor import SetAside
+from kpsplit.control.group_progress import Basis
+from kpsplit.control.operations import Operations
 from kpsplit.devcluster.jvm import KafkaRuntime
 from kpsplit.errors import CheckFailedError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import offsets_partition
-from kpsplit.kafka.doctor import SetAside
-from kpsplit.kafka.group_progress import Basis
-from kpsplit.kafka.operations import Operations
 from kpsplit.spark_jobs.gather import Gatherer
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC, group_ids

@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kpsplit import Producer
+from kpsplit.control.operations import Operations
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
 from kpsplit.spark_jobs.gather import Gatherer
 from kpsplit.spark_jobs.verification.findings import Severity
 from kpsplit.spark_jobs.verification.lineage_checks import slots_findings

@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from kpsplit.control.operations import Operations
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.jvm import KafkaRuntime
 from kpsplit.errors import (
@@ -29,7 +30,6 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import TRANSACTION_TIMEOUT_MS, OperationLog, offsets_partition
 from kpsplit.kafka.following import FollowingProducer
 from kpsplit.kafka.offset_log import OffsetTail, offset_log_partitions
-from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from kpsplit import Producer
+from kpsplit.control.operations import Operations
 from kpsplit.errors import CheckFailedError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -11,11 +11,11 @@ from contextlib import closing, contextmanager
 import pytest
 from confluent_kafka import Producer
 
+from kpsplit.control.operations import Operations, ignore_steps
 from kpsplit.errors import CheckFailedError, ConflictError, DeadlineExceededError, FencedError
 from kpsplit.kafka import control_log
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.control_log import OperationLog
-from kpsplit.kafka.operations import Operations, ignore_steps
 from kpsplit.producer import takeover
 from kpsplit.producer.takeover import roll_back
 from kpsplit.splitter import claim_queue
@@ -113,7 +113,7 @@ def test_what_an_attempt_leaves_behind_is_retired_later(
         raise CheckFailedError("not now")
 
     with monkeypatch.context() as patched:
-        patched.setattr("kpsplit.kafka.partition_topics.PartitionTopics.delete_abandoned", cannot)
+        patched.setattr("kpsplit.control.partition_topics.PartitionTopics.delete_abandoned", cannot)
         operations.abort(parent, "not today")
     assert state_of(operations, parent).subtopics[0].state is SubTopicState.ABANDONED
     assert [c.name for c in operations.doctor() if not c.ok and name in c.message] == ["sub-topics"]
@@ -151,7 +151,7 @@ def test_a_merge_whose_operator_died_is_resumed(operations, bootstrap, make_topi
 KILLED = """
 import os, sys
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
+from kpsplit.control.operations import Operations
 from kpsplit.producer import takeover
 from kpsplit.producer.takeover import roll_back
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -6,13 +6,13 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
+from kpsplit.control.plans import Drain
+from kpsplit.control.retirement import Retirable
 from kpsplit.errors import CheckFailedError, ConflictError, UsageError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.markers import Markers
-from kpsplit.kafka.plans import Drain
-from kpsplit.kafka.retirement import Retirable
 from kpsplit.kafka.served import await_served
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition

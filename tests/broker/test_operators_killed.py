@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kpsplit import Consumer, Producer
-from kpsplit.kafka.operations import Operations
-from kpsplit.kafka.seeking import Target, Whence
+from kpsplit.control.operations import Operations
+from kpsplit.control.seeking import Target, Whence
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import SubTopicState

@@ -12,10 +12,10 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from kpsplit import Consumer, Producer
+from kpsplit.control.operations import Operations
 from kpsplit.devcluster.jvm import KafkaRuntime
 from kpsplit.errors import UnreachableError
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
 from tests.broker.consuming import wait_for
 from tests.broker.guarded import ADMIN, Guarded, await_login, password_of, set_passwords
 from tests.broker.guarded_topic import PARENT, TOPIC, consumer, guarded_topic, read_all, send

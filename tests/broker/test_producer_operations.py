@@ -16,12 +16,12 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer
+from kpsplit.control.operations import Operations, StepDone
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.jvm import KafkaRuntime
 from kpsplit.errors import DeadlineExceededError, KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations, StepDone
 from kpsplit.producer.lease_duty import LeaseDuty
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition

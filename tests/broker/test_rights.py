@@ -12,11 +12,11 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kpsplit import Consumer, Producer
 from kpsplit.consumer.lineage_reader import LineageReader
+from kpsplit.control.operations import Operations
 from kpsplit.devcluster.jvm import KafkaRuntime
 from kpsplit.errors import AuthorizationError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.records.keys import CONTROL_TOPIC, group_ids, slots_topic

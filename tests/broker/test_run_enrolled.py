@@ -18,7 +18,7 @@ import pytest
 from kpsplit import Producer
 from kpsplit.consumer.consumer import Consumer
 from kpsplit.consumer.run import Output, RunStats
-from kpsplit.kafka.operations import Operations
+from kpsplit.control.operations import Operations
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.records.control import Partitioner
 from tests.broker.operating import enrolled, merge, split

@@ -9,10 +9,10 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+from kpsplit.control.operations import Operations
 from kpsplit.errors import CheckFailedError, ConflictError, UsageError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Enrolment, Partitioner, encode_enrolment

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Producer
 
+from kpsplit.control.operations import Operations
 from kpsplit.kafka.control_log import offsets_partition
-from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 from tests.broker.consuming import consumer, drain, shared, wait_for

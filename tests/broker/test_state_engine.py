@@ -17,8 +17,8 @@ from confluent_kafka import KafkaException
 
 from kpsplit import Consumer, Producer
 from kpsplit.consumer.state import JSON, TEXT, StateStore
+from kpsplit.control.operations import Operations
 from kpsplit.errors import ConflictError
-from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
 from tests.broker.consuming import drain

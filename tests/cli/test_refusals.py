@@ -17,8 +17,8 @@ from click.testing import CliRunner
 
 from kpsplit.admin_cli.main import cli, run
 from kpsplit.admin_cli.verbs import BY_NAME
-from kpsplit.kafka.operations import Operations
-from kpsplit.kafka.plans import Plan
+from kpsplit.control.operations import Operations
+from kpsplit.control.plans import Plan
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import OperationKind, Target

@@ -12,8 +12,8 @@ from kpsplit.admin_cli.unfinished import (
     can_be_resumed,
     can_be_thawed,
 )
+from kpsplit.control.operations import Operations
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
 from kpsplit.producer.takeover import roll_back
 from kpsplit.splitter.events import Abort, Freeze
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -13,9 +13,9 @@ import os
 import signal
 import sys
 
+from kpsplit.control.operations import Operations
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from kpsplit.control.operations import Operations, ignore_steps
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations, ignore_steps
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.states import Phase

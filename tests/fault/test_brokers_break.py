@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from kpsplit.control.operations import Operations, StepDone
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.jvm import KafkaRuntime
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.records.keys import CONTROL_TOPIC

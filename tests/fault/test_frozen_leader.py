@@ -10,11 +10,11 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer
+from kpsplit.control.operations import Operations, StepDone
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.jvm import KafkaRuntime
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations, StepDone
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
 from tests.broker.operating import enrolled
 from tests.broker.producing import eventually

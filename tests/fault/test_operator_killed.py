@@ -12,7 +12,7 @@ from concurrent.futures import Future
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from kpsplit.kafka.operations import Operations
+from kpsplit.control.operations import Operations
 from tests.fault.operator_plays import (
     CASE_SECONDS,
     COMMITTED,

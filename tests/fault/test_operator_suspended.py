@@ -14,9 +14,9 @@ import psutil
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from kpsplit.control.operations import Operations
 from kpsplit.errors import EXIT_CONFLICT, EXIT_OK
 from kpsplit.kafka.clock import Deadline
-from kpsplit.kafka.operations import Operations
 from tests.broker.operating import state_of
 from tests.fault.operator_plays import (
     CASE_SECONDS,

@@ -19,9 +19,9 @@ from kpsplit.admin_cli.failures import exit_code_of, line_of
 from kpsplit.admin_cli.main import cli
 from kpsplit.admin_cli.render.human import range_argument
 from kpsplit.admin_cli.settings import check_sendable
+from kpsplit.control.seeking import Target, Whence
 from kpsplit.errors import EXIT_OK, EXIT_USAGE, ConfigurationError
 from kpsplit.kafka.connection import MOST_PROPERTIES, read_properties
-from kpsplit.kafka.seeking import Target, Whence
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.logical_offset import MAX_OFFSET

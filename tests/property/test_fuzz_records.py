@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from kpsplit.consumer.state.changelog_record import check_record
 from kpsplit.consumer.state.marker import Marker as StateMarker
 from kpsplit.consumer.state.slots import SlotId
+from kpsplit.control.plans import Plan
 from kpsplit.errors import CheckFailedError, KpsplitError, RecordError
-from kpsplit.kafka.plans import Plan
 from kpsplit.splitter.events import Abort, Fence, Finish, Freeze, Prepare, Thaw
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE
 from kpsplit.splitter.logical_offset import MAX_OFFSET

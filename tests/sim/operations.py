@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from kpsplit.control.retirement import ends_to_reach, undrained
 from kpsplit.errors import ConflictError
 from kpsplit.kafka.groups import proven_positions
-from kpsplit.kafka.retirement import ends_to_reach, undrained
 from kpsplit.producer import takeover
 from kpsplit.splitter.events import Retire
 from kpsplit.splitter.key_range import WHOLE, KeyRange

@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
+from kpsplit.control.operations import Operations
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.operations import Operations
 from kpsplit.spark_jobs.session import local_session
 from tests.broker.operating import operating
 from tests.spark.live import History

@@ -7,8 +7,8 @@ from confluent_kafka import Producer as PlainProducer
 from kpsplit import Producer
 from kpsplit.consumer.lineage_reader import LineageReader
 from kpsplit.consumer.logical_record import LogicalRecord
+from kpsplit.control.operations import Operations
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.key_range import KeyRange
 from tests.broker.operating import PAUSE_MS, enrolled, merge, split, state_of
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kpsplit import Producer
-from kpsplit.kafka.operations import Operations
+from kpsplit.control.operations import Operations
 from kpsplit.spark_jobs import verify
 from kpsplit.spark_jobs.verification.findings import Check, Severity
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kpsplit.kafka.operations import Operations
+from kpsplit.control.operations import Operations
 from tests.spark.conftest import QUICK_JAVA
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "logical_pipeline.py"

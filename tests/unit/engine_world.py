@@ -29,8 +29,8 @@ from kpsplit.consumer.group import GroupConsumer
 from kpsplit.consumer.ledger import Start
 from kpsplit.consumer.sink import Crowded
 from kpsplit.consumer.subscriptions import subscribed
+from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.kafka.group_members import Members, Owner
-from kpsplit.kafka.slots_topic import GrowingSlots
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import key_hash

@@ -19,10 +19,10 @@ from kpsplit.admin_cli.render.status import show_statuses, statuses_json
 from kpsplit.admin_cli.render.steps import StepProgress
 from kpsplit.consumer.lineage_reader import Gap, GapReason, Tally
 from kpsplit.consumer.logical_record import LogicalRecord
+from kpsplit.control.group_progress import Basis, PartitionProgress, RangeProgress, SegmentLeft
+from kpsplit.control.plans import Check, Drain, HotKey, Plan
+from kpsplit.control.status import PartitionStatus
 from kpsplit.kafka.group_members import Owner
-from kpsplit.kafka.group_progress import Basis, PartitionProgress, RangeProgress, SegmentLeft
-from kpsplit.kafka.plans import Check, Drain, HotKey, Plan
-from kpsplit.kafka.status import PartitionStatus
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.partition_state import OperationKind, Target

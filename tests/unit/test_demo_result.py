@@ -12,6 +12,7 @@ import pytest
 
 from kpsplit.consumer.lineage_reader import Gap, GapReason, Tally
 from kpsplit.consumer.logical_record import LogicalRecord
+from kpsplit.control.status import Report
 from kpsplit.demo.charts import LogScale, Scale, powers, runs, ticks, usual_height
 from kpsplit.demo.chronicle import Chronicle, OperationLog, Span
 from kpsplit.demo.figures import Latencies, Series, Spread
@@ -28,7 +29,6 @@ from kpsplit.demo.rows import Rows
 from kpsplit.demo.summary import table_lines, write_summary
 from kpsplit.demo.traffic import LINE_HEADER, Line, value_of
 from kpsplit.demo.verdicts import QUESTIONS, phantom_starts
-from kpsplit.kafka.status import Report
 from kpsplit.pages.lineage import OVERFLOW_COLOUR
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import Lineage, SegmentKind

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
+from kpsplit.control import slots_topic as module
+from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.errors import AuthorizationError
-from kpsplit.kafka import slots_topic as module
-from kpsplit.kafka.slots_topic import GrowingSlots
 from kpsplit.splitter.records.keys import slots_topic
 from kpsplit.splitter.slots import unread_text, without_slots
 from tests.unit.engine_world import SLOTS, TOPIC, Topics, World

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from kpsplit.control.doctor import Findings, SetAside, diagnose, producers_set_aside
+from kpsplit.control.facts import OpenTransaction
+from kpsplit.control.own_topics import own_topics, topic_config
+from kpsplit.control.preconditions import LogFacts
+from kpsplit.control.sampling import Sample
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
-from kpsplit.kafka.doctor import Findings, SetAside, diagnose, producers_set_aside
-from kpsplit.kafka.facts import OpenTransaction
-from kpsplit.kafka.initialise import own_topics, topic_config
-from kpsplit.kafka.preconditions import LogFacts
-from kpsplit.kafka.sampling import Sample
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.events import Abort, Finish, Freeze, Prepare
 from kpsplit.splitter.key_range import WHOLE

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from kpsplit.control.draining import estimated, look_twice
+from kpsplit.control.plans import Drain
 from kpsplit.kafka.clock import Deadline
-from kpsplit.kafka.draining import estimated, look_twice
-from kpsplit.kafka.plans import Drain
 
 
 def test_the_pace_between_two_looks_says_how_long_the_rest_takes() -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from kpsplit.control.plans import Check, Drain, HotKey, Plan, Stretch
+from kpsplit.control.runner import numbered, refuse_moved_on
 from kpsplit.errors import ConflictError, FutureVersionError, RecordError
-from kpsplit.kafka.plans import Check, Drain, HotKey, Plan, Stretch
-from kpsplit.kafka.runner import numbered, refuse_moved_on
 from kpsplit.splitter.events import Abort, Prepare
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply

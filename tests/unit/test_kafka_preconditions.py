@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from kpsplit.control.plans import Check
+from kpsplit.control.preconditions import Facts, LogFacts, checks, refusal
 from kpsplit.errors import CheckFailedError, ConflictError, UsageError
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
-from kpsplit.kafka.plans import Check
-from kpsplit.kafka.preconditions import Facts, LogFacts, checks, refusal
 from kpsplit.splitter.events import Freeze
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply

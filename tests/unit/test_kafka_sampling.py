@@ -7,7 +7,7 @@ from zlib import crc32
 import pytest
 from confluent_kafka import Message, murmur2
 
-from kpsplit.kafka.sampling import (
+from kpsplit.control.sampling import (
     LABEL_LENGTH,
     Sample,
     collected,

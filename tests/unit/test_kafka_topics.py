@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from kpsplit.control.own_topics import misfits, own_topics, settings_to_write, topic_config
+from kpsplit.control.retirement import ends_to_reach, undrained
+from kpsplit.control.subtopics import copied_config, is_sealed, phantom_assignment
 from kpsplit.errors import ConflictError, FutureVersionError, RecordError
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
 from kpsplit.kafka.groups import positions_by_range_commits, proven_positions
-from kpsplit.kafka.initialise import misfits, own_topics, settings_to_write, topic_config
 from kpsplit.kafka.leaders import reordered
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.kafka.markers import is_connected, producers_for
-from kpsplit.kafka.retirement import ends_to_reach, undrained
-from kpsplit.kafka.subtopics import copied_config, is_sealed, phantom_assignment
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.key_range import WHOLE

@@ -22,15 +22,15 @@ from kpsplit.admin_cli.render.plan import show_plan
 from kpsplit.admin_cli.render.records import record_json, record_line
 from kpsplit.admin_cli.render.report import show_outcome, show_report
 from kpsplit.consumer.logical_record import LogicalRecord
+from kpsplit.control.group_progress import Basis, PartitionProgress, RangeProgress
+from kpsplit.control.plans import Check as PlanCheck
+from kpsplit.control.plans import Drain, HotKey
+from kpsplit.control.seeking import Seek, Target, Whence
 from kpsplit.demo.page import page
 from kpsplit.demo.result import Verdict as Answer
 from kpsplit.demo.result import failed_line
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.group_members import Owner
-from kpsplit.kafka.group_progress import Basis, PartitionProgress, RangeProgress
-from kpsplit.kafka.plans import Check as PlanCheck
-from kpsplit.kafka.plans import Drain, HotKey
-from kpsplit.kafka.seeking import Seek, Target, Whence
 from kpsplit.spark_jobs.report import report_page
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity, Verdict

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import ConsumerGroupState
 
+from kpsplit.control.retirement import Retirement
 from kpsplit.errors import AuthorizationError, ConflictError, DeadlineExceededError, KpsplitError
 from kpsplit.kafka import groups
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
 from kpsplit.kafka.group_members import Members, Owner
-from kpsplit.kafka.retirement import Retirement
 from kpsplit.splitter.events import Abort, Event, Finish, Prepare
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -14,7 +14,7 @@ from kpsplit.admin_cli.render.text import one_line
 from kpsplit.errors import CheckFailedError, UsageError
 
 if TYPE_CHECKING:
-    from kpsplit.kafka.doctor import SetAside
+    from kpsplit.control.doctor import SetAside
 
 
 @click.command("doctor", cls=VerbCommand)
@@ -36,7 +36,7 @@ def command(call: Call, names: tuple[str, ...], yes: bool) -> None:
     producer has stopped for good, is removed from a topic of kpsplit's own.
     """
     from kpsplit.admin_cli.render.plan import show_checks
-    from kpsplit.kafka.doctor import diagnose
+    from kpsplit.control.doctor import diagnose
 
     if names:
         _forget(call, names, yes)

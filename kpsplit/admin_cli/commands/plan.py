@@ -19,7 +19,7 @@ from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 
 if TYPE_CHECKING:
-    from kpsplit.kafka.operations import Operations
+    from kpsplit.control.operations import Operations
     from kpsplit.splitter.sizing import Sizing
 
 SAMPLE, SPARK = "sample", "spark"
@@ -76,7 +76,7 @@ def command(
     Nothing is changed. Exits with 3 if a check fails (1: a missing right, 5: a conflict).
     """
     from kpsplit.admin_cli.render.plan import show_plan
-    from kpsplit.kafka.plans import Stretch, wall_ms
+    from kpsplit.control.plans import Stretch, wall_ms
 
     if merge == (ranges is not None) or (merge and even):
         raise click.UsageError("give either --ranges N or --merge")
@@ -122,7 +122,7 @@ def _sized_by_spark(
     """Return boundaries by all records of the open range that is to be split."""
     from kpsplit.admin_cli.render.console import stderr
     from kpsplit.admin_cli.render.steps import StepProgress
-    from kpsplit.kafka.planning import segment_to_split
+    from kpsplit.control.planning import segment_to_split
     from kpsplit.spark_jobs.planning import Weight, size_partition
     from kpsplit.spark_jobs.session import running_session
 

@@ -17,7 +17,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.logical_offset import MAX_OFFSET
 
 if TYPE_CHECKING:
-    from kpsplit.kafka.seeking import Target
+    from kpsplit.control.seeking import Target
 
     _Base = click.ParamType[Any, Any]
 else:
@@ -34,7 +34,7 @@ class TargetType(_Base):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read the text that was given."""
-        from kpsplit.kafka.seeking import Target, Whence
+        from kpsplit.control.seeking import Target, Whence
 
         if not isinstance(value, str):
             return value

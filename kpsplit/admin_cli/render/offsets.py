@@ -13,8 +13,8 @@ from rich.text import Text
 from kpsplit.admin_cli.render.console import plain_table
 from kpsplit.admin_cli.render.human import count, utc
 from kpsplit.admin_cli.render.text import one_line
-from kpsplit.kafka.group_progress import Basis, PartitionProgress, RangeProgress, SegmentLeft
-from kpsplit.kafka.seeking import Seek, Target, Whence
+from kpsplit.control.group_progress import Basis, PartitionProgress, RangeProgress, SegmentLeft
+from kpsplit.control.seeking import Seek, Target, Whence
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.partition_state import PartitionState
 

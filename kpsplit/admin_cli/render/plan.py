@@ -12,7 +12,7 @@ from rich.text import Text
 from kpsplit.admin_cli.render.console import plain_table
 from kpsplit.admin_cli.render.human import bar, count, duration, percent, utc
 from kpsplit.admin_cli.render.text import one_line, shorten
-from kpsplit.kafka.plans import Check, Drain, HotKey, Plan, Stretch
+from kpsplit.control.plans import Check, Drain, HotKey, Plan, Stretch
 from kpsplit.splitter.partition_state import OperationKind
 from kpsplit.splitter.words import many
 

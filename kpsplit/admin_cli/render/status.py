@@ -13,7 +13,7 @@ from rich.text import Text
 from kpsplit.admin_cli.render.console import plain_table
 from kpsplit.admin_cli.render.human import count, duration
 from kpsplit.admin_cli.render.text import one_line
-from kpsplit.kafka.status import PartitionStatus
+from kpsplit.control.status import PartitionStatus
 from kpsplit.splitter.lineage import Segment, SegmentKind
 from kpsplit.splitter.partition_state import Result, SubTopicState
 from kpsplit.splitter.records.control import attempt_to_json

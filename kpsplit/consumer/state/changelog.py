@@ -11,11 +11,11 @@ from confluent_kafka.admin import NewPartitions
 from kpsplit.consumer.state.changelog_record import wrong_slots
 from kpsplit.consumer.state.marker import ChangelogFacts
 from kpsplit.consumer.state.slots import SlotId, changelog_topic
+from kpsplit.control.own_topics import REPLICATION, OwnTopic, misfits, topic_config
 from kpsplit.errors import CheckFailedError, UnreachableError, UsageError
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
-from kpsplit.kafka.initialise import REPLICATION, OwnTopic, misfits, topic_config
 from kpsplit.kafka.retries import learn_leaders
 from kpsplit.kafka.served import await_served
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from kpsplit.control.group_progress import PartitionProgress, RangeProgress
+from kpsplit.control.operations import Operations
 from kpsplit.demo.group.drain import DrainWatch
 from kpsplit.demo.group.judging import Victim
 from kpsplit.demo.group.members import Members
@@ -16,8 +18,6 @@ from kpsplit.demo.process import PATIENCE_SECONDS
 from kpsplit.errors import DeadlineExceededError, UnreachableError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.group_progress import PartitionProgress, RangeProgress
-from kpsplit.kafka.operations import Operations
 
 FIRST_MEMBERS = ("reader-1", "reader-2", "reader-3")
 KILLED, SUSPENDED, JOINS_LATE = "reader-1", "reader-2", "reader-4"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kpsplit.control.group_progress import PartitionProgress
 from kpsplit.demo.group.acts import GroupActs
 from kpsplit.demo.group.committed import CommitHistory, Committed
 from kpsplit.demo.group.drain import Drain
 from kpsplit.demo.group.judging import Excuses, GroupVerdict, judge
 from kpsplit.demo.group.worked import read_worked
 from kpsplit.demo.readback import ReadBack
-from kpsplit.kafka.group_progress import PartitionProgress
 from kpsplit.splitter.lineage import Lineage
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kpsplit.control.seeking import Target, Whence, cursor_at
 from kpsplit.errors import UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.seeking import Target, Whence, cursor_at
 from kpsplit.spark_jobs.gather import Gatherer
 from kpsplit.spark_jobs.offsets import Bound, timestamp_ms
 from kpsplit.spark_jobs.snapshot import Snapshot

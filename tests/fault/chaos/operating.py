@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
+from kpsplit.control.operations import Operations, Plan, StepDone
 from kpsplit.demo.parent import die_with_parent
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations, Plan, StepDone
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from confluent_kafka import IsolationLevel
 
+from kpsplit.control.group_progress import PartitionProgress
+from kpsplit.control.operations import Operations
 from kpsplit.demo.group.worked import Worked, read_worked
 from kpsplit.errors import DeadlineExceededError, KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.group_progress import PartitionProgress
-from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.keys import OWN_TOPICS

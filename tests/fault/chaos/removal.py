@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from kpsplit.consumer.lineage_reader import Gap, GapReason
-from kpsplit.kafka.group_progress import PartitionProgress
+from kpsplit.control.group_progress import PartitionProgress
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 
 _TOLD = re.compile(r"segment (\d+): offsets (\d+) to (\d+) of (\S+)/(\d+) cannot be read \(([a-z ]+)\)")

@@ -9,11 +9,11 @@ from confluent_kafka import KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kpsplit.consumer.physical_reader import LogBounds, PhysicalReader
+from kpsplit.control.operations import Operations
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.fault.chaos.removal import Extent, Removal, extents
 

@@ -7,8 +7,8 @@ import signal
 from confluent_kafka.admin import NewTopic
 
 from kpsplit import Consumer, Producer
+from kpsplit.control.operations import Operations
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
 from tests.broker.consuming import consumer, drain, values

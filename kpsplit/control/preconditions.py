@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kpsplit.control import log_checks, topic_checks
+from kpsplit.control.log_checks import LOG_WHOLE, truncation
+from kpsplit.control.plans import Check
+from kpsplit.control.precondition_facts import Facts, LogFacts
 from kpsplit.errors import AuthorizationError, CheckFailedError, ConflictError, KpsplitError, UsageError
-from kpsplit.kafka import log_checks, topic_checks
-from kpsplit.kafka.log_checks import LOG_WHOLE, truncation
-from kpsplit.kafka.plans import Check
-from kpsplit.kafka.precondition_facts import Facts, LogFacts
 from kpsplit.kafka.topic_facts import TopicFacts
 from kpsplit.splitter.partition_state import MAX_RANGES, OperationKind, PartitionState
 from kpsplit.splitter.states import Phase

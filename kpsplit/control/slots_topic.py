@@ -17,14 +17,14 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from kpsplit.control.own_topics import REPLICATION
+from kpsplit.control.subtopics import TAKES_NOTHING
 from kpsplit.errors import CheckFailedError, ConflictError, KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
-from kpsplit.kafka.initialise import REPLICATION
 from kpsplit.kafka.served import await_served
-from kpsplit.kafka.subtopics import TAKES_NOTHING
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import Enrolment

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from kpsplit.control.facts import under_way
+from kpsplit.control.runner import Runner
+from kpsplit.control.subtopics import SubTopics
 from kpsplit.errors import CheckFailedError, ConflictError, behind_a_change
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.facts import under_way
 from kpsplit.kafka.groups import (
     Positions,
     committed_positions,
@@ -24,8 +26,6 @@ from kpsplit.kafka.groups import (
     readers_without_commit,
     topics_of,
 )
-from kpsplit.kafka.runner import Runner
-from kpsplit.kafka.subtopics import SubTopics
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.events import Retire

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kpsplit.kafka.plans import Check
-from kpsplit.kafka.precondition_facts import Facts, LogFacts
+from kpsplit.control.plans import Check
+from kpsplit.control.precondition_facts import Facts, LogFacts
 from kpsplit.kafka.topic_facts import TopicFacts
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

@@ -9,33 +9,33 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from kpsplit.errors import ConflictError, UsageError, behind_a_change
-from kpsplit.kafka.clock import Deadline
-from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
-from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.control_log import ControlTail
-from kpsplit.kafka.doctor import Findings, SetAside, diagnose
-from kpsplit.kafka.enrolment import (
+from kpsplit.control.doctor import Findings, SetAside, diagnose
+from kpsplit.control.enrolment import (
     Enroller,
     check_records,
     existing_enrolment,
     refuse_unfit,
     wait_a_lease,
 )
-from kpsplit.kafka.examination import examine
-from kpsplit.kafka.group_offsets import group_progress
-from kpsplit.kafka.group_progress import PartitionProgress
-from kpsplit.kafka.initialise import AGAIN, create_own_topics, settings_to_write, write_settings
-from kpsplit.kafka.old_commits import withdraw_commits
-from kpsplit.kafka.planning import Planner
-from kpsplit.kafka.plans import Check, HotKey, Plan
-from kpsplit.kafka.preconditions import LOG_WHOLE, refusal
+from kpsplit.control.examination import examine
+from kpsplit.control.group_offsets import group_progress
+from kpsplit.control.group_progress import PartitionProgress
+from kpsplit.control.old_commits import withdraw_commits
+from kpsplit.control.own_topics import AGAIN, create_own_topics, settings_to_write, write_settings
+from kpsplit.control.planning import Planner
+from kpsplit.control.plans import Check, HotKey, Plan
+from kpsplit.control.preconditions import LOG_WHOLE, refusal
+from kpsplit.control.retirement import Retirable, Retirement
+from kpsplit.control.runner import Runner, refuse_moved_on
+from kpsplit.control.seeking import Forgettable, Seek, Seeker, Target
+from kpsplit.control.slots_topic import SlotsTopics
+from kpsplit.control.status import PartitionStatus, Report, statuses
+from kpsplit.errors import ConflictError, UsageError, behind_a_change
+from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.producers_log import AcknowledgedWriter, ProducersLog
-from kpsplit.kafka.retirement import Retirable, Retirement
-from kpsplit.kafka.runner import Runner, refuse_moved_on
-from kpsplit.kafka.seeking import Forgettable, Seek, Seeker, Target
-from kpsplit.kafka.slots_topic import SlotsTopics
-from kpsplit.kafka.status import PartitionStatus, Report, statuses
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.key_range import KeyRange

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from kpsplit.control.facts import closing_segments, under_way
+from kpsplit.control.partition_topics import PartitionTopics
+from kpsplit.control.plans import Plan, new_attempt_id, wall_ms
+from kpsplit.control.status import Report
+from kpsplit.control.subtopics import SubTopicTakenError
 from kpsplit.errors import ConflictError, FencedError, InvariantError, KpsplitError
 from kpsplit.kafka.clock import SystemClock, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import OperationLog
-from kpsplit.kafka.facts import closing_segments, under_way
-from kpsplit.kafka.partition_topics import PartitionTopics
-from kpsplit.kafka.plans import Plan, new_attempt_id, wall_ms
 from kpsplit.kafka.producers_log import ProducersLog
-from kpsplit.kafka.status import Report
-from kpsplit.kafka.subtopics import SubTopicTakenError
 from kpsplit.splitter.driver import Driver, Observer, Ports
 from kpsplit.splitter.events import Event, Freeze, Prepare, Thaw
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kpsplit.kafka.plans import Check
+from kpsplit.control.plans import Check
 from kpsplit.kafka.topic_facts import TopicFacts
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import OperationKind, PartitionState

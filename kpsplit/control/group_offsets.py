@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from confluent_kafka import IsolationLevel
 
+from kpsplit.control.group_progress import Basis, PartitionProgress, progress_of
 from kpsplit.errors import UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.group_members import describe_members, owners
-from kpsplit.kafka.group_progress import Basis, PartitionProgress, progress_of
 from kpsplit.kafka.groups import positions_of, range_commits
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition

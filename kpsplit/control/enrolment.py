@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from kpsplit.control.plans import Check
+from kpsplit.control.sampling import Sample, partitioner_check, sample_partition
+from kpsplit.control.slots_topic import SlotsTopics
 from kpsplit.errors import ConflictError, DeadlineExceededError, UsageError, behind_a_change
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
-from kpsplit.kafka.plans import Check
 from kpsplit.kafka.producers_log import AcknowledgedWriter
-from kpsplit.kafka.sampling import Sample, partitioner_check, sample_partition
-from kpsplit.kafka.slots_topic import SlotsTopics
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition

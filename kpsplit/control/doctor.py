@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import groupby
 
+from kpsplit.control.facts import OpenTransaction
+from kpsplit.control.own_topics import misfits, own_topics
+from kpsplit.control.plans import Check
+from kpsplit.control.preconditions import LogFacts, truncation
+from kpsplit.control.sampling import WRITERS, Sample
+from kpsplit.control.subtopics import SEALED_CONFIG, copied_config, is_sealed
 from kpsplit.kafka.cluster_admin import TopicFacts
-from kpsplit.kafka.facts import OpenTransaction
-from kpsplit.kafka.initialise import misfits, own_topics
-from kpsplit.kafka.plans import Check
-from kpsplit.kafka.preconditions import LogFacts, truncation
-from kpsplit.kafka.sampling import WRITERS, Sample
-from kpsplit.kafka.subtopics import SEALED_CONFIG, copied_config, is_sealed
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState, SubTopic, SubTopicState

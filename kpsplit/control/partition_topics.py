@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+from kpsplit.control.subtopics import SubTopics
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.leaders import Leaders
 from kpsplit.kafka.markers import Markers
-from kpsplit.kafka.subtopics import SubTopics
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.events import Cut
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -10,13 +10,13 @@ from operator import add
 
 from confluent_kafka import IsolationLevel, Message, consistent, murmur2
 
+from kpsplit.control.plans import Check
 from kpsplit.errors import FutureVersionError, RecordError
 from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.headers import headers_of
 from kpsplit.kafka.log_slice import read_slice
-from kpsplit.kafka.plans import Check
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline

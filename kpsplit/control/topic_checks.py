@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from kpsplit.control.plans import Check
+from kpsplit.control.precondition_facts import Facts
 from kpsplit.kafka.error_map import RIGHTS_HINT
-from kpsplit.kafka.plans import Check
-from kpsplit.kafka.precondition_facts import Facts
 from kpsplit.kafka.topic_facts import TopicFacts
 from kpsplit.splitter.partition_state import PartitionState
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from kpsplit.control.doctor import Findings, SetAside, producers_set_aside
+from kpsplit.control.facts import FactsGatherer
+from kpsplit.control.own_topics import own_topics
+from kpsplit.control.plans import wall_ms
+from kpsplit.control.precondition_facts import LogFacts
+from kpsplit.control.sampling import Sample, sample_partition
 from kpsplit.errors import FutureVersionError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
-from kpsplit.kafka.doctor import Findings, SetAside, producers_set_aside
-from kpsplit.kafka.facts import FactsGatherer
-from kpsplit.kafka.initialise import own_topics
 from kpsplit.kafka.offset_log import OffsetExamination
-from kpsplit.kafka.plans import wall_ms
-from kpsplit.kafka.precondition_facts import LogFacts
 from kpsplit.kafka.producers_log import ProducersLog
-from kpsplit.kafka.sampling import Sample, sample_partition
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from kpsplit.control.plans import Drain
+from kpsplit.control.precondition_facts import Facts
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.groups import Positions
-from kpsplit.kafka.plans import Drain
-from kpsplit.kafka.precondition_facts import Facts
 from kpsplit.splitter.ports import Deadline
 
 SHORT_LOOK = 1.0

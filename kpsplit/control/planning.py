@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kpsplit.control.draining import left_to_read, look_twice
+from kpsplit.control.facts import FactsGatherer
+from kpsplit.control.plans import (
+    LONGEST_LABEL,
+    Check,
+    Drain,
+    HotKey,
+    Plan,
+    new_attempt_id,
+    shortened,
+    wall_ms,
+)
+from kpsplit.control.preconditions import LOG_WHOLE, Facts, checks, refusal
+from kpsplit.control.sampling import WRITERS, Sample, partitioner_check, sample_partition, writers_check
 from kpsplit.errors import ConflictError, KpsplitError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.draining import left_to_read, look_twice
-from kpsplit.kafka.facts import FactsGatherer
 from kpsplit.kafka.groups import committed_positions
-from kpsplit.kafka.plans import LONGEST_LABEL, Check, Drain, HotKey, Plan, new_attempt_id, shortened, wall_ms
-from kpsplit.kafka.preconditions import LOG_WHOLE, Facts, checks, refusal
-from kpsplit.kafka.sampling import WRITERS, Sample, partitioner_check, sample_partition, writers_check
 from kpsplit.splitter import sizing
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.key_range import WHOLE, KeyRange, union_of_adjacent

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 
 from confluent_kafka import IsolationLevel
 
+from kpsplit.control.plans import Check, wall_ms
+from kpsplit.control.preconditions import Facts, LogFacts
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.allowed import allowed_on
 from kpsplit.kafka.clock import Deadline as RealDeadline
@@ -16,8 +18,6 @@ from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.log_slice import read_at
 from kpsplit.kafka.markers import marker_of
-from kpsplit.kafka.plans import Check, wall_ms
-from kpsplit.kafka.preconditions import Facts, LogFacts
 from kpsplit.kafka.transactions import describe_open_transaction
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition, Segment

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kpsplit.control.facts import attempt_age
 from kpsplit.errors import UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
-from kpsplit.kafka.facts import attempt_age
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Outcome, PartitionState
