@@ -19,8 +19,8 @@ from kpsplit.consumer.logical_record import read_headers
 from kpsplit.errors import FutureVersionError
 from kpsplit.kafka.markers import marker_of
 from kpsplit.spark_jobs.snapshot import LogBounds, Snapshot
-from kpsplit.spark_jobs.verification.counted import Span
-from kpsplit.spark_jobs.verification.sequence_checks import Shelf, absent, incomplete
+from kpsplit.spark_jobs.verification.counted import Shelf, Span
+from kpsplit.spark_jobs.verification.sequence_checks import absent, incomplete
 from kpsplit.spark_jobs.verification.start import Extent, Start, extents
 from kpsplit.spark_jobs.verification.writers import Writers
 from kpsplit.splitter.events import Commit, Cut, Fence, Finish, Prepare

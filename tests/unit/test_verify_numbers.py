@@ -11,20 +11,11 @@ from hypothesis import strategies as st
 from kpsplit.admin_cli.commands.verify import conclude, write_page
 from kpsplit.errors import CheckFailedError, KpsplitError
 from kpsplit.spark_jobs.snapshot import LogBounds, LostReason, Snapshot
-from kpsplit.spark_jobs.verification.counted import Span
+from kpsplit.spark_jobs.verification.counted import SHELF, Bucket, Shelf, Span
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity, Verdict
 from kpsplit.spark_jobs.verification.numbers import Run, joined, minus, split_at
 from kpsplit.spark_jobs.verification.record_checks import uncertified_findings
-from kpsplit.spark_jobs.verification.sequence_checks import (
-    SHELF,
-    Bucket,
-    Decider,
-    Holes,
-    Shelf,
-    holes,
-    incomplete,
-    reaching_beyond,
-)
+from kpsplit.spark_jobs.verification.sequence_checks import Decider, Holes, holes, incomplete, reaching_beyond
 from kpsplit.spark_jobs.verification.start import (
     STRAY_SPREAD,
     UNBOUNDED,

@@ -23,10 +23,8 @@ from kpsplit.spark_jobs.transforms.headers import (
 )
 from kpsplit.spark_jobs.transforms.key_hash import hash_of, reader_hash
 from kpsplit.spark_jobs.transforms.placement import fate, logical_offset, placed
+from kpsplit.spark_jobs.verification.counted import BUCKET_BITS, SHELF_BITS
 
-BUCKET_BITS = 6
-SHELF_BITS = 16
-"""2^16 sequence numbers are a shelf: what the driver looks at first."""
 BLOCK_BITS = 18
 """2^18 offsets are a block. The fewer, the cheaper is a record, and the less is in a cell if many
 producers take turns."""

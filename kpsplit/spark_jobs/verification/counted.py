@@ -6,6 +6,19 @@ from dataclasses import dataclass
 
 from kpsplit.spark_jobs.schemas import Fate
 
+BUCKET_BITS = 6
+SHELF_BITS = 16
+"""2^16 sequence numbers are a shelf: what the driver looks at first."""
+
+SHELF = 1 << SHELF_BITS
+_BUCKET = 1 << BUCKET_BITS
+
+Who = tuple[int, str]
+"""Partition, producer."""
+
+ShelfKey = tuple[int, str, int]
+"""Partition, producer, shelf."""
+
 
 @dataclass(frozen=True, slots=True)
 class Total:
@@ -32,3 +45,33 @@ class Span:
     descents: int
     first: int
     last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """How many of 2^16 numbers of a producer are there, how often, and how many of them went astray.
+
+    ``unsent``: strays whose numbers are not there; ``answered``: strays whose numbers are.
+    """
+
+    numbers: int
+    records: int
+    unsent: int
+    answered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """64 numbers of a producer: which are data, which strays (bits), how many records the data are."""
+
+    partition: int
+    producer: str
+    bucket: int
+    data: int
+    strays: int
+    records: int
+
+    @property
+    def shelf(self) -> ShelfKey:
+        """The shelf that it stands on."""
+        return self.partition, self.producer, self.bucket * _BUCKET // SHELF

@@ -15,7 +15,7 @@ from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.transforms import cells
 from kpsplit.spark_jobs.verification import tables
 from kpsplit.spark_jobs.verification.commit_checks import commit_findings
-from kpsplit.spark_jobs.verification.counted import Span, Total
+from kpsplit.spark_jobs.verification.counted import ShelfKey, Span, Total, Who
 from kpsplit.spark_jobs.verification.findings import COUNTED, Check, Finding, Severity, Verdict, limited
 from kpsplit.spark_jobs.verification.lineage_checks import (
     boundary_findings,
@@ -32,7 +32,7 @@ from kpsplit.spark_jobs.verification.record_checks import (
     uncertified_findings,
     unjudged,
 )
-from kpsplit.spark_jobs.verification.sequence_checks import Decider, ShelfKey
+from kpsplit.spark_jobs.verification.sequence_checks import Decider
 from kpsplit.spark_jobs.verification.sequences import Looked, Sequences
 from kpsplit.spark_jobs.verification.start import (
     Extent,
@@ -44,7 +44,7 @@ from kpsplit.spark_jobs.verification.start import (
     stretches_before,
     to_read,
 )
-from kpsplit.spark_jobs.verification.writers import Who, Writers
+from kpsplit.spark_jobs.verification.writers import Writers
 from kpsplit.splitter.lineage import PhysicalPartition
 
 Observer = Callable[[str], None]

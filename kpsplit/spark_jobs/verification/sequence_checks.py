@@ -12,55 +12,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kpsplit.spark_jobs.snapshot import Snapshot
-from kpsplit.spark_jobs.transforms.cells import BUCKET_BITS, SHELF_BITS
-from kpsplit.spark_jobs.verification.counted import Span
+from kpsplit.spark_jobs.verification.counted import SHELF, Bucket, Shelf, ShelfKey, Span, Who
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
 from kpsplit.spark_jobs.verification.numbers import Run, joined, members, minus, missing, split_at, unsigned
 from kpsplit.spark_jobs.verification.start import Extent, Start, held_back
-from kpsplit.spark_jobs.verification.writers import Who, Writer, Writers
-
-SHELF = 1 << SHELF_BITS
-_BUCKET = 1 << BUCKET_BITS
+from kpsplit.spark_jobs.verification.writers import Writer, Writers
 
 MOST_SHELVES = 256
 """So many shelves of sequence numbers are looked at number by number: at most 16 million numbers."""
 
-ShelfKey = tuple[int, str, int]
-"""Partition, producer, shelf."""
-
 _OPEN = "; lost, failed or still under way: the producer left no certificate"
 _EATEN = "; it may be among the data that cannot be read any more"
 _HIDDEN = "; it may be hidden by a transaction that is open"
-
-
-@dataclass(frozen=True, slots=True)
-class Shelf:
-    """How many of 2^16 numbers of a producer are there, how often, and how many of them went astray.
-
-    ``unsent``: strays whose numbers are not there; ``answered``: strays whose numbers are.
-    """
-
-    numbers: int
-    records: int
-    unsent: int
-    answered: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """64 numbers of a producer: which are data, which strays (bits), how many records the data are."""
-
-    partition: int
-    producer: str
-    bucket: int
-    data: int
-    strays: int
-    records: int
-
-    @property
-    def shelf(self) -> ShelfKey:
-        """The shelf that it stands on."""
-        return self.partition, self.producer, self.bucket * _BUCKET // SHELF
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,19 +12,17 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from kpsplit.spark_jobs.transforms import cells
 from kpsplit.spark_jobs.verification import tables
-from kpsplit.spark_jobs.verification.counted import Span
+from kpsplit.spark_jobs.verification.counted import Shelf, ShelfKey, Span, Who
 from kpsplit.spark_jobs.verification.numbers import members
 from kpsplit.spark_jobs.verification.sequence_checks import (
     MOST_SHELVES,
     Holes,
-    Shelf,
-    ShelfKey,
     holes,
     incomplete,
     reaching_beyond,
 )
 from kpsplit.spark_jobs.verification.start import Extent
-from kpsplit.spark_jobs.verification.writers import Who, Writers
+from kpsplit.spark_jobs.verification.writers import Writers
 
 MOST_AGAIN = 200_000
 """So many buckets of numbers that lie before the time as well are looked at."""

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 
 from kpsplit.spark_jobs.offsets import FirstOffsets
 from kpsplit.spark_jobs.snapshot import Lost, LostReason, Snapshot
-from kpsplit.spark_jobs.verification.counted import Span
-from kpsplit.spark_jobs.verification.writers import Who, Writer, Writers
+from kpsplit.spark_jobs.verification.counted import Span, Who
+from kpsplit.spark_jobs.verification.writers import Writer, Writers
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC

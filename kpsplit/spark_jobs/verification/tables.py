@@ -10,9 +10,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, St
 
 from kpsplit.spark_jobs.schemas import Fate
 from kpsplit.spark_jobs.small_frame import small_frame
-from kpsplit.spark_jobs.verification.counted import Span, Total
-from kpsplit.spark_jobs.verification.sequence_checks import Bucket, Shelf, ShelfKey
-from kpsplit.spark_jobs.verification.writers import Who
+from kpsplit.spark_jobs.verification.counted import Bucket, Shelf, ShelfKey, Span, Total, Who
 
 _WHO = StructType([StructField("logical_partition", IntegerType()), StructField("instance", BinaryType())])
 

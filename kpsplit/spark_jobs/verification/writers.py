@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kpsplit.spark_jobs.snapshot import Snapshot
+from kpsplit.spark_jobs.verification.counted import Who
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.producers import Certificate
 from kpsplit.splitter.records.stamp import instance_name
-
-Who = tuple[int, str]
-"""Partition, producer."""
 
 
 @dataclass(frozen=True, slots=True)
