@@ -47,6 +47,6 @@ def require_spark(memory: str, cores: int | None, master: str | None) -> None:
     if not _SIZE.fullmatch(memory):
         raise ConfigurationError(f"{memory[:20]!r} is no size of memory", hint="write for example 512m or 2g")
     if master is not None:
-        from kpsplit.spark_jobs.master import check_master
+        from kpsplit.spark_jobs.session import check_master
 
         check_master(master)

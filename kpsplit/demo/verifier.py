@@ -65,7 +65,7 @@ def answered(question: Question) -> Answer:
     from kpsplit.spark_jobs import verify
     from kpsplit.spark_jobs.report import report_page, times_of
     from kpsplit.spark_jobs.session import running_session
-    from kpsplit.spark_jobs.verification.summary import result_line
+    from kpsplit.spark_jobs.verification.findings import result_line
 
     began = monotonic()
     try:

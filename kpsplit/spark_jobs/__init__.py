@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 from kpsplit.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from kpsplit.spark_jobs.logical_view import read_logical
-    from kpsplit.spark_jobs.streaming.view import read_logical_stream
+    from kpsplit.spark_jobs.streaming.source import read_logical_stream
     from kpsplit.spark_jobs.verification.findings import Verdict
     from kpsplit.spark_jobs.verification.job import findings_frame, verify
+    from kpsplit.spark_jobs.view import read_logical
 
 __all__ = ["read_logical", "read_logical_stream", "verify", "findings_frame", "Verdict"]
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "read_logical": "kpsplit.spark_jobs.logical_view",
-        "read_logical_stream": "kpsplit.spark_jobs.streaming.view",
+        "read_logical": "kpsplit.spark_jobs.view",
+        "read_logical_stream": "kpsplit.spark_jobs.streaming.source",
         "verify": "kpsplit.spark_jobs.verification.job",
         "findings_frame": "kpsplit.spark_jobs.verification.job",
         "Verdict": "kpsplit.spark_jobs.verification.findings",

@@ -1,9 +1,15 @@
-"""The shapes of all DataFrames that kpsplit makes from values of its own."""
+"""The shapes of all DataFrames that kpsplit makes from values of its own, and how a few rows become one."""
 
 from __future__ import annotations
 
+import base64
+import json
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from typing import Any
 
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -153,3 +159,24 @@ class Fate(IntEnum):
     """An unstamped record where nothing of this logical partition is stored."""
     NEWER = 7
     """A stamp or marker of a newer format: reading on would be guessing."""
+
+
+_FAIL = {"mode": "FAILFAST"}
+
+
+def small_frame(spark: SparkSession, rows: Iterable[Sequence[Any]], schema: StructType) -> DataFrame:
+    """Return rows of a schema as a DataFrame."""
+    names = schema.fieldNames()
+    listed = [dict(zip(names, map(_as_json, row), strict=True)) for row in rows]
+    parsed = F.from_json(F.lit(json.dumps(listed)), ArrayType(schema), _FAIL)
+    return spark.range(1, numPartitions=1).select(F.inline(parsed))
+
+
+def _as_json(value: Any) -> Any:
+    return base64.b64encode(value).decode("ascii") if isinstance(value, bytes | bytearray) else value
+
+
+_OF_RECORDS = {"topic", "partition", "first", "behind"}
+
+PLACED = StructType([*KAFKA.fields, *(f for f in REGIONS.fields if f.name not in _OF_RECORDS)])
+"""``topic``, ``partition`` and ``offset`` are the physical ones."""

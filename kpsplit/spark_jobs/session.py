@@ -1,4 +1,7 @@
-"""A Spark session on this machine, for the command line and tests. Other jobs take the user's own."""
+"""A Spark session on this machine, for the command line and tests. Other jobs take the user's own.
+
+Also here: which master URLs are accepted, and Spark's own errors as one clear line.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,13 +20,59 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kpsplit.devcluster.java import Java, find_java
-from kpsplit.errors import KpsplitError
-from kpsplit.spark_jobs.jars import connector_jars
-from kpsplit.spark_jobs.master import check_master, is_local
+from kpsplit.errors import ConfigurationError, KpsplitError, UnreachableError, UsageError
+from kpsplit.spark_jobs.jars import connector_coordinates, connector_jars
+
+CONNECT_SECONDS = 5.0
+_LOCAL = re.compile(r"local(\[(\*|[1-9][0-9]{0,3})\])?")
+_ADDRESS = r"([^,/:\s\[\]]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}"
+_STANDALONE = re.compile(rf"spark://{_ADDRESS}(,{_ADDRESS})*")
+_OTHERS = re.compile(r"yarn|k8s://\S+")
+
+
+def is_local(master: str) -> bool:
+    """Tell whether everything is done in this process's own JVM."""
+    return _LOCAL.fullmatch(master) is not None
+
+
+def check_master(master: str) -> None:
+    """Do nothing if Spark may be started there; blocks for some seconds at most.
+
+    Raises:
+        UsageError: it is no master URL.
+        UnreachableError: nobody answers at any address of a standalone master.
+    """
+    if is_local(master) or _OTHERS.fullmatch(master):
+        return
+    if not _STANDALONE.fullmatch(master):
+        raise UsageError(
+            f"{master[:80]!r} is no master that Spark can be started on here",
+            hint="write local[4], spark://host:7077, k8s://… or yarn",
+        )
+    addresses = [address.rpartition(":") for address in master.removeprefix("spark://").split(",")]
+    refused = [
+        why for host, _, port in addresses if (why := _refusal(host.strip("[]"), int(port))) is not None
+    ]
+    if len(refused) == len(addresses):
+        raise UnreachableError(
+            f"Spark's master {master} cannot be reached ({refused[0]})", hint="check --master and the network"
+        )
+
+
+def _refusal(host: str, port: int) -> str | None:
+    """Return why nobody answers there, None if somebody does."""
+    try:
+        socket.create_connection((host, port), CONNECT_SECONDS).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None
+
 
 DEFAULT_MEMORY = "1g"
 LOG = "spark.log"
@@ -254,3 +304,43 @@ def _stderr_into(path: Path) -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
+
+
+SPARK_ERRORS = (PySparkException, Py4JJavaError)
+
+_LONGEST = 300
+_CAUSED = "Caused by: "
+_CALLING = "An error occurred while calling "
+_TASK = re.compile(r"^org\.apache\.spark\.SparkException: Job aborted .*?, most recent failure: .*?\): ")
+_PACKAGE = re.compile(r"^(?:[\w$]+\.)+(?=[\w$]+)")
+_QUOTED = re.compile(r"""(?<!\w)(?:'[^']*'|"[^"]*")(?!\w)""")
+
+
+def explained(error: Exception) -> KpsplitError:
+    """Return one clear line for what Spark reports with a page of Java."""
+    text = str(error)
+    if "Failed to find data source: kafka" in text:
+        return ConfigurationError(
+            "this Spark has no Kafka connector",
+            hint=f"give spark-submit --packages {connector_coordinates()}",
+        )
+    if "OffsetOutOfRange" in text or "data may have been lost" in text.lower() or "KAFKA_DATA_LOSS" in text:
+        return KpsplitError(
+            "records went away while they were read (retention, or a deleted topic)", hint="run it again"
+        )
+    log = kept_log()
+    return KpsplitError(
+        f"Spark failed: {reason(text) or type(error).__name__}", hint=f"see {log or 'the log of your Spark'}"
+    )
+
+
+def reason(text: str) -> str:
+    """Return the innermost cause that Spark or Java names, in one line: class and message.
+
+    What it quotes is left out: that may be of a record, or of a login.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    causes = [line.removeprefix(_CAUSED) for line in lines if line.startswith(_CAUSED)]
+    told = [line.removeprefix(": ") for line in lines if not line.startswith(_CALLING)]
+    line = _QUOTED.sub("'…'", _PACKAGE.sub("", _TASK.sub("", (causes[-1:] or told[:1] or [""])[0])))
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"

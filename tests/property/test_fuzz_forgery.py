@@ -19,10 +19,9 @@ from kpsplit.consumer.logical_record import read_headers
 from kpsplit.errors import FutureVersionError
 from kpsplit.kafka.markers import marker_of
 from kpsplit.spark_jobs.snapshot import LogBounds, Snapshot
-from kpsplit.spark_jobs.verification.counted import Shelf, Span
+from kpsplit.spark_jobs.verification.counts import Shelf, Span
 from kpsplit.spark_jobs.verification.sequence_checks import absent, incomplete
-from kpsplit.spark_jobs.verification.start import Extent, Start, extents
-from kpsplit.spark_jobs.verification.writers import Writers
+from kpsplit.spark_jobs.verification.start import Extent, Start, Writers, extents
 from kpsplit.splitter.events import Commit, Cut, Fence, Finish, Prepare
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.layout import Layout

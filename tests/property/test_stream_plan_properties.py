@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpsplit.spark_jobs.streaming.offset import Standing, StreamOffset
 from kpsplit.spark_jobs.streaming.plan import Frontier, advance, between, readable_ends, tasks
+from kpsplit.spark_jobs.streaming.query import Standing, StreamOffset
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition

@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from kpsplit.spark_jobs.schemas import RAW
 from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, LostReason, Snapshot
 from kpsplit.spark_jobs.verification.findings import Verdict
-from kpsplit.spark_jobs.verification.judge import Judge
 from kpsplit.spark_jobs.verification.start import Since, Stretches
+from kpsplit.spark_jobs.verification.verifier import Judge
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.events import Commit, Cut, Fence, Finish, Prepare
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash

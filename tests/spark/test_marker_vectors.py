@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from kpsplit.spark_jobs.transforms.headers import with_our_headers
+from kpsplit.spark_jobs.records import with_our_headers
 from kpsplit.splitter.records.marker import HEADER
 
 VECTORS = json.loads((Path(__file__).parents[2] / "docs/vectors/markers.json").read_text("utf-8"))["headers"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.spark_jobs.planning import Weight, size_split
+from kpsplit.spark_jobs.plan import Weight, size_split
 from kpsplit.splitter.key_range import WHOLE, key_hash
 from kpsplit.splitter.sizing import balanced
 

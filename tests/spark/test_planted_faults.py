@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kpsplit.spark_jobs.verification import judge as judging
+from kpsplit.spark_jobs.verification import verifier as judging
 from kpsplit.spark_jobs.verification.findings import MOST, Check, Finding, Severity, Verdict
 from kpsplit.splitter.key_range import WHOLE, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind

@@ -19,23 +19,37 @@ from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.connection import Connection
 from kpsplit.pages.lineage import columns, lineage_picture
 from kpsplit.spark_jobs.connector_options import kafka_options
-from kpsplit.spark_jobs.failures import reason
+from kpsplit.spark_jobs.data_source import certificate_rows, commit_rows, lineage_rows
 from kpsplit.spark_jobs.gather import held_up
 from kpsplit.spark_jobs.jars import connector_coordinates
-from kpsplit.spark_jobs.lineage_frames import certificate_rows, commit_rows, lineage_rows
-from kpsplit.spark_jobs.offsets import Bound, check_batch_bounds, limit, timestamp_ms, wanted
-from kpsplit.spark_jobs.regions import all_regions, ranges_to_scan, stretches
-from kpsplit.spark_jobs.report import report_page
-from kpsplit.spark_jobs.report.drain import drained
-from kpsplit.spark_jobs.report.times import Times, beginnings
+from kpsplit.spark_jobs.regions import (
+    Bound,
+    all_regions,
+    check_batch_bounds,
+    limit,
+    ranges_to_scan,
+    stretches,
+    timestamp_ms,
+    wanted,
+)
+from kpsplit.spark_jobs.report import Times, beginnings, drained, report_page
+from kpsplit.spark_jobs.session import reason
 from kpsplit.spark_jobs.snapshot import LogBounds, LostReason, Snapshot, why_gone
 from kpsplit.spark_jobs.verification import job
-from kpsplit.spark_jobs.verification.findings import MOST, Check, Finding, Severity, Verdict, limited
+from kpsplit.spark_jobs.verification.findings import (
+    MOST,
+    Check,
+    Finding,
+    Severity,
+    Verdict,
+    limited,
+    result_line,
+    summary_lines,
+)
 from kpsplit.spark_jobs.verification.lineage_checks import first_shared
-from kpsplit.spark_jobs.verification.numbers import joined, members, missing
 from kpsplit.spark_jobs.verification.record_checks import marker_findings, segment_totals
+from kpsplit.spark_jobs.verification.sequence_checks import joined, members, missing
 from kpsplit.spark_jobs.verification.start import Start
-from kpsplit.spark_jobs.verification.summary import result_line, summary_lines
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.logical_offset import MAX_OFFSET, Progression

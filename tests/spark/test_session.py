@@ -15,11 +15,10 @@ from kpsplit.devcluster.java import Java
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
-from kpsplit.spark_jobs.failures import explained
 from kpsplit.spark_jobs.jars import connector_coordinates, ensure_connector
-from kpsplit.spark_jobs.logical_view import scan
-from kpsplit.spark_jobs.session import REDACTED, running_session
-from kpsplit.spark_jobs.small_frame import small_frame
+from kpsplit.spark_jobs.schemas import small_frame
+from kpsplit.spark_jobs.session import REDACTED, explained, running_session
+from kpsplit.spark_jobs.view import scan
 from kpsplit.splitter.lineage import PhysicalPartition
 
 NO_JAVA = Java(Path("/no/such/java"), 17)

@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kpsplit.spark_jobs.verification.findings import Check, Severity, Verdict
+from kpsplit.spark_jobs.verification.findings import Check, Severity, Verdict, result_line
 from kpsplit.spark_jobs.verification.start import Since
-from kpsplit.spark_jobs.verification.summary import result_line
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
 from kpsplit.splitter.records.stamp import HEADER, Stamp

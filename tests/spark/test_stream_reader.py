@@ -19,11 +19,10 @@ from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.served import await_served
-from kpsplit.spark_jobs.offsets import Bound
+from kpsplit.spark_jobs.regions import Bound
 from kpsplit.spark_jobs.streaming import fetch as fetching
 from kpsplit.spark_jobs.streaming.query import Query, Settings
-from kpsplit.spark_jobs.streaming.reader import LogicalStreamReader
-from kpsplit.spark_jobs.streaming.source import options_of, query_of
+from kpsplit.spark_jobs.streaming.source import LogicalStreamReader, options_of, query_of
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.broker.operating import (
     PAUSE_MS,

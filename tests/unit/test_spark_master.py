@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from kpsplit.admin_cli.main import cli
 from kpsplit.errors import UnreachableError, UsageError
-from kpsplit.spark_jobs.master import check_master, is_local
+from kpsplit.spark_jobs.session import check_master, is_local
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import pytest
 
 from kpsplit.errors import FutureVersionError, RecordError
 from kpsplit.spark_jobs.snapshot import LostReason
-from kpsplit.spark_jobs.streaming.offset import Standing, StreamOffset
 from kpsplit.spark_jobs.streaming.plan import (
     Frontier,
     Stretch,
@@ -18,6 +17,7 @@ from kpsplit.spark_jobs.streaming.plan import (
     tasks,
     without_lost,
 )
+from kpsplit.spark_jobs.streaming.query import Standing, StreamOffset
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from tests.unit.samples import PARENT, life, phantom

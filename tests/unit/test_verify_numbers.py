@@ -11,21 +11,31 @@ from hypothesis import strategies as st
 from kpsplit.admin_cli.commands.verify import conclude, write_page
 from kpsplit.errors import CheckFailedError, KpsplitError
 from kpsplit.spark_jobs.snapshot import LogBounds, LostReason, Snapshot
-from kpsplit.spark_jobs.verification.counted import SHELF, Bucket, Shelf, Span
+from kpsplit.spark_jobs.verification.counts import SHELF, Bucket, Shelf, Span
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity, Verdict
-from kpsplit.spark_jobs.verification.numbers import Run, joined, minus, split_at
 from kpsplit.spark_jobs.verification.record_checks import uncertified_findings
-from kpsplit.spark_jobs.verification.sequence_checks import Decider, Holes, holes, incomplete, reaching_beyond
+from kpsplit.spark_jobs.verification.sequence_checks import (
+    Decider,
+    Holes,
+    Run,
+    holes,
+    incomplete,
+    joined,
+    minus,
+    reaching_beyond,
+    split_at,
+)
 from kpsplit.spark_jobs.verification.start import (
     STRAY_SPREAD,
     UNBOUNDED,
     Extent,
     Since,
     Start,
+    Writer,
+    Writers,
     extents,
     held_back,
 )
-from kpsplit.spark_jobs.verification.writers import Writer, Writers
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.producers import Certificate, ProducerRecord

@@ -123,7 +123,7 @@ def _sized_by_spark(
     from kpsplit.admin_cli.render.console import stderr
     from kpsplit.admin_cli.render.steps import StepProgress
     from kpsplit.control.planning import segment_to_split
-    from kpsplit.spark_jobs.planning import Weight, size_partition
+    from kpsplit.spark_jobs.plan import Weight, size_partition
     from kpsplit.spark_jobs.session import running_session
 
     view = operations.view()

@@ -179,14 +179,14 @@ def conclude(verdict: Verdict, say: Callable[[str], None], unwritten: Sequence[K
 
 def _show(verdict: Verdict, console: Console) -> None:
     from kpsplit.admin_cli.render.text import safe
-    from kpsplit.spark_jobs.verification.summary import summary_lines
+    from kpsplit.spark_jobs.verification.findings import summary_lines
 
     for line in summary_lines(verdict):
         console.print(safe(line), soft_wrap=True)
 
 
 def _judge(verdict: Verdict) -> None:
-    from kpsplit.spark_jobs.verification.summary import result_line
+    from kpsplit.spark_jobs.verification.findings import result_line
 
     if verdict.defects:
         raise CheckFailedError(result_line(verdict))

@@ -2,10 +2,10 @@
 
 Each micro-batch is planned on the driver along the lineage, as exact offsets of physical partitions:
 
-    source ──▶ reader (Spark's questions) ──▶ planner ──▶ lookout (what the cluster says now)
-                  │                             ├──▶ plan (pure): from where to where, who reads what
-                  │                             └──▶ offset (pure): what the checkpoint remembers
-                  └▶ fetch (on the executors): exactly those offsets, as Arrow
+    source (Spark's questions) ──▶ planner (what the cluster says now)
+      │                              ├──▶ plan (pure): from where to where, who reads what
+      │                              └──▶ query (pure): what was asked, what the checkpoint remembers
+      └▶ fetch (on the executors): exactly those offsets, as Arrow
 
-What becomes of each record is decided behind it by the native expressions of the batch view.
+The executors then decide what becomes of each record, by the native expressions of the batch view.
 """

@@ -17,8 +17,7 @@ from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.headers import headers_of
 from kpsplit.spark_jobs.connector_options import portable
-from kpsplit.spark_jobs.schemas import REGIONS
-from kpsplit.spark_jobs.streaming.schema import PLACED
+from kpsplit.spark_jobs.schemas import PLACED, REGIONS
 from kpsplit.splitter.lineage import PhysicalPartition
 
 ROWS = 2000

@@ -1,12 +1,27 @@
-"""What a streaming query was asked to do. Plain values: they travel as options, and to executors."""
+"""Where a streaming query stands: what Spark keeps in its checkpoint. Pure, versioned, strictly parsed.
+
+    {"v":1,"topic":"orders","at":[{"p":3,"e":2,"s":{"4":1200,"5":7}}],"from":[]}
+
+``at``: per logical partition ``p`` the epoch ``e`` of the view that the batch was planned with, and a cursor
+of the whole key space ``s``, ``{segment id: next physical offset}`` (``splitter.cursor``: what is absent and
+has something listed behind it is drained). An empty ``at`` is the place before the first batch. The end of
+that batch says in ``from`` where the query began, because Spark asks for the beginning again when a query
+died in its first batch, and "latest" would then be another one.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from kpsplit.spark_jobs.offsets import Bound
+from kpsplit.errors import RecordError
+from kpsplit.spark_jobs.regions import Bound
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.records.strict_json import Fields, decode, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +50,80 @@ class Query:
     def __repr__(self) -> str:
         """Name the topic only."""
         return f"Query({self.settings.topic!r})"
+
+
+VERSION = 1
+_SEGMENT = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
+_WHAT = "the offset of the streaming query"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where one logical partition stands, and the epoch of the view that said so."""
+
+    epoch: int
+    cursor: Cursor
+
+
+Standings = Mapping[int, Standing]
+"""By logical partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """The end of a micro-batch (``at`` empty: before the first); ``begun``: where the first one begins."""
+
+    topic: str
+    at: Standings = field(default_factory=dict)
+    begun: Standings = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as Spark wants it: the same values always give the same text.
+
+        Raises:
+            RecordError: the topic has too long a history.
+        """
+        lists = {"at": _as_list(self.at), "from": _as_list(self.begun)}
+        found: dict[str, Any] = json.loads(encode({"v": VERSION, "topic": self.topic, **lists}))
+        return found
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any]) -> StreamOffset:
+        """Return the offset that Spark read from a checkpoint.
+
+        Raises:
+            RecordError: it is none. FutureVersionError: a newer kpsplit wrote it.
+        """
+        if not isinstance(value, Mapping):
+            raise RecordError(f"{_WHAT}: not a JSON object")
+        try:
+            text = json.dumps(dict(value))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RecordError(f"{_WHAT}: not JSON ({type(error).__name__})") from None
+        fields = decode(text.encode(), _WHAT, VERSION)
+        offset = cls(fields.text("topic"), _standings(fields, "at"), _standings(fields, "from"))
+        fields.done()
+        return offset
+
+
+def _as_list(standings: Standings) -> list[dict[str, Any]]:
+    return [
+        {"p": partition, "e": s.epoch, "s": {str(i): n for i, n in s.cursor.positions.items()}}
+        for partition, s in sorted(standings.items())
+    ]
+
+
+def _standings(fields: Fields, name: str) -> Standings:
+    found = fields.objects(name, _position)
+    standings = dict(found)
+    if len(standings) < len(found):
+        fields.fail(f"a partition stands twice in {name}")
+    return standings
+
+
+def _position(fields: Fields) -> tuple[int, Standing]:
+    positions = fields.number_map("s")
+    if not all(_SEGMENT.fullmatch(name) for name in positions):
+        fields.fail("a segment is not named by its number")
+    cursor = Cursor(WHOLE, {int(name): position for name, position in positions.items()})
+    return fields.integer("p"), Standing(fields.integer("e"), cursor)

@@ -16,16 +16,15 @@ from kpsplit.errors import KpsplitError, NotJudgedError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
-from kpsplit.spark_jobs.failures import SPARK_ERRORS, explained, reason
 from kpsplit.spark_jobs.gather import PATIENCE, Gatherer
-from kpsplit.spark_jobs.logical_view import scan
-from kpsplit.spark_jobs.offsets import timestamp_ms
-from kpsplit.spark_jobs.schemas import FINDINGS
-from kpsplit.spark_jobs.small_frame import small_frame
+from kpsplit.spark_jobs.regions import timestamp_ms
+from kpsplit.spark_jobs.schemas import FINDINGS, small_frame
+from kpsplit.spark_jobs.session import SPARK_ERRORS, explained, reason
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification.findings import Verdict
-from kpsplit.spark_jobs.verification.judge import Judge, Observer
 from kpsplit.spark_jobs.verification.start import NEAR_MS, Since, Stretches
+from kpsplit.spark_jobs.verification.verifier import Judge, Observer
+from kpsplit.spark_jobs.view import scan
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 

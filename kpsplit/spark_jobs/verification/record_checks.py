@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from kpsplit.spark_jobs.schemas import Fate
 from kpsplit.spark_jobs.snapshot import Snapshot
-from kpsplit.spark_jobs.verification.counted import Span, Total, Who
+from kpsplit.spark_jobs.verification.counts import Span, Total, Who
 from kpsplit.spark_jobs.verification.findings import Check, Finding, SegmentTotal, Severity
-from kpsplit.spark_jobs.verification.start import Start
-from kpsplit.spark_jobs.verification.writers import Writer, Writers
+from kpsplit.spark_jobs.verification.start import Start, Writer, Writers
 from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.producers import Certificate

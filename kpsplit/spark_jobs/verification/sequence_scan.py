@@ -10,25 +10,23 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from kpsplit.spark_jobs.transforms import cells
-from kpsplit.spark_jobs.verification import tables
-from kpsplit.spark_jobs.verification.counted import Shelf, ShelfKey, Span, Who
-from kpsplit.spark_jobs.verification.numbers import members
+from kpsplit.spark_jobs.verification import bitmaps
+from kpsplit.spark_jobs.verification.counts import Shelf, ShelfKey, Span, Who
 from kpsplit.spark_jobs.verification.sequence_checks import (
     MOST_SHELVES,
     Holes,
     holes,
     incomplete,
+    members,
     reaching_beyond,
 )
-from kpsplit.spark_jobs.verification.start import Extent
-from kpsplit.spark_jobs.verification.writers import Writers
+from kpsplit.spark_jobs.verification.start import Extent, Writers
 
 MOST_AGAIN = 200_000
 """So many buckets of numbers that lie before the time as well are looked at."""
 
 Buckets = Callable[[set[int]], Iterable[DataFrame]]
-"""Gives ``cells.buckets`` of some partitions' records; nothing without partitions."""
+"""Gives ``bitmaps.buckets`` of some partitions' records; nothing without partitions."""
 
 
 @dataclass
@@ -61,7 +59,7 @@ class Sequences:
         spark: the session.
         writers: who wrote.
         extents: which numbers are judged.
-        buckets: ``cells.buckets`` of the data that is judged.
+        buckets: ``bitmaps.buckets`` of the data that is judged.
         given: the same of what lies before the time from which on is judged, the nearest first.
         uncommitted: the same of what is judged with the records of aborted transactions.
     """
@@ -84,14 +82,14 @@ class Sequences:
         What is missing among committed records is looked for before the time, then among the records of
         aborted transactions.
         """
-        found = _Search(self._buckets, tables.shelf_rows(cells.shelves(self._buckets)))
+        found = _Search(self._buckets, bitmaps.shelf_rows(bitmaps.shelves(self._buckets)))
         looked = Looked(reaching_beyond(spans, self._extents))
         looked.repeated = {key for key, shelf in found.shelves.items() if shelf.records > shelf.numbers}
         looked.answered = {key for key, shelf in found.shelves.items() if shelf.answered}
         try:
             self._find(found, looked)
             if found.suspects:
-                found.buckets = cells.of_producers(found.buckets, self._theirs(found.incomplete))
+                found.buckets = bitmaps.of_producers(found.buckets, self._theirs(found.incomplete))
             for others in self._given(_partitions(found.suspects)):
                 if found.suspects:
                     self._note_again(others, found.suspects, looked)
@@ -112,7 +110,7 @@ class Sequences:
         found.buckets = self._with(found.buckets, others, wanted).persist(StorageLevel.MEMORY_AND_DISK)
         found.kept.append(found.buckets)
         found.before |= wanted
-        found.shelves |= tables.shelf_rows(cells.shelves(found.buckets))
+        found.shelves |= bitmaps.shelf_rows(bitmaps.shelves(found.buckets))
         self._find(found, looked)
 
     def _find(self, found: _Search, looked: Looked, *, last: bool = False) -> None:
@@ -121,7 +119,7 @@ class Sequences:
         found.too_many = len(wanted) > MOST_SHELVES and not last
         closely = set() if found.too_many else set(sorted(wanted)[:MOST_SHELVES])
         looked.not_looked_at = wanted - closely
-        rows = tables.bucket_rows(self._on(found.buckets, closely)) if closely else []
+        rows = bitmaps.bucket_rows(self._on(found.buckets, closely)) if closely else []
         looked.holes = holes(self._writers, self._extents, found.shelves.keys(), closely, rows)
         found.incomplete = {(p, who) for p, who, _ in wanted} | {h.who for h in looked.holes}
         found.suspects = {h.who for h in looked.holes} | {(p, who) for p, who, _ in looked.not_looked_at}
@@ -132,11 +130,13 @@ class Sequences:
         plain = [who for who in wanted if not self._writers.get(*who).transactional]
         if not plain:
             return
-        earlier = cells.of_producers(given, self._theirs(plain)).select(*key, F.col("data").alias("earlier"))
+        earlier = bitmaps.of_producers(given, self._theirs(plain)).select(
+            *key, F.col("data").alias("earlier")
+        )
         both = self._buckets.join(earlier, key).where("data & earlier != 0")
         rows = both.withColumn("data", F.expr("data & earlier")).drop("earlier")
         again: dict[Who, set[int]] = defaultdict(set)
-        for bucket in tables.bucket_rows(rows.limit(MOST_AGAIN)):
+        for bucket in bitmaps.bucket_rows(rows.limit(MOST_AGAIN)):
             who = bucket.partition, bucket.producer
             failed = self._writers.get(*who).failed
             again[who].update(n for n in members(bucket.bucket, bucket.data) if n not in failed)
@@ -147,7 +147,7 @@ class Sequences:
     def _with(self, buckets: DataFrame, others: DataFrame, wanted: Collection[Who]) -> DataFrame:
         """Return buckets in which the numbers of other records of some producers count as there."""
         key = ["logical_partition", "instance", "bucket"]
-        theirs = cells.of_producers(others, self._theirs(wanted))
+        theirs = bitmaps.of_producers(others, self._theirs(wanted))
         zero = F.lit(0).cast("bigint")
         return buckets.join(theirs.select(*key, F.col("data").alias("written")), key, "full_outer").select(
             *key,
@@ -157,10 +157,10 @@ class Sequences:
         )
 
     def _on(self, frame: DataFrame, wanted: Collection[ShelfKey]) -> DataFrame:
-        return cells.on_shelves(frame, tables.shelf_frame(self._spark, wanted)).drop("shelf")
+        return bitmaps.on_shelves(frame, bitmaps.shelf_frame(self._spark, wanted)).drop("shelf")
 
     def _theirs(self, wanted: Collection[Who]) -> DataFrame:
-        return tables.who_frame(self._spark, wanted)
+        return bitmaps.who_frame(self._spark, wanted)
 
 
 @dataclass

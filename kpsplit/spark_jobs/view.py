@@ -12,15 +12,22 @@ from pyspark.sql import DataFrame, SparkSession
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
-from kpsplit.spark_jobs.failures import SPARK_ERRORS, explained
 from kpsplit.spark_jobs.gather import PATIENCE, Gatherer
-from kpsplit.spark_jobs.offsets import Bound, Limit, check_batch_bounds, limit, timestamp_ms, wanted
-from kpsplit.spark_jobs.regions import Region, ranges_to_scan, stretches
-from kpsplit.spark_jobs.schemas import KAFKA, REGIONS
-from kpsplit.spark_jobs.session import warn_of_plain_rpc
-from kpsplit.spark_jobs.small_frame import small_frame
+from kpsplit.spark_jobs.records import logical_records
+from kpsplit.spark_jobs.regions import (
+    Bound,
+    Limit,
+    Region,
+    check_batch_bounds,
+    limit,
+    ranges_to_scan,
+    stretches,
+    timestamp_ms,
+    wanted,
+)
+from kpsplit.spark_jobs.schemas import KAFKA, REGIONS, small_frame
+from kpsplit.spark_jobs.session import SPARK_ERRORS, explained, warn_of_plain_rpc
 from kpsplit.spark_jobs.snapshot import Snapshot
-from kpsplit.spark_jobs.transforms.logical import logical_records
 from kpsplit.splitter.lineage import PhysicalPartition
 
 _log = logging.getLogger(__name__)

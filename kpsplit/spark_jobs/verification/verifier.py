@@ -9,13 +9,11 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from kpsplit.spark_jobs.regions import all_regions
-from kpsplit.spark_jobs.schemas import REGIONS, Fate
-from kpsplit.spark_jobs.small_frame import small_frame
+from kpsplit.spark_jobs.schemas import REGIONS, Fate, small_frame
 from kpsplit.spark_jobs.snapshot import Snapshot
-from kpsplit.spark_jobs.transforms import cells
-from kpsplit.spark_jobs.verification import tables
+from kpsplit.spark_jobs.verification import bitmaps
 from kpsplit.spark_jobs.verification.commit_checks import commit_findings
-from kpsplit.spark_jobs.verification.counted import ShelfKey, Span, Total, Who
+from kpsplit.spark_jobs.verification.counts import ShelfKey, Span, Total, Who
 from kpsplit.spark_jobs.verification.findings import COUNTED, Check, Finding, Severity, Verdict, limited
 from kpsplit.spark_jobs.verification.lineage_checks import (
     boundary_findings,
@@ -33,18 +31,18 @@ from kpsplit.spark_jobs.verification.record_checks import (
     unjudged,
 )
 from kpsplit.spark_jobs.verification.sequence_checks import Decider
-from kpsplit.spark_jobs.verification.sequences import Looked, Sequences
+from kpsplit.spark_jobs.verification.sequence_scan import Looked, Sequences
 from kpsplit.spark_jobs.verification.start import (
     Extent,
     Since,
     Stretches,
+    Writers,
     extents,
     not_whole,
     start_of,
     stretches_before,
     to_read,
 )
-from kpsplit.spark_jobs.verification.writers import Writers
 from kpsplit.splitter.lineage import PhysicalPartition
 
 Observer = Callable[[str], None]
@@ -86,8 +84,8 @@ class Judge:
         rows = [r.row() for state in snapshot.states for r in all_regions(state)]
         self._regions = small_frame(spark, rows, REGIONS)
         self._judged = to_read(snapshot, self._start)
-        self._records = cells.judged(read(self._judged, False), self._regions)
-        self._cells = cells.cells(self._records).persist(StorageLevel.MEMORY_AND_DISK)
+        self._records = bitmaps.judged(read(self._judged, False), self._regions)
+        self._cells = bitmaps.cells(self._records).persist(StorageLevel.MEMORY_AND_DISK)
 
     def verdict(self) -> Verdict:
         """Run all checks. Blocks until Spark is done; the cells are let go of at the end."""
@@ -110,21 +108,21 @@ class Judge:
 
     @cached_property
     def _totals(self) -> list[Total]:
-        return tables.total_rows(cells.totals(self._cells))
+        return bitmaps.total_rows(bitmaps.totals(self._cells))
 
     @cached_property
     def _spans(self) -> list[Span]:
-        return tables.span_rows(cells.spans(self._cells))
+        return bitmaps.span_rows(bitmaps.spans(self._cells))
 
     @cached_property
     def _extents(self) -> dict[Who, Extent]:
-        firsts = tables.first_rows(cells.firsts(self._cells))
+        firsts = bitmaps.first_rows(bitmaps.firsts(self._cells))
         return extents(self._snapshot, self._start, self._writers, self._spans, firsts)
 
     @cached_property
     def _looked(self) -> Looked:
         return Sequences(
-            *(self._spark, self._writers, self._extents, cells.buckets(self._cells)),
+            *(self._spark, self._writers, self._extents, bitmaps.buckets(self._cells)),
             self._before_the_time,
             self._with_aborted,
         ).look(self._spans)
@@ -144,7 +142,7 @@ class Judge:
 
     def _buckets_of(self, stretches: Stretches) -> DataFrame:
         """Return the buckets of stretches, with the records of aborted transactions."""
-        return cells.buckets(cells.cells(cells.judged(self._read(stretches, True), self._regions)))
+        return bitmaps.buckets(bitmaps.cells(bitmaps.judged(self._read(stretches, True), self._regions)))
 
     def _findings(self) -> Iterator[Finding]:
         snapshot, start, totals = self._snapshot, self._start, self._totals
@@ -191,8 +189,8 @@ class Judge:
     def _misplaced(self) -> Iterator[Finding]:
         if not any(t.wrong for t in self._totals):
             return
-        for r in self._fetched(Check.PLACES, cells.misplaced(self._records)):
-            who = tables.producer_of(r)
+        for r in self._fetched(Check.PLACES, bitmaps.misplaced(self._records)):
+            who = bitmaps.producer_of(r)
             parent = self._parent(r.logical_partition)
             message = (
                 f"{r.records:,} records whose keys belong to other segments, e.g. key hash {r.key_hash:08x}"
@@ -221,13 +219,13 @@ class Judge:
     def _repeated(self, shelves: set[ShelfKey]) -> Iterator[Finding]:
         if not shelves:
             return
-        wanted = tables.shelf_frame(self._spark, shelves)
-        crowded = cells.on_shelves(cells.buckets(self._cells), wanted).where("records > bit_count(data)")
+        wanted = bitmaps.shelf_frame(self._spark, shelves)
+        crowded = bitmaps.on_shelves(bitmaps.buckets(self._cells), wanted).where("records > bit_count(data)")
         rows = crowded.drop("shelf").limit(COUNTED)
-        keys = [(b.partition, b.producer, b.bucket) for b in tables.bucket_rows(rows)]
-        closely = cells.repeated(self._records, tables.bucket_frame(self._spark, keys))
+        keys = [(b.partition, b.producer, b.bucket) for b in bitmaps.bucket_rows(rows)]
+        closely = bitmaps.repeated(self._records, bitmaps.bucket_frame(self._spark, keys))
         for r in self._fetched(Check.REPEATED, closely):
-            who = tables.producer_of(r)
+            who = bitmaps.producer_of(r)
             message = (
                 f"producer {who}: number {r.sequence} is there {r.records} times, "
                 f"at logical offsets {r.first} to {r.last}"
@@ -251,12 +249,12 @@ class Judge:
         """Report strays that are copies: readers skip them, and nobody sends them again."""
         if not shelves:
             return
-        wanted = tables.shelf_frame(self._spark, shelves)
-        both = cells.on_shelves(cells.buckets(self._cells), wanted).where("strays & data != 0")
-        excused = tables.number_frame(self._spark, self._failed)
-        closely = cells.copied(self._records, both, excused)
+        wanted = bitmaps.shelf_frame(self._spark, shelves)
+        both = bitmaps.on_shelves(bitmaps.buckets(self._cells), wanted).where("strays & data != 0")
+        excused = bitmaps.number_frame(self._spark, self._failed)
+        closely = bitmaps.copied(self._records, both, excused)
         for r in self._fetched(Check.STRAYS, closely):
-            who, parent = tables.producer_of(r), self._parent(r.logical_partition)
+            who, parent = bitmaps.producer_of(r), self._parent(r.logical_partition)
             message = (
                 f"producer {who}: {r.records:,} records with numbers from {r.first} to {r.last}, at physical "
                 f"offsets {r.first_offset} to {r.last_offset}, were skipped as strays and not sent again: "
@@ -283,9 +281,9 @@ class Judge:
         numbers = [(*who, n) for who, again in self._looked.again.items() for n in again][:COUNTED]
         if not numbers:
             return
-        places = cells.places(self._records, tables.number_frame(self._spark, numbers))
+        places = bitmaps.places(self._records, bitmaps.number_frame(self._spark, numbers))
         for r in self._fetched(Check.REPEATED, places):
-            who = tables.producer_of(r)
+            who = bitmaps.producer_of(r)
             parent = self._parent(r.logical_partition)
             message = (
                 f"producer {who}: number {r.sequence} is there again, at logical offset {r.logical_offset}; "
@@ -302,13 +300,13 @@ class Judge:
         wanted = suspects(self._snapshot, self._spans)
         if not wanted:
             return
-        found = cells.out_of_order(
+        found = bitmaps.out_of_order(
             self._records,
-            tables.segment_frame(self._spark, wanted),
-            tables.number_frame(self._spark, self._failed),
+            bitmaps.segment_frame(self._spark, wanted),
+            bitmaps.number_frame(self._spark, self._failed),
         )
         for r in self._fetched(Check.ORDER, found):
-            who = tables.producer_of(r)
+            who = bitmaps.producer_of(r)
             message = f"producer {who}: number {r.sequence} stands behind {r.before} of the same key"
             yield Finding(
                 *(Check.ORDER, Severity.FINDING, self._parent(r.logical_partition), message, r.segment, who),

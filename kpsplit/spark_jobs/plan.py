@@ -14,16 +14,41 @@ from enum import StrEnum
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from kpsplit.control.sampling import label
 from kpsplit.kafka.connection import Connection
-from kpsplit.spark_jobs.failures import SPARK_ERRORS, explained
-from kpsplit.spark_jobs.logical_view import read_logical
-from kpsplit.spark_jobs.offsets import Bound
-from kpsplit.spark_jobs.transforms import load
+from kpsplit.spark_jobs.regions import Bound
+from kpsplit.spark_jobs.session import SPARK_ERRORS, explained
+from kpsplit.spark_jobs.view import read_logical
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.sizing import MIN_SAMPLES_PER_RANGE, Sizing, balanced
+
+CELL_BITS = 16
+"""The key space is counted in 2^16 cells of 2^16 hashes each."""
+
+
+def by_hash(view: DataFrame) -> DataFrame:
+    """Return records, bytes and one key of every key hash. Records without a key go anywhere: left out."""
+    size = F.octet_length("key") + F.coalesce(F.octet_length("value"), F.lit(0))
+    return (
+        view.where(F.col("key").isNotNull())
+        .groupBy("key_hash")
+        .agg(F.count("*").alias("records"), F.sum(size).alias("bytes"), F.min("key").alias("key"))
+    )
+
+
+def heaviest(hashes: DataFrame, weight: str, most: int) -> DataFrame:
+    """Return the heaviest hashes, heaviest first."""
+    return hashes.orderBy(F.desc(weight), "key_hash").limit(most)
+
+
+def by_cell(hashes: DataFrame, weight: str) -> DataFrame:
+    """Return weight and records of every cell that has any: at most 65,536 rows."""
+    cell = F.shiftright("key_hash", CELL_BITS).alias("cell")
+    return hashes.groupBy(cell).agg(F.sum(weight).alias("weight"), F.sum("records").alias("records"))
+
 
 HEAVY = 500
 """So many of the heaviest hashes are weighed one by one; the others cell by cell."""
@@ -52,20 +77,20 @@ def size_split(view: DataFrame, parts: int, whole: KeyRange = WHOLE, weight: Wei
         UsageError: the number of ranges is out of bounds, or the range is too narrow.
     """
     inside = (view["key_hash"] >= whole.lo) & (view["key_hash"] < whole.hi)
-    hashes = load.by_hash(view.where(inside)).persist(StorageLevel.MEMORY_AND_DISK)
+    hashes = by_hash(view.where(inside)).persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        heavy = load.heaviest(hashes, weight, HEAVY).collect()
-        cells = load.by_cell(hashes, weight).collect()
+        heavy = heaviest(hashes, weight, HEAVY).collect()
+        cells = by_cell(hashes, weight).collect()
     finally:
         hashes.unpersist()
     rest = {row.cell: (row.weight, row.records) for row in cells}
     for row in heavy:
-        weighed, counted = rest[row.key_hash >> load.CELL_BITS]
-        rest[row.key_hash >> load.CELL_BITS] = weighed - row[weight], counted - row.records
-    middle = 1 << (load.CELL_BITS - 1)
+        weighed, counted = rest[row.key_hash >> CELL_BITS]
+        rest[row.key_hash >> CELL_BITS] = weighed - row[weight], counted - row.records
+    middle = 1 << (CELL_BITS - 1)
     points = [(row.key_hash, row[weight], row.records) for row in heavy]
     points += [
-        (min(max((cell << load.CELL_BITS) + middle, whole.lo), whole.hi - 1), weighed, counted)
+        (min(max((cell << CELL_BITS) + middle, whole.lo), whole.hi - 1), weighed, counted)
         for cell, (weighed, counted) in rest.items()
         if weighed
     ]

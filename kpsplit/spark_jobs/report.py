@@ -1,20 +1,142 @@
-"""The report's page. Pure."""
+"""A verdict as one self-contained HTML page with pictures. Pure, but for ``times_of``.
+
+``times_of`` reads from the markers that are still in the logs when each epoch began, by the clock of the
+operator that cut.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaException, Message
+
 from kpsplit import __version__
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.log_slice import read_at
 from kpsplit.pages import html
 from kpsplit.pages.lineage import PARENT_COLOUR, lineage_picture
-from kpsplit.spark_jobs.report.drain import drained
-from kpsplit.spark_jobs.report.times import Times
-from kpsplit.spark_jobs.verification.findings import MEANINGS, Check, Severity, Verdict
-from kpsplit.spark_jobs.verification.summary import result_line
+from kpsplit.spark_jobs.snapshot import Snapshot
+from kpsplit.spark_jobs.verification.findings import MEANINGS, Check, Severity, Verdict, result_line
+from kpsplit.splitter.commits import CommitFold
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import KEY_SPACE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.offsets import CommitKey
 from kpsplit.splitter.records.stamp import instance_name
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """One group in one partition: the share of the key space that has drained, and what is left at most."""
+
+    group: str
+    parent: PhysicalPartition
+    share: float
+    left: int
+
+
+def drained(snapshot: Snapshot) -> Iterator[Drained]:
+    """Return how far every group has come in every partition for which it has range commits."""
+    fold = CommitFold()
+    for logged in sorted(snapshot.commits, key=lambda c: (c.log_partition, c.log_offset)):
+        key = CommitKey(logged.group, logged.parent, logged.range)
+        fold.take(key, logged.commit, logged.log_offset)
+    for state in snapshot.states:
+        for group in fold.groups(state.parent):
+            pieces = fold.cursors(group, state.parent)
+            done = sum(
+                r.width for r, cursor in pieces if cursor is not None and cursor.drained(state.lineage)
+            )
+            left = max((_left(state, cursor) for _, cursor in pieces), default=0)
+            yield Drained(group, state.parent, done / KEY_SPACE, left)
+
+
+def _left(state: PartitionState, cursor: Cursor | None) -> int:
+    """Return how many offsets of closed segments one range has still to read."""
+    if cursor is None or cursor.ahead_of(state.lineage):
+        return 0
+    waiting = cursor.pending(state.lineage)
+    return sum(s.end - waiting[s.id] for s in state.lineage if s.end is not None and s.id in waiting)
+
+
+MOST_READS = 32
+"""So many records of one log are read, the newest: a picture with more epochs cannot be labelled anyway."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Clock times in ms since 1970; ``epochs``: by logical partition and epoch, those that are known.
+
+    ``cluster``: the cluster's id (left out if it does not say it) and where it was reached.
+    """
+
+    taken_ms: int
+    epochs: Mapping[PhysicalPartition, Mapping[int, int]] = field(default_factory=dict)
+    cluster: str = ""
+
+
+def times_of(connection: Connection, snapshot: Snapshot, seconds: float) -> Times:
+    """Return the times of a snapshot's epochs, as far as they can be read within some seconds."""
+    taken, limit = time.time_ns() // 1_000_000, Deadline(seconds)
+    wanted: dict[PhysicalPartition, list[tuple[int, PhysicalPartition, int]]] = {}
+    for state in snapshot.states:
+        for epoch, place, offset in beginnings(snapshot, state):
+            wanted.setdefault(place, []).append((offset, state.parent, epoch))
+    for asked in wanted.values():
+        asked.sort(reverse=True)
+    found: dict[PhysicalPartition, dict[int, int]] = {}
+    for turn in range(min(MOST_READS, max(map(len, wanted.values()), default=0))):
+        now = {place: asked[turn] for place, asked in wanted.items() if turn < len(asked)}
+        messages = _read(connection, {place: offset for place, (offset, _, _) in now.items()}, limit)
+        for place, (offset, parent, epoch) in now.items():
+            at = _time(messages.get(place), offset)
+            if at is not None:
+                found.setdefault(parent, {})[epoch] = at
+    return Times(taken, found, _cluster(connection))
+
+
+def _cluster(connection: Connection) -> str:
+    with suppress(KpsplitError, KafkaException):  # a report without its id is better than none
+        return f"{ClusterAdmin(connection).cluster_id()} ({connection.bootstrap})"
+    return connection.bootstrap
+
+
+def beginnings(snapshot: Snapshot, state: PartitionState) -> Iterator[tuple[int, PhysicalPartition, int]]:
+    """Yield one record per epoch that was written when it began: epoch, log, offset."""
+    first = snapshot.bounds.get(state.parent)
+    if first is not None and first.low == 0 < first.high:
+        yield 0, state.parent, 0
+    ended = {}
+    for s in state.lineage:
+        if s.closed_epoch is not None and s.end is not None and snapshot.holds(s.source, s.end):
+            ended[s.closed_epoch] = s.source, s.end
+    for epoch, (place, offset) in ended.items():
+        yield epoch, place, offset
+
+
+def _read(
+    connection: Connection, offsets: Mapping[PhysicalPartition, int], limit: Deadline
+) -> dict[PhysicalPartition, Message]:
+    try:
+        return read_at(connection, offsets, limit)
+    except (KpsplitError, KafkaException):  # what was judged is told all the same
+        return {}
+
+
+def _time(message: Message | None, offset: int) -> int | None:
+    if message is None or message.offset() != offset:
+        return None
+    kind, at = message.timestamp()
+    return None if kind == TIMESTAMP_NOT_AVAILABLE else int(at)
+
 
 MOST_FINDINGS = 200
 MOST_PARTITIONS = 24

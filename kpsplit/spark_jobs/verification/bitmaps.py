@@ -3,27 +3,42 @@
 1. ``judged``: one narrow row per record. Only the few that are looked at closely are ever shuffled.
 2. ``cells``: up to 64 consecutive sequence numbers of one producer in one block (2^18 offsets) of one segment
    are one row, which numbers are there as the bits of an integer. So completeness and uniqueness are exact,
-   and no set of numbers is ever sorted. Whether they rise inside a cell is told from bits too (``rising``).
+   and no set of numbers is ever sorted. ``with_descents`` tells from bits whether they rise inside a cell.
 3. Everything else is made from the cells, which are 1/64 to 1/8 of the records: for the order of numbers,
    cells are put in the order of the log, block by block, and then blocks.
 """
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, Window, WindowSpec
-from pyspark.sql import functions as F  # noqa: N812
+from collections.abc import Iterable
+from typing import Any
 
-from kpsplit.spark_jobs.schemas import Fate
-from kpsplit.spark_jobs.transforms import rising
-from kpsplit.spark_jobs.transforms.headers import (
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window, WindowSpec
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
+
+from kpsplit.spark_jobs.records import (
+    fate,
+    hash_of,
+    logical_offset,
+    placed,
+    reader_hash,
     stamp_epoch,
     stamp_instance,
     stamp_sequence,
     with_our_headers,
 )
-from kpsplit.spark_jobs.transforms.key_hash import hash_of, reader_hash
-from kpsplit.spark_jobs.transforms.placement import fate, logical_offset, placed
-from kpsplit.spark_jobs.verification.counted import BUCKET_BITS, SHELF_BITS
+from kpsplit.spark_jobs.schemas import Fate, small_frame
+from kpsplit.spark_jobs.verification.counts import (
+    BUCKET_BITS,
+    SHELF_BITS,
+    Bucket,
+    Shelf,
+    ShelfKey,
+    Span,
+    Total,
+    Who,
+)
 
 BLOCK_BITS = 18
 """2^18 offsets are a block. The fewer, the cheaper is a record, and the less is in a cell if many
@@ -76,9 +91,9 @@ def cells(records: DataFrame) -> DataFrame:
         F.max("offset").alias("last_offset"),
         F.min("sequence").alias("first_sequence"),
         F.max("sequence").alias("last_sequence"),
-        *rising.offset_bits(BLOCK_BITS),
+        *offset_bits(BLOCK_BITS),
     )
-    return rising.with_descents(gathered, BLOCK_BITS)
+    return with_descents(gathered, BLOCK_BITS)
 
 
 def totals(cells_: DataFrame) -> DataFrame:
@@ -267,3 +282,139 @@ def places(records: DataFrame, wanted: DataFrame) -> DataFrame:
         .join(F.broadcast(wanted), ["logical_partition", "instance", "sequence"], "left_semi")
         .select("logical_partition", "instance", "sequence", "segment", "logical_offset", "key_hash")
     )
+
+
+_NO_SIGN = (1 << 63) - 1
+_INNER_GAPS = (1 << 62) - 1
+"""A gap at the end carries to nobody, and would carry into the sign."""
+
+
+def offset_bits(width: int) -> list[Column]:
+    """Return the aggregates that gather the last bits of ``offset`` by ``sequence``; null is no number."""
+    at = "CAST(sequence & 63 AS INT)"
+    return [
+        F.expr(f"coalesce(bit_or(shiftleft(shiftright(offset, {bit}) & 1, {at})), 0L)").alias(name)
+        for bit, name in enumerate(_names("offset", width))
+    ]
+
+
+def with_descents(cells: DataFrame, width: int) -> DataFrame:
+    """Replace the columns of ``offset_bits`` by ``descents``: 0 if offsets rise from number to number.
+
+    Needs ``bits``, 0 where there are no numbers, and ``records``. If a number is there twice, they do not.
+    """
+    offsets, before = _names("offset", width), _names("before", width)
+    gaps = f"shiftrightunsigned(~bits, 1) & {_INNER_GAPS}L AS gaps"
+    carried = [f"gaps + ({mine} & {_NO_SIGN}L)" for mine in ("bits", *offsets)]
+    prepared = cells.selectExpr("*", gaps).selectExpr(
+        "*", *(f"{sum_} AS {name}" for sum_, name in zip(carried, ("behind_one", *before), strict=True))
+    )
+    falls = f"bit_count({_one_down('bits')} & behind_one & ~{_above(before, offsets)})"
+    descents = F.expr(f"IF(bits = 0, 0, {falls} + records - bit_count(bits))").alias("descents")
+    return prepared.select(*(name for name in cells.columns if name not in offsets), descents)
+
+
+def _names(of: str, width: int) -> list[str]:
+    return [f"{of}_bit_{bit}" for bit in range(width)]
+
+
+def _above(before: list[str], offsets: list[str]) -> str:
+    """The numbers whose offset is above that of the number before: the highest bit that differs tells."""
+    above = "0L"
+    for last, mine in zip(before, map(_one_down, offsets), strict=True):
+        above = f"((~{last} & {mine}) | (~({last} ^ {mine}) & {above}))"
+    return above
+
+
+def _one_down(bits: str) -> str:
+    """Bring the bit of each number to where the one of the number before is carried."""
+    return f"shiftrightunsigned({bits}, 1)"
+
+
+_WHO = StructType([StructField("logical_partition", IntegerType()), StructField("instance", BinaryType())])
+
+
+def total_rows(frame: DataFrame) -> list[Total]:
+    """Read ``totals``."""
+    return [
+        Total(
+            *(r.logical_partition, r.segment, Fate(r.fate), r.stamped),
+            *(r.records, r.wrong, r.first_offset, r.last_offset),
+        )
+        for r in frame.collect()
+    ]
+
+
+def span_rows(frame: DataFrame) -> list[Span]:
+    """Read ``spans``; one row per producer and segment."""
+    return [
+        Span(
+            *(r.logical_partition, r.segment, producer_name(r.instance)),
+            *(r.records, r.descents, r.first_sequence, r.last_sequence),
+        )
+        for r in frame.collect()
+    ]
+
+
+def first_rows(frame: DataFrame) -> dict[Who, int]:
+    """Read ``firsts``; one row per producer."""
+    return {(r.logical_partition, producer_name(r.instance)): r.first_sequence for r in frame.collect()}
+
+
+def shelf_rows(frame: DataFrame) -> dict[ShelfKey, Shelf]:
+    """Read ``shelves``; one row per producer and 2^16 numbers."""
+    return {
+        (r.logical_partition, producer_name(r.instance), r.shelf): Shelf(
+            r.numbers, r.records, r.unsent, r.answered
+        )
+        for r in frame.collect()
+    }
+
+
+def bucket_rows(frame: DataFrame) -> list[Bucket]:
+    """Read ``buckets`` of some shelves."""
+    return [
+        Bucket(r.logical_partition, producer_name(r.instance), r.bucket, r.data, r.strays, r.records)
+        for r in frame.collect()
+    ]
+
+
+def shelf_frame(spark: SparkSession, keys: Iterable[ShelfKey]) -> DataFrame:
+    """Return the keys of some shelves as a DataFrame."""
+    return _keyed(spark, keys, "shelf")
+
+
+def bucket_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int]]) -> DataFrame:
+    """Return the keys of some buckets as a DataFrame."""
+    return _keyed(spark, keys, "bucket")
+
+
+def segment_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int]]) -> DataFrame:
+    """Return producers and segments as a DataFrame."""
+    return _keyed(spark, keys, "segment")
+
+
+def who_frame(spark: SparkSession, keys: Iterable[Who]) -> DataFrame:
+    """Return producers as a DataFrame."""
+    return _keyed(spark, keys)
+
+
+def number_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int]]) -> DataFrame:
+    """Return sequence numbers of producers as a DataFrame."""
+    return _keyed(spark, keys, "sequence")
+
+
+def producer_name(instance: bytes | bytearray | None) -> str:
+    """Return a producer's name: 16 hexadecimal digits."""
+    return bytes(instance or b"").hex()
+
+
+def producer_of(row: Row) -> str | None:
+    """Return the producer of a row, None for a record without a stamp."""
+    return None if row.instance is None else producer_name(row.instance)
+
+
+def _keyed(spark: SparkSession, keys: Iterable[tuple[Any, ...]], *last: str) -> DataFrame:
+    """``last``: what a key has beside partition and producer."""
+    rows = [(partition, bytes.fromhex(producer), *rest) for partition, producer, *rest in sorted(keys)]
+    return small_frame(spark, rows, StructType([*_WHO.fields, *(StructField(n, LongType()) for n in last)]))

@@ -1,0 +1,203 @@
+"""Raw records of physical partitions → the records of the logical partitions. DataFrame in, DataFrame out.
+
+Native expressions only: no session, and no Python on the data path. The rules are those of
+``splitter.reading`` and ``consumer.logical_record``.
+
+The stamp is the last header of a record that kpsplit wrote, so most records take the first branch of
+``with_our_headers``; only those with other headers after it, or with none of ours, are searched.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from kpsplit.spark_jobs.schemas import Fate
+from kpsplit.splitter.key_range import KEY_SPACE, MULTIPLIER
+from kpsplit.splitter.records import marker as markers
+from kpsplit.splitter.records import stamp as stamps
+from kpsplit.splitter.records.keys import MAX_PARTITION
+from kpsplit.splitter.records.strict_json import MAX_BYTES
+
+_VERSION = f"{stamps.VERSION:02X}"
+
+_FORMS = " OR ".join(
+    f"octet_length(h.value) = {size} AND hex(substring(h.value, 1, 1)) = '{version:02X}'"
+    for version, size in stamps.SIZES.items()
+)
+_IS_STAMP = f"h.key = '{stamps.HEADER}' AND ({_FORMS})"
+_IS_COPY = f"octet_length(stamp) = {stamps.SIZES[stamps.VERSION]} AND substring(stamp, 14, 8) != home"
+_LAST = "get(headers, size(headers) - 1)"
+_TEXT = "cast(h.value AS STRING)"
+
+
+def _matches(pattern: str) -> str:
+    small = f"h.key = '{markers.HEADER}' AND octet_length(h.value) <= {MAX_BYTES}"
+    return small + rf" AND {_TEXT} rlike r'\A{pattern}\z'"
+
+
+def _group(pattern: str, number: int) -> str:
+    return f"regexp_extract({_TEXT}, r'{pattern}', {number})"
+
+
+_IS_MARKER = f"""{_matches(markers.FORM)}
+    AND try_cast({_group(markers.FORM, 3)} AS BIGINT) <= {MAX_PARTITION}"""
+_MARKERS = f"filter(headers, h -> {_IS_MARKER})"
+_PLACE = f"concat({_group(markers.FORM, 4)}, '/', {_group(markers.FORM, 3)})"
+_MARKER_OF = f"get(transform({_MARKERS}, h -> {_PLACE}), size({_MARKERS}) - 1)"
+_IS_NEWER = f"""(h.key = '{stamps.HEADER}' AND hex(substring(h.value, 1, 1)) > '{_VERSION}')
+    OR ({_matches(markers.NEWER)} AND try_cast({_group(markers.NEWER, 2)} AS INT)
+        BETWEEN {markers.VERSION + 1} AND {markers.MAX_VERSION})"""
+
+
+def with_our_headers(records: DataFrame) -> DataFrame:
+    """Add ``stamp`` (its bytes, or null), ``is_marker`` and ``is_newer`` (a newer format) to records.
+
+    ``marker_of``: the logical partition that a marker names, as ``topic/partition``. The stamp is null too
+    where it was made for another physical partition than ``home``: the record is a copy.
+
+    Garbage under one of our names is none of them: no data are lost by it.
+    """
+    stamped_last = F.expr(_IS_STAMP.replace("h.", f"{_LAST}."))
+    searched = F.expr(
+        f"get(filter(headers, h -> {_IS_STAMP}), size(filter(headers, h -> {_IS_STAMP})) - 1).value"
+    )
+    plain = F.col("headers").isNull() | (F.coalesce(stamped_last, F.lit(False)) & (F.size("headers") == 1))
+    found = records.select(
+        "*",
+        F.when(F.col("headers").isNull(), None)
+        .when(stamped_last, F.expr(f"{_LAST}.value"))
+        .otherwise(searched)
+        .alias("stamp"),
+        _searched(plain, _IS_MARKER).alias("is_marker"),
+        _searched(plain, _IS_NEWER).alias("is_newer"),
+        F.when(~plain, F.expr(_MARKER_OF)).alias("marker_of"),
+    )
+    return found.withColumn("stamp", F.when(F.expr(_IS_COPY), None).otherwise(F.col("stamp")))
+
+
+def _searched(plain: Column, condition: str) -> Column:
+    found = F.coalesce(F.expr(f"exists(headers, h -> {condition})"), F.lit(False))
+    return F.when(plain, F.lit(False)).otherwise(found)
+
+
+def stamp_epoch() -> Column:
+    """The epoch in the stamp."""
+    return F.conv(F.hex(F.substring("stamp", 2, 4)), 16, 10).cast("bigint")
+
+
+def stamp_instance() -> Column:
+    """The producer instance in the stamp: 8 bytes, in the order of the number."""
+    return F.substring("stamp", 6, 8)
+
+
+def stamp_sequence() -> Column:
+    """The sequence number in the stamp; null for one that no producer ever reaches (2^63 and more)."""
+    return F.expr("try_cast(conv(hex(substring(stamp, -8, 8)), 16, 10) AS bigint)")
+
+
+def without_stamp() -> Column:
+    """The application's own headers."""
+    return F.expr(f"filter(headers, h -> h.key != '{stamps.HEADER}')")
+
+
+def hash_of(data: Column) -> Column:
+    """Return the key hash of some bytes; the product fits a signed 64-bit integer: ANSI mode is content."""
+    return F.pmod(F.crc32(data) * F.lit(MULTIPLIER), F.lit(KEY_SPACE))
+
+
+def reader_hash() -> Column:
+    """Return the key hash by which a reader places a record; needs ``key``, ``offset``, ``lo``, ``hi``.
+
+    A record with no key is placed by the hash of its offset (8 bytes, big-endian), brought into the range.
+    """
+    offset = F.unhex(F.lpad(F.hex("offset"), 16, "0"))
+    keyless = F.col("lo") + F.pmod(hash_of(offset), F.col("hi") - F.col("lo"))
+    return F.when(F.col("key").isNotNull(), hash_of(F.col("key"))).otherwise(keyless)
+
+
+def placed(records: DataFrame, regions: DataFrame) -> DataFrame:
+    """Join each record with the region that holds it; records outside all regions are left out."""
+    small = F.broadcast(regions.withColumnsRenamed({"topic": "_topic", "partition": "_partition"}))
+    here = (F.col("topic") == F.col("_topic")) & (F.col("partition") == F.col("_partition"))
+    inside = (F.col("offset") >= F.col("first")) & (F.col("offset") < F.col("behind"))
+    return records.join(small, here & inside, "inner").drop("_topic", "_partition")
+
+
+def fate() -> Column:
+    """The fate of a placed record with the columns of ``with_our_headers``: a number of ``Fate``.
+
+    The view that the regions come from was read behind every record: nothing is left to wait for.
+    """
+    stamped = F.col("stamp").isNotNull()
+    stray = stamped & (stamp_epoch() < F.col("opened_epoch"))
+    at_end = F.col("offset") == F.col("end")
+    ours = F.col("marker_of") == F.concat_ws("/", "logical_topic", "logical_partition")
+    return (
+        F.when(F.col("is_newer"), _is(Fate.NEWER))
+        .when(at_end & F.col("is_marker") & ours, _is(Fate.MARKER))
+        .when(at_end, _is(Fate.NOT_THE_MARKER))
+        .when(F.col("is_marker"), _is(Fate.ORPHAN_MARKER))
+        .when(stamped & (stamp_epoch() > F.col("newest_epoch")), _is(Fate.UNKNOWN_EPOCH))
+        .when(F.col("segment").isNull() & stamped, _is(Fate.STRAY))
+        .when(F.col("segment").isNull(), _is(Fate.BEHIND_THE_END))
+        .when(stray, _is(Fate.STRAY))
+        .otherwise(_is(Fate.DATA))
+        .cast("tinyint")
+    )
+
+
+def logical_offset() -> Column:
+    """The logical offset of a record inside a segment."""
+    return F.col("base") + F.col("stride") * (F.col("offset") - F.col("start"))
+
+
+def _is(fate: Fate) -> Column:
+    return F.lit(int(fate))
+
+
+NEWER = "kpsplit: a record was written by a newer version of kpsplit; upgrade kpsplit"
+
+
+def logical_records(raw: DataFrame, regions: DataFrame, *, include_headers: bool = False) -> DataFrame:
+    """Return what readers of the logical partitions are given.
+
+    Args:
+        raw: records as Kafka's source has them, with ``headers``.
+        regions: the stretches that are wanted (``schemas.REGIONS``).
+        include_headers: whether to keep the application's own headers.
+    """
+    return delivered(placed(raw, regions), include_headers=include_headers)
+
+
+def delivered(records: DataFrame, *, include_headers: bool = False) -> DataFrame:
+    """Return what readers are given of records that are ``placed``: each with the region it lies in."""
+    newer = F.col("fate") == int(Fate.NEWER)
+    is_data = F.when(newer, F.raise_error(F.lit(NEWER)).cast("boolean")).otherwise(
+        F.col("fate") == int(Fate.DATA)
+    )
+    return (
+        with_our_headers(records)
+        .withColumn("fate", fate())
+        .where(is_data)
+        .select(
+            "key",
+            "value",
+            F.col("logical_topic").alias("topic"),
+            F.col("logical_partition").alias("partition"),
+            logical_offset().alias("offset"),
+            "timestamp",
+            "timestampType",
+            *([without_stamp().alias("headers")] if include_headers else []),
+            logical_offset().alias("logical_offset"),
+            F.col("opened_epoch").alias("epoch"),
+            "segment",
+            reader_hash().alias("key_hash"),
+            F.col("topic").alias("source_topic"),
+            F.col("partition").alias("source_partition"),
+            F.col("offset").alias("source_offset"),
+            stamp_epoch().alias("stamp_epoch"),
+            F.lower(F.hex(stamp_instance())).alias("producer"),
+            stamp_sequence().alias("sequence"),
+        )
+    )
