@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kpsplit.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from kpsplit.consumer.consumer import Consumer
+    from kpsplit.consumer.client import Consumer
     from kpsplit.consumer.deserializing import DeserializingConsumer
 
 __all__ = ["Consumer", "DeserializingConsumer"]
@@ -18,7 +18,7 @@ __all__ = ["Consumer", "DeserializingConsumer"]
 __getattr__ = lazy_names(
     __name__,
     {
-        "Consumer": "kpsplit.consumer.consumer",
+        "Consumer": "kpsplit.consumer.client",
         "DeserializingConsumer": "kpsplit.consumer.deserializing",
     },
 )

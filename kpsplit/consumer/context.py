@@ -9,23 +9,23 @@ from typing import Any
 
 from confluent_kafka import KafkaError, TopicPartition
 
-from kpsplit.consumer.ahead import Ahead
 from kpsplit.consumer.asking import Asker
-from kpsplit.consumer.carrier import Carrier
-from kpsplit.consumer.committing import Member
+from kpsplit.consumer.broker_executor import Errands
+from kpsplit.consumer.commit.epochs import LeaderEpochs
+from kpsplit.consumer.commit.group_offsets import Ledger
+from kpsplit.consumer.commit.payload import Carrier
+from kpsplit.consumer.commit.writes import Member
 from kpsplit.consumer.config import ConsumerSettings
-from kpsplit.consumer.engine_states import Life
-from kpsplit.consumer.epochs import LeaderEpochs
-from kpsplit.consumer.errands import Errands
 from kpsplit.consumer.events import Callback, Events
-from kpsplit.consumer.group import GroupConsumer
-from kpsplit.consumer.holdings import Holding, Holdings
-from kpsplit.consumer.keeping import Keeping
-from kpsplit.consumer.ledger import Ledger
-from kpsplit.consumer.lineage_reader import Gap
-from kpsplit.consumer.reading import OwnedSlot, SlotReader
-from kpsplit.consumer.sink import Sink
-from kpsplit.consumer.views import Views
+from kpsplit.consumer.fetch.lineage_reader import Gap
+from kpsplit.consumer.fetch.reader import OwnedSlot, SlotReader
+from kpsplit.consumer.fetch.sink import Sink
+from kpsplit.consumer.group.group_consumer import GroupConsumer
+from kpsplit.consumer.group.states import Life
+from kpsplit.consumer.metadata import Views
+from kpsplit.consumer.slots.assigned import Holding, Holdings
+from kpsplit.consumer.slots.pieces import Ahead
+from kpsplit.consumer.slots.state_binding import Keeping
 from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.errors import (
     AuthorizationError,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import confluent_kafka
 from confluent_kafka import Message
 
-from kpsplit.consumer.consumer import Consumer
+from kpsplit.consumer.client import Consumer
 from kpsplit.kafka.headers import headers_of
 
 if TYPE_CHECKING:

@@ -18,18 +18,18 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer.batch import Batch
-from kpsplit.consumer.committer import Committer
-from kpsplit.consumer.confirming import Confirming
+from kpsplit.consumer.commit.committer import Committer
+from kpsplit.consumer.commit.righting import Righting
 from kpsplit.consumer.context import Context, kafka_error, named
-from kpsplit.consumer.engine_states import Event, State
-from kpsplit.consumer.holdings import IN_SINK, STARTING, Stage
-from kpsplit.consumer.membership import Membership
-from kpsplit.consumer.peers import Peers
-from kpsplit.consumer.righting import Righting
-from kpsplit.consumer.starter import Starter, start_anew
-from kpsplit.consumer.subscribing import Subscribing
-from kpsplit.consumer.withholding import Withholding
+from kpsplit.consumer.fetch.batch import Batch
+from kpsplit.consumer.group.confirming import Confirming
+from kpsplit.consumer.group.membership import Membership
+from kpsplit.consumer.group.peers import Peers
+from kpsplit.consumer.group.states import Event, State
+from kpsplit.consumer.group.subscribing import Subscribing
+from kpsplit.consumer.slots.assigned import IN_SINK, STARTING, Stage
+from kpsplit.consumer.slots.initializer import Starter, start_anew
+from kpsplit.consumer.slots.withholding import Withholding
 from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.error_map import error_of, translate

@@ -7,9 +7,9 @@ import logging
 from confluent_kafka import KafkaError
 
 from kpsplit.consumer.context import Context, Notice, kafka_error, named
-from kpsplit.consumer.lineage_reader import GapReason
-from kpsplit.consumer.reading_events import EndReached, ForeignFound, GapFound, ReadingEvent, Unreadable
-from kpsplit.consumer.subscriptions import Mode
+from kpsplit.consumer.fetch.lineage_reader import GapReason
+from kpsplit.consumer.fetch.reading_events import EndReached, ForeignFound, GapFound, ReadingEvent, Unreadable
+from kpsplit.consumer.group.subscriptions import Mode
 
 log = logging.getLogger(__name__)
 

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka import KafkaException
 
+from kpsplit.consumer.application_requests import Calls
 from kpsplit.consumer.asking import Asker
-from kpsplit.consumer.buffer import FetchBuffer
-from kpsplit.consumer.calls import Calls
+from kpsplit.consumer.broker_executor import Errands
+from kpsplit.consumer.commit.group_offsets import Ledger
+from kpsplit.consumer.commit.offset_queries import Questions
 from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.context import Context, kafka_error
 from kpsplit.consumer.engine import Engine, timed_out
-from kpsplit.consumer.errands import Errands
 from kpsplit.consumer.events import Events
-from kpsplit.consumer.group import GroupConsumer
-from kpsplit.consumer.keeping import Keeping
-from kpsplit.consumer.ledger import Ledger
-from kpsplit.consumer.questions import Questions
-from kpsplit.consumer.reading import SlotReader
+from kpsplit.consumer.fetch.buffer import FetchBuffer
+from kpsplit.consumer.fetch.reader import SlotReader
+from kpsplit.consumer.group.group_consumer import GroupConsumer
+from kpsplit.consumer.metadata import Views
 from kpsplit.consumer.reporting import report
-from kpsplit.consumer.views import Views
+from kpsplit.consumer.slots.state_binding import Keeping
 from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline

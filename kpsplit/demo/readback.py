@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kpsplit.consumer.lineage_reader import LineageReader, Tally
-from kpsplit.consumer.logical_record import LogicalRecord
+from kpsplit.consumer.fetch.lineage_reader import LineageReader, Tally
+from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.demo.journal import Entry
 from kpsplit.demo.options import PLAIN_WRITER
 from kpsplit.demo.traffic import LINE_HEADER, Line, sequence_in, value_of, writer_in

@@ -8,7 +8,7 @@ from typing import Any
 
 import confluent_kafka
 
-from kpsplit.consumer.consumer import Consumer
+from kpsplit.consumer.client import Consumer
 from kpsplit.kafka.clock import Deadline
 
 PATIENCE = 240.0

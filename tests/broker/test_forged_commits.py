@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Producer as Plain
 
 from kpsplit import Consumer, Producer
-from kpsplit.consumer import starter
+from kpsplit.consumer.slots import initializer as starter
 from kpsplit.control.doctor import SetAside
 from kpsplit.control.group_progress import Basis
 from kpsplit.control.operations import Operations

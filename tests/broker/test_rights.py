@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kpsplit import Consumer, Producer
-from kpsplit.consumer.lineage_reader import LineageReader
+from kpsplit.consumer.fetch.lineage_reader import LineageReader
 from kpsplit.control.operations import Operations
 from kpsplit.devcluster.jvm import KafkaRuntime
 from kpsplit.errors import AuthorizationError

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kpsplit import Producer
-from kpsplit.consumer.consumer import Consumer
+from kpsplit.consumer.client import Consumer
 from kpsplit.consumer.run import Output, RunStats
 from kpsplit.control.operations import Operations
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash

@@ -15,7 +15,7 @@ import tenacity
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kpsplit.consumer.consumer import Consumer
+from kpsplit.consumer.client import Consumer
 from kpsplit.consumer.run import DeadLetter, HandlerError, Output, Retry
 from kpsplit.consumer.run.output import OutputError
 from kpsplit.errors import KpsplitError

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer, TopicPartition
 
-from kpsplit.consumer.batch import OwnedSlot
 from kpsplit.consumer.config import GapPolicy
-from kpsplit.consumer.lineage_reader import Gap, GapReason
-from kpsplit.consumer.reading_events import GapFound, Unreadable
+from kpsplit.consumer.fetch.batch import OwnedSlot
+from kpsplit.consumer.fetch.lineage_reader import Gap, GapReason
+from kpsplit.consumer.fetch.reading_events import GapFound, Unreadable
 from kpsplit.kafka.logical_message import LogicalMessage
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import key_hash

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Message, Producer
 
-from kpsplit.consumer.committing import Processed
-from kpsplit.consumer.covering import Cover
+from kpsplit.consumer.commit.covering import Cover
+from kpsplit.consumer.commit.writes import Processed
+from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.state import TEXT, UNSIGNED, SlotId, StateStore
-from kpsplit.consumer.subscriptions import Mode
 from kpsplit.errors import ConflictError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.splitter.cursor import Cursor

@@ -6,7 +6,7 @@ import threading
 import time
 
 from kpsplit import Producer
-from kpsplit.consumer.lineage_reader import LineageReader
+from kpsplit.consumer.fetch.lineage_reader import LineageReader
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition

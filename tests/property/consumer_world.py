@@ -12,10 +12,10 @@ from random import Random
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.batch import OwnedSlot, placed_hash
-from kpsplit.consumer.buffer import FetchBuffer
-from kpsplit.consumer.reading_events import ReadingEvent
-from kpsplit.consumer.tracks import PartitionTracks
+from kpsplit.consumer.fetch.batch import OwnedSlot, placed_hash
+from kpsplit.consumer.fetch.buffer import FetchBuffer
+from kpsplit.consumer.fetch.fetch_state import PartitionTracks
+from kpsplit.consumer.fetch.reading_events import ReadingEvent
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.events import Abort, Commit, Cut, Fence, Finish, Prepare

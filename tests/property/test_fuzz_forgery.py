@@ -15,7 +15,7 @@ from confluent_kafka import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kpsplit.consumer.logical_record import read_headers
+from kpsplit.consumer.fetch.logical_record import read_headers
 from kpsplit.errors import FutureVersionError
 from kpsplit.kafka.markers import marker_of
 from kpsplit.spark_jobs.snapshot import LogBounds, Snapshot

@@ -13,10 +13,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpsplit.consumer.ahead import Ahead
-from kpsplit.consumer.batch import Batch, OwnedSlot, message_hash
-from kpsplit.consumer.committing import least
+from kpsplit.consumer.commit.writes import least
+from kpsplit.consumer.fetch.batch import Batch, OwnedSlot, message_hash
 from kpsplit.consumer.run.lanes import Lane, LaneScheduler, LaneState
+from kpsplit.consumer.slots.pieces import Ahead
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import key_hash

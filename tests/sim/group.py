@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kpsplit.consumer.batch import OwnedSlot
+from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.offsets import RangeCommit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kpsplit.consumer.batch import OwnedSlot
+from kpsplit.consumer.fetch.batch import OwnedSlot
 from tests.sim.event_words import FAULTS, Happening, Told, suspend
 from tests.sim.members import SimMember
 from tests.sim.world import World

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.batch import OwnedSlot
-from kpsplit.consumer.buffer import FetchBuffer
-from kpsplit.consumer.committing import Member as Committer
-from kpsplit.consumer.committing import Processed, least, writes
+from kpsplit.consumer.commit.writes import Member as Committer
+from kpsplit.consumer.commit.writes import Processed, least, writes
 from kpsplit.consumer.config import GapPolicy
-from kpsplit.consumer.gaps import Found
-from kpsplit.consumer.lineage_reader import Gap
-from kpsplit.consumer.physical_reader import LogBounds
-from kpsplit.consumer.reading_events import GapFound, ReadingEvent
-from kpsplit.consumer.subscriptions import Mode
-from kpsplit.consumer.tracks import PartitionTracks
+from kpsplit.consumer.fetch.batch import OwnedSlot
+from kpsplit.consumer.fetch.buffer import FetchBuffer
+from kpsplit.consumer.fetch.fetch_state import PartitionTracks
+from kpsplit.consumer.fetch.gaps import Found
+from kpsplit.consumer.fetch.lineage_reader import Gap
+from kpsplit.consumer.fetch.physical_reader import LogBounds
+from kpsplit.consumer.fetch.reading_events import GapFound, ReadingEvent
+from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

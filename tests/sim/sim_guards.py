@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kpsplit.consumer.tracks import PartitionTracks
+from kpsplit.consumer.fetch.fetch_state import PartitionTracks
 from kpsplit.errors import UnknownOutcomeError
 from kpsplit.producer import lease_duty
 from kpsplit.producer.context import Context

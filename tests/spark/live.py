@@ -5,8 +5,8 @@ from __future__ import annotations
 from confluent_kafka import Producer as PlainProducer
 
 from kpsplit import Producer
-from kpsplit.consumer.lineage_reader import LineageReader
-from kpsplit.consumer.logical_record import LogicalRecord
+from kpsplit.consumer.fetch.lineage_reader import LineageReader
+from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.control.operations import Operations
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.key_range import KeyRange

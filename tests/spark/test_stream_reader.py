@@ -13,7 +13,7 @@ from confluent_kafka import Producer as PlainProducer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer
-from kpsplit.consumer.physical_reader import PhysicalReader
+from kpsplit.consumer.fetch.physical_reader import PhysicalReader
 from kpsplit.errors import ConfigurationError, ConflictError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin

@@ -20,23 +20,23 @@ from confluent_kafka import KafkaError, Message, TopicPartition
 
 import kpsplit.consumer
 from kpsplit import Consumer
-from kpsplit.consumer import probing
-from kpsplit.consumer import reading as readings
-from kpsplit.consumer.buffer import FetchBuffer
-from kpsplit.consumer.calls import Calls
+from kpsplit.consumer.application_requests import Calls
+from kpsplit.consumer.broker_executor import Errands
+from kpsplit.consumer.commit.group_offsets import Start
 from kpsplit.consumer.config import GapPolicy, split_config
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.engine import Engine
-from kpsplit.consumer.errands import Errands
 from kpsplit.consumer.events import Events
-from kpsplit.consumer.group import GroupConsumer
-from kpsplit.consumer.holdings import Holding, Stage
-from kpsplit.consumer.ledger import Start
-from kpsplit.consumer.reading import SlotReader
+from kpsplit.consumer.fetch import probing
+from kpsplit.consumer.fetch import reader as readings
+from kpsplit.consumer.fetch.buffer import FetchBuffer
+from kpsplit.consumer.fetch.reader import SlotReader
+from kpsplit.consumer.group.group_consumer import GroupConsumer
+from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.reporting import report
-from kpsplit.consumer.run.desk import Desk
 from kpsplit.consumer.run.policies import Judge, Stop
-from kpsplit.consumer.subscriptions import Mode
+from kpsplit.consumer.run.work_queue import Desk
+from kpsplit.consumer.slots.assigned import Holding, Stage
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE, key_hash
@@ -48,8 +48,28 @@ from tests.unit.samples import PARENT, UNSPLIT, merge_attempt, operated, phantom
 
 PACKAGE = Path(kpsplit.consumer.__file__).parent
 BETWEEN = {
-    *("reading", "tracks", "sieve", "probing", "gaps", "gap_notices", "reporting", "logical_record", "batch"),
-    *("ahead", "epochs", "buffer", "progress", "desk", "lanes", "headers", "logical_message", "engine"),
+    *(
+        "reader",
+        "fetch_state",
+        "record_filter",
+        "probing",
+        "gaps",
+        "gap_notices",
+        "reporting",
+        "logical_record",
+        "batch",
+    ),
+    *(
+        "pieces",
+        "epochs",
+        "buffer",
+        "progress",
+        "work_queue",
+        "lanes",
+        "headers",
+        "logical_message",
+        "engine",
+    ),
 }
 """Files between the client and the application. Of the engine the turns are left out."""
 OUTSIDE = {

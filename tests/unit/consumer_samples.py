@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.batch import Batch, OwnedSlot, size_of
+from kpsplit.consumer.fetch.batch import Batch, OwnedSlot, size_of
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.records.marker import HEADER as MARKER

@@ -17,18 +17,18 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 from confluent_kafka.admin import NewPartitions
 
-from kpsplit.consumer.batch import Batch, OwnedSlot
-from kpsplit.consumer.buffer import FetchBuffer
+from kpsplit.consumer.broker_executor import Errands
+from kpsplit.consumer.commit.group_offsets import Start
 from kpsplit.consumer.config import split_config
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.engine import Engine, statistics
-from kpsplit.consumer.engine_states import State
-from kpsplit.consumer.errands import Errands
 from kpsplit.consumer.events import Events
-from kpsplit.consumer.group import GroupConsumer
-from kpsplit.consumer.ledger import Start
-from kpsplit.consumer.sink import Crowded
-from kpsplit.consumer.subscriptions import subscribed
+from kpsplit.consumer.fetch.batch import Batch, OwnedSlot
+from kpsplit.consumer.fetch.buffer import FetchBuffer
+from kpsplit.consumer.fetch.sink import Crowded
+from kpsplit.consumer.group.group_consumer import GroupConsumer
+from kpsplit.consumer.group.states import State
+from kpsplit.consumer.group.subscriptions import subscribed
 from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.kafka.group_members import Members, Owner
 from kpsplit.splitter.control_view import ControlView

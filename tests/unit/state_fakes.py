@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from kpsplit.consumer.batch import OwnedSlot
-from kpsplit.consumer.covering import Cover, Place
+from kpsplit.consumer.commit.covering import Cover, Place
+from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.state.marker import Marker
 from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
 from kpsplit.consumer.state.slots import SlotId

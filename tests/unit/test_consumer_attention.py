@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kpsplit import Consumer
-from kpsplit.consumer.buffer import FetchBuffer
 from kpsplit.consumer.events import Events
+from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.errors import KpsplitError
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE

@@ -12,7 +12,7 @@ from kpsplit.consumer import engine as engines
 from tests.unit import broken_lines
 from tests.unit.broken_lines import broken_at, lines_of
 
-ALONE = {"poll": None, "consume": {"buffer", "progress"}, "lanes": {"desk", "lanes"}}
+ALONE = {"poll": None, "consume": {"buffer", "progress"}, "lanes": {"work_queue", "lanes"}}
 """Which files are gone through; the reading side is the same for all."""
 
 

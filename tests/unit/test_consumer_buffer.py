@@ -11,8 +11,8 @@ from math import inf
 import pytest
 from confluent_kafka import Message
 
-from kpsplit.consumer.buffer import FetchBuffer
-from kpsplit.consumer.waking import SHUT
+from kpsplit.consumer.fetch.buffer import FetchBuffer
+from kpsplit.consumer.group.ownership import SHUT
 from kpsplit.splitter.cursor import Cursor
 from tests.unit.consumer_samples import FIRST, HIGH, SECOND, batch, message
 from tests.unit.samples import PARENT
@@ -226,7 +226,7 @@ def test_a_record_on_its_way_to_the_application_does_not_count_as_processed(monk
             seen.append(position(buffer))
             return taken
 
-    monkeypatch.setattr("kpsplit.consumer.buffer.deque", Watched)
+    monkeypatch.setattr("kpsplit.consumer.fetch.buffer.deque", Watched)
     buffer = FetchBuffer(locked=False)
     buffer.taken(FIRST, Cursor(FIRST.range, {}))
     buffer.wait(0)

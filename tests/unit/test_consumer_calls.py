@@ -7,8 +7,8 @@ from concurrent.futures import Future
 import pytest
 from confluent_kafka import Message
 
-from kpsplit.consumer.batch import Batch
-from kpsplit.consumer.calls import Calls
+from kpsplit.consumer.application_requests import Calls
+from kpsplit.consumer.fetch.batch import Batch
 from tests.unit.engine_world import PARENT, TOPIC, World, slot
 from tests.unit.lane_samples import keys_in
 from tests.unit.samples import UNSPLIT

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer.calls import Calls
-from kpsplit.consumer.carrier import LoadError
-from kpsplit.consumer.committer import Parts
+from kpsplit.consumer.application_requests import Calls
+from kpsplit.consumer.commit.committer import Parts
+from kpsplit.consumer.commit.payload import LoadError
 from kpsplit.errors import FencedError
 from tests.unit.engine_world import World, record, slot
 

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from kpsplit import Consumer
-from kpsplit.consumer.calls import Calls
+from kpsplit.consumer.application_requests import Calls
 from kpsplit.consumer.session import answer
 from tests.unit.engine_world import World, record, slot
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from kpsplit.consumer.ahead import Ahead
-from kpsplit.consumer.batch import Batch, OwnedSlot
-from kpsplit.consumer.committing import (
+from kpsplit.consumer.commit.writes import (
     Member,
     Processed,
     least,
@@ -13,8 +11,10 @@ from kpsplit.consumer.committing import (
     plain_offsets,
     writes,
 )
-from kpsplit.consumer.marks import behind_record, further
-from kpsplit.consumer.subscriptions import Mode
+from kpsplit.consumer.fetch.batch import Batch, OwnedSlot
+from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.consumer.slots.marks import behind_record, further
+from kpsplit.consumer.slots.pieces import Ahead
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kpsplit.consumer.calls import Calls
-from kpsplit.consumer.engine_states import State
+from kpsplit.consumer.application_requests import Calls
+from kpsplit.consumer.group.states import State
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from tests.unit.engine_world import PARENT, World, slot

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kpsplit.consumer import righting
-from kpsplit.consumer.batch import OwnedSlot
-from kpsplit.consumer.committing import Member
-from kpsplit.consumer.holdings import Holding, Holdings, Stage
-from kpsplit.consumer.righting import Righting
-from kpsplit.consumer.subscriptions import Mode
+from kpsplit.consumer.commit import righting
+from kpsplit.consumer.commit.righting import Righting
+from kpsplit.consumer.commit.writes import Member
+from kpsplit.consumer.fetch.batch import OwnedSlot
+from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.consumer.slots.assigned import Holding, Holdings, Stage
 from kpsplit.errors import UnreachableError
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KEY_SPACE, KeyRange

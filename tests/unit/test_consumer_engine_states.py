@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.consumer.engine_states import TRANSITIONS, Event, Life, State, next_state
+from kpsplit.consumer.group.states import TRANSITIONS, Event, Life, State, next_state
 from kpsplit.errors import InvariantError
 
 

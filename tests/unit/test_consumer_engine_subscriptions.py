@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.consumer.subscriptions import Mode, Subscribed, resolve, subscribed
+from kpsplit.consumer.group.subscriptions import Mode, Subscribed, resolve, subscribed
 from kpsplit.errors import UsageError
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from confluent_kafka import Message
 
-from kpsplit.consumer.engine_states import State
-from kpsplit.consumer.membership import by_hand
+from kpsplit.consumer.group.membership import by_hand
+from kpsplit.consumer.group.states import State
+from kpsplit.consumer.group.subscriptions import Mode, Subscribed
 from kpsplit.consumer.run.attaching import Attached, attach
-from kpsplit.consumer.run.desk import Desk
 from kpsplit.consumer.run.handlers import synchronous
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.threads import ThreadWorkers
-from kpsplit.consumer.subscriptions import Mode, Subscribed
+from kpsplit.consumer.run.work_queue import Desk
 from kpsplit.errors import UnreachableError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.group_members import Members, Owner

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kpsplit.consumer.batch import Batch
-from kpsplit.consumer.committing import Member, Processed, writes
-from kpsplit.consumer.epochs import STRETCHES, LeaderEpochs
-from kpsplit.consumer.subscriptions import Mode
+from kpsplit.consumer.commit.epochs import STRETCHES, LeaderEpochs
+from kpsplit.consumer.commit.writes import Member, Processed, writes
+from kpsplit.consumer.fetch.batch import Batch
+from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE

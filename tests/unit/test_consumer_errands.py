@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.consumer.errands import Errands
+from kpsplit.consumer.broker_executor import Errands
 
 
 def test_whatever_a_job_raises_the_next_one_is_run() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kpsplit import Consumer
-from kpsplit.consumer import consumer as module
+from kpsplit.consumer import client as module
 from kpsplit.errors import KpsplitError
 
 THREADS = 8

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kpsplit.consumer.ledger import Found, Ledger, Start, StillOwnedError, Wanted
-from kpsplit.consumer.subscriptions import Mode
+from kpsplit.consumer.commit.group_offsets import Found, Ledger, Start, StillOwnedError, Wanted
+from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.group_members import Members, Owner
 from kpsplit.splitter.commits import CommitFold

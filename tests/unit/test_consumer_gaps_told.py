@@ -10,18 +10,18 @@ from itertools import count
 
 import pytest
 
-from kpsplit.consumer.batch import Batch, OwnedSlot
 from kpsplit.consumer.config import GapPolicy
 from kpsplit.consumer.context import Context
-from kpsplit.consumer.gaps import Found
-from kpsplit.consumer.lineage_reader import Gap
-from kpsplit.consumer.physical_reader import LogBounds
-from kpsplit.consumer.reading_events import ReadingEvent
+from kpsplit.consumer.fetch.batch import Batch, OwnedSlot
+from kpsplit.consumer.fetch.fetch_state import PartitionTracks
+from kpsplit.consumer.fetch.gaps import Found
+from kpsplit.consumer.fetch.lineage_reader import Gap
+from kpsplit.consumer.fetch.physical_reader import LogBounds
+from kpsplit.consumer.fetch.reading_events import ReadingEvent
 from kpsplit.consumer.reporting import report
 from kpsplit.consumer.run.attaching import Attached, attach, commit_now
-from kpsplit.consumer.run.desk import Desk
 from kpsplit.consumer.run.policies import Judge, Stop
-from kpsplit.consumer.tracks import PartitionTracks
+from kpsplit.consumer.run.work_queue import Desk
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer import starter
-from kpsplit.consumer.ledger import Ledger, NoOffsetError, Start, Wanted
-from kpsplit.consumer.subscriptions import Mode
+from kpsplit.consumer.commit.group_offsets import Ledger, NoOffsetError, Start, Wanted
+from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.consumer.slots import initializer as starter
 from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError, UnreachableError
 from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.kafka.log_ends import Failed

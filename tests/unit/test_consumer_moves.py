@@ -8,11 +8,11 @@ from concurrent.futures import Future
 import pytest
 from confluent_kafka import TopicPartition
 
-from kpsplit.consumer.calls import Calls
-from kpsplit.consumer.committer import Parts
-from kpsplit.consumer.committing import Member, Processed, writes
-from kpsplit.consumer.sending import Cursors
-from kpsplit.consumer.subscriptions import Mode
+from kpsplit.consumer.application_requests import Calls
+from kpsplit.consumer.commit.committer import Parts
+from kpsplit.consumer.commit.sender import Cursors
+from kpsplit.consumer.commit.writes import Member, Processed, writes
+from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from kpsplit.consumer.gaps import Found, loss
-from kpsplit.consumer.holdings import Stage
-from kpsplit.consumer.ledger import Start
-from kpsplit.consumer.physical_reader import LogBounds
-from kpsplit.consumer.reading import OwnedSlot
-from kpsplit.consumer.reading_events import GapFound, ReadingEvent, Unreadable
+from kpsplit.consumer.commit.group_offsets import Start
+from kpsplit.consumer.fetch.gaps import Found, loss
+from kpsplit.consumer.fetch.physical_reader import LogBounds
+from kpsplit.consumer.fetch.reader import OwnedSlot
+from kpsplit.consumer.fetch.reading_events import GapFound, ReadingEvent, Unreadable
 from kpsplit.consumer.reporting import report
-from kpsplit.consumer.starter import start_at
+from kpsplit.consumer.slots.assigned import Stage
+from kpsplit.consumer.slots.initializer import start_at
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.partition_state import PartitionState

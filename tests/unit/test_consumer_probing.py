@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer.gaps import Found
-from kpsplit.consumer.probing import LogProbe
+from kpsplit.consumer.fetch.gaps import Found
+from kpsplit.consumer.fetch.probing import LogProbe
 from kpsplit.kafka import admin_answers, clock
 from kpsplit.splitter.lineage import PhysicalPartition
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kpsplit.consumer.progress import Progress, without
+from kpsplit.consumer.fetch.progress import Progress, without
 from kpsplit.splitter.cursor import Cursor
 from tests.unit.consumer_samples import FIRST, HIGH, SECOND, batch, message
 from tests.unit.samples import UNSPLIT, life

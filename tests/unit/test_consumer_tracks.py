@@ -8,13 +8,13 @@ from itertools import count
 import pytest
 from confluent_kafka import Message
 
-from kpsplit.consumer.batch import OwnedSlot, placed_hash
 from kpsplit.consumer.config import GapPolicy
-from kpsplit.consumer.gaps import Found
-from kpsplit.consumer.lineage_reader import GapReason
-from kpsplit.consumer.physical_reader import LogBounds
-from kpsplit.consumer.reading_events import EndReached, ForeignFound, GapFound, ReadingEvent, Unreadable
-from kpsplit.consumer.tracks import PartitionTracks
+from kpsplit.consumer.fetch.batch import OwnedSlot, placed_hash
+from kpsplit.consumer.fetch.fetch_state import PartitionTracks
+from kpsplit.consumer.fetch.gaps import Found
+from kpsplit.consumer.fetch.lineage_reader import GapReason
+from kpsplit.consumer.fetch.physical_reader import LogBounds
+from kpsplit.consumer.fetch.reading_events import EndReached, ForeignFound, GapFound, ReadingEvent, Unreadable
 from kpsplit.kafka.logical_message import LogicalMessage, Place, place_of
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.events import Abort

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from kpsplit.consumer import views as module
-from kpsplit.consumer.subscriptions import Mode
-from kpsplit.consumer.views import Views
+from kpsplit.consumer import metadata as module
+from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.consumer.metadata import Views
 from kpsplit.errors import KpsplitError, UnreachableError
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, encode_enrolment

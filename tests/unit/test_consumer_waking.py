@@ -6,11 +6,11 @@ from math import inf
 
 import pytest
 
-from kpsplit.consumer.batch import OwnedSlot
 from kpsplit.consumer.config import split_config
-from kpsplit.consumer.holdings import Holding
-from kpsplit.consumer.subscriptions import Mode
-from kpsplit.consumer.waking import ASLEEP_SECONDS, SHUT, Question, Waking
+from kpsplit.consumer.fetch.batch import OwnedSlot
+from kpsplit.consumer.group.ownership import ASLEEP_SECONDS, SHUT, Question, Waking
+from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.consumer.slots.assigned import Holding
 from kpsplit.kafka.group_members import Owner
 from kpsplit.splitter.lineage import PhysicalPartition
 

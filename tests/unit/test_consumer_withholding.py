@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from kpsplit.consumer.batch import OwnedSlot
-from kpsplit.consumer.holdings import Holding, Holdings, Stage
-from kpsplit.consumer.starter import may_begin
-from kpsplit.consumer.subscriptions import Mode
-from kpsplit.consumer.withholding import Withholding
+from kpsplit.consumer.fetch.batch import OwnedSlot
+from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.consumer.slots.assigned import Holding, Holdings, Stage
+from kpsplit.consumer.slots.initializer import may_begin
+from kpsplit.consumer.slots.withholding import Withholding
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kpsplit.consumer.lineage_reader import Gap, GapReason, Tally
-from kpsplit.consumer.logical_record import LogicalRecord
+from kpsplit.consumer.fetch.lineage_reader import Gap, GapReason, Tally
+from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.control.status import Report
 from kpsplit.demo.charts import LogScale, Scale, powers, runs, ticks, usual_height
 from kpsplit.demo.chronicle import Chronicle, OperationLog, Span

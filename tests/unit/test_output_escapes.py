@@ -21,7 +21,7 @@ from kpsplit.admin_cli.render.offsets import progress_json, show_progress, show_
 from kpsplit.admin_cli.render.plan import show_plan
 from kpsplit.admin_cli.render.records import record_json, record_line
 from kpsplit.admin_cli.render.report import show_outcome, show_report
-from kpsplit.consumer.logical_record import LogicalRecord
+from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.control.group_progress import Basis, PartitionProgress, RangeProgress
 from kpsplit.control.plans import Check as PlanCheck
 from kpsplit.control.plans import Drain, HotKey

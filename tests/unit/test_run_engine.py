@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, Message, TopicPartition
 
-from kpsplit.consumer.calls import Calls
-from kpsplit.consumer.holdings import Stage
+from kpsplit.consumer.application_requests import Calls
 from kpsplit.consumer.run.attaching import Attached, attach, commit_now
-from kpsplit.consumer.run.desk import Desk
 from kpsplit.consumer.run.lanes import Lane
 from kpsplit.consumer.run.outbox import Outbox
 from kpsplit.consumer.run.output import Output
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.transactional import OutputCarrier
+from kpsplit.consumer.run.work_queue import Desk
+from kpsplit.consumer.slots.assigned import Stage
 from kpsplit.errors import KpsplitError, UnknownOutcomeError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.splitter.key_range import WHOLE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.consumer.batch import OwnedSlot
+from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.run.lanes import Lane, LaneScheduler
 from kpsplit.errors import InvariantError
 from kpsplit.splitter.cursor import Cursor

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.committing import Processed
-from kpsplit.consumer.covering import Cover, Place, place_of
-from kpsplit.consumer.subscriptions import Mode
+from kpsplit.consumer.commit.covering import Cover, Place, place_of
+from kpsplit.consumer.commit.writes import Processed
+from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.kafka.logical_message import is_identity, wrapped_one
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange, key_hash

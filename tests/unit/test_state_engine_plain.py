@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer.batch import OwnedSlot
-from kpsplit.consumer.committer import Committer
-from kpsplit.consumer.epochs import LeaderEpochs
-from kpsplit.consumer.holdings import Holding, Holdings, Stage
-from kpsplit.consumer.keeping import Keeping
-from kpsplit.consumer.sending import Piece, send
+from kpsplit.consumer.commit.committer import Committer
+from kpsplit.consumer.commit.epochs import LeaderEpochs
+from kpsplit.consumer.commit.sender import Piece, send
+from kpsplit.consumer.fetch.batch import OwnedSlot
+from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.consumer.slots.assigned import Holding, Holdings, Stage
+from kpsplit.consumer.slots.state_binding import Keeping
 from kpsplit.consumer.state.slots import SlotId
-from kpsplit.consumer.subscriptions import Mode
 from kpsplit.errors import KpsplitError, UnreachableError
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE

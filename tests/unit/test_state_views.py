@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kpsplit.consumer.covering import Place
+from kpsplit.consumer.commit.covering import Place
 from kpsplit.consumer.state.marker import Marker
 from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
 from kpsplit.consumer.state.slots import SlotId

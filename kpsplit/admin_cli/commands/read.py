@@ -18,7 +18,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 
 if TYPE_CHECKING:
-    from kpsplit.consumer.logical_record import LogicalRecord
+    from kpsplit.consumer.fetch.logical_record import LogicalRecord
 
 
 @click.command("read", cls=VerbCommand)
@@ -41,7 +41,7 @@ def command(call: Call, partition: PhysicalPartition, first: int, limit: int | N
     delivered, strays and gaps for example, is counted on stderr.
     """
     from kpsplit.admin_cli.render.records import tally_lines
-    from kpsplit.consumer.lineage_reader import LineageReader
+    from kpsplit.consumer.fetch.lineage_reader import LineageReader
 
     with call.operations() as operations:
         state = find_state(operations, call.connection, partition)

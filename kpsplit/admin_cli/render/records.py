@@ -8,8 +8,8 @@ from typing import Any
 from rich.cells import set_cell_size
 
 from kpsplit.admin_cli.render.text import show_bytes
-from kpsplit.consumer.lineage_reader import Tally
-from kpsplit.consumer.logical_record import LogicalRecord
+from kpsplit.consumer.fetch.lineage_reader import Tally
+from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.splitter.records.stamp import Stamp, instance_name
 from kpsplit.splitter.words import many
 

@@ -4,7 +4,7 @@
 ``lanes``               which record is worked on next; pure
 ``policies``            what happens when a handler fails; pure
 ``outbox``              which outputs belong to a commit; pure
-``desk``                the lanes under a lock: a sink for the engine, work for the workers
+``work_queue``          the lanes under a lock: a sink for the engine, work for the workers
 ``threads``             workers that are threads; ``processes`` and ``remote``: with a process for each
 ``coroutines``          workers that are tasks of an event loop
 ``runner``              one call of ``run()``; ``attaching``: what it does in the engine's thread
@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 from kpsplit.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from kpsplit.consumer.run.desk import RunStats
     from kpsplit.consumer.run.output import Output
     from kpsplit.consumer.run.policies import DeadLetter, HandlerError, Retry, Skip, Stop
     from kpsplit.consumer.run.record import Record
     from kpsplit.consumer.run.remote import WorkerDiedError
     from kpsplit.consumer.run.runner import run
+    from kpsplit.consumer.run.work_queue import RunStats
 
 __all__ = [
     "run",
@@ -49,7 +49,7 @@ __getattr__ = lazy_names(
         ),
         "Output": "kpsplit.consumer.run.output",
         "Record": "kpsplit.consumer.run.record",
-        "RunStats": "kpsplit.consumer.run.desk",
+        "RunStats": "kpsplit.consumer.run.work_queue",
         "WorkerDiedError": "kpsplit.consumer.run.remote",
     },
 )

@@ -10,15 +10,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from kpsplit.consumer.ahead import Ahead
-from kpsplit.consumer.carrier import Carrier
-from kpsplit.consumer.committer import Committer, Parts
+from kpsplit.consumer.commit.committer import Committer, Parts
+from kpsplit.consumer.commit.group_offsets import Start, merged
+from kpsplit.consumer.commit.payload import Carrier
 from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.context import Context
-from kpsplit.consumer.holdings import IN_SINK, Holding, Stage
-from kpsplit.consumer.ledger import Start, merged
-from kpsplit.consumer.sink import Sink
-from kpsplit.consumer.starter import begin, start_anew
+from kpsplit.consumer.fetch.sink import Sink
+from kpsplit.consumer.slots.assigned import IN_SINK, Holding, Stage
+from kpsplit.consumer.slots.initializer import begin, start_anew
+from kpsplit.consumer.slots.pieces import Ahead
 from kpsplit.splitter.cursor import Cursor
 
 

@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import Any
 
 from kpsplit.consumer.run.dead_letters import Letters
-from kpsplit.consumer.run.desk import Desk
 from kpsplit.consumer.run.lanes import Lane
 from kpsplit.consumer.run.output import Output
 from kpsplit.consumer.run.policies import DeadLetter, Rest
+from kpsplit.consumer.run.work_queue import Desk
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 

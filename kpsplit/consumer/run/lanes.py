@@ -20,7 +20,7 @@ other.
 A slot that leaves while a record of it is being worked on becomes an *orphan*. If its keys come back (a seek,
 or the slot itself), nothing of them is given out before the orphan is done.
 
-No locks, threads, clocks here: ``desk`` is the shell.
+No locks, threads, clocks here: ``work_queue`` is the shell.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
 
-from kpsplit.consumer.batch import MESSAGE_BYTES, Batch, OwnedSlot, header_bytes, message_hash
-from kpsplit.consumer.covering import Place
+from kpsplit.consumer.commit.covering import Place
+from kpsplit.consumer.fetch.batch import MESSAGE_BYTES, Batch, OwnedSlot, header_bytes, message_hash
 from kpsplit.errors import InvariantError
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.cursor import Cursor

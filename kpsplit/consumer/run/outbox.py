@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kpsplit.consumer.batch import OwnedSlot
-from kpsplit.consumer.committing import Processed
-from kpsplit.consumer.covering import Cover, Place
+from kpsplit.consumer.commit.covering import Cover, Place
+from kpsplit.consumer.commit.writes import Processed
+from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.run.lanes import Entry, Home
 from kpsplit.consumer.run.output import Output
 

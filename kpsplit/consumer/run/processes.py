@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kpsplit.consumer.run.dead_letters import Letters
-from kpsplit.consumer.run.desk import Desk
 from kpsplit.consumer.run.remote import RemoteHandler
 from kpsplit.consumer.run.threads import ThreadWorkers
+from kpsplit.consumer.run.work_queue import Desk
 from kpsplit.kafka.clock import Deadline
 
 

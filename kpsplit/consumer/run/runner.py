@@ -15,14 +15,13 @@ from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer.buffer import FetchBuffer
-from kpsplit.consumer.committer import Parts
+from kpsplit.consumer.commit.committer import Parts
 from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.engine import timed_out
+from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.run.attaching import Attached, attach, commit_now
 from kpsplit.consumer.run.coroutines import CoroutineWorkers
 from kpsplit.consumer.run.dead_letters import DeadLetters, Letters, LettersInTransactions
-from kpsplit.consumer.run.desk import Desk, RunStats
 from kpsplit.consumer.run.handlers import Handler, asynchronous, check_handler, is_async, synchronous
 from kpsplit.consumer.run.outbox import Outbox
 from kpsplit.consumer.run.output import OutputError
@@ -31,6 +30,7 @@ from kpsplit.consumer.run.processes import ProcessWorkers
 from kpsplit.consumer.run.remote import packed
 from kpsplit.consumer.run.threads import ThreadWorkers
 from kpsplit.consumer.run.transactional import OutputCarrier, following_producer
+from kpsplit.consumer.run.work_queue import Desk, RunStats
 from kpsplit.consumer.session import Session
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline

@@ -14,11 +14,11 @@ from math import inf
 from typing import Any
 
 from kpsplit.consumer.run.dead_letters import Letters
-from kpsplit.consumer.run.desk import Desk
 from kpsplit.consumer.run.lanes import Lane
 from kpsplit.consumer.run.output import Output
 from kpsplit.consumer.run.policies import DeadLetter, Rest
 from kpsplit.consumer.run.remote import GivenUpError
+from kpsplit.consumer.run.work_queue import Desk
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
 

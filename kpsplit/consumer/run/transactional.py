@@ -14,13 +14,13 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer.batch import OwnedSlot
-from kpsplit.consumer.carrier import LoadError
-from kpsplit.consumer.committing import Processed
-from kpsplit.consumer.run.desk import Desk
+from kpsplit.consumer.commit.payload import LoadError
+from kpsplit.consumer.commit.writes import Processed
+from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.run.outbox import Transfer
 from kpsplit.consumer.run.output import OutputError
 from kpsplit.consumer.run.producing import produce_with_room
+from kpsplit.consumer.run.work_queue import Desk
 from kpsplit.errors import UsageError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection

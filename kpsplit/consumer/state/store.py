@@ -13,8 +13,8 @@ from typing import Any
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.covering import Cover, Place, place_of
-from kpsplit.consumer.state.committing import ChangelogCommit, Part, PlainWriter
+from kpsplit.consumer.commit.covering import Cover, Place, place_of
+from kpsplit.consumer.state.changelog_commit import ChangelogCommit, Part, PlainWriter
 from kpsplit.consumer.state.follower import Follower
 from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
 from kpsplit.consumer.state.slots import Slot, SlotId, changelog_topic

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from kpsplit.consumer.covering import Place
+from kpsplit.consumer.commit.covering import Place
 from kpsplit.consumer.state.changelog_record import MAX_RECORD_BYTES
 from kpsplit.consumer.state.owned import OwnedState
 from kpsplit.consumer.state.slots import SlotId, successor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar, Token
 from types import TracebackType
 
-from kpsplit.consumer.covering import Place
+from kpsplit.consumer.commit.covering import Place
 from kpsplit.consumer.state.owned import OwnedState
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.errors import UsageError

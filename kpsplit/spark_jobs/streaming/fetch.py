@@ -12,7 +12,7 @@ import pyarrow as pa
 from confluent_kafka import Message
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from kpsplit.consumer.physical_reader import AHEAD, LostStartError, PhysicalReader
+from kpsplit.consumer.fetch.physical_reader import AHEAD, LostStartError, PhysicalReader
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.headers import headers_of

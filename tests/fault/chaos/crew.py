@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import psutil
 
-from kpsplit.consumer.lineage_reader import Gap
+from kpsplit.consumer.fetch.lineage_reader import Gap
 from kpsplit.demo.group.orders import FINISH, MemberNews, MemberOrders
 from kpsplit.demo.process import ChildDiedError, ChildProcess
 from kpsplit.kafka.clock import Deadline

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TextIO
 
 from confluent_kafka import KafkaException
 
-from kpsplit.consumer.lineage_reader import Gap
+from kpsplit.consumer.fetch.lineage_reader import Gap
 from kpsplit.demo.group.member import Work, tell
 from kpsplit.demo.group.orders import MemberNews, MemberOrders
 from kpsplit.demo.parent import die_with_parent

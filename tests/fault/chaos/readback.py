@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kpsplit.consumer.lineage_reader import Gap, LineageReader
-from kpsplit.consumer.logical_record import LogicalRecord
+from kpsplit.consumer.fetch.lineage_reader import Gap, LineageReader
+from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.demo.journal import Entry, read_journal
 from kpsplit.demo.traffic import sequence_in, writer_in
 from kpsplit.kafka.connection import Connection

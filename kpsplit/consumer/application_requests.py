@@ -1,0 +1,297 @@
+"""What the application's calls do in the engine's thread: commits, seeks, pauses, assignment by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from kpsplit.consumer.commit.committer import Parts
+from kpsplit.consumer.commit.group_offsets import Start, Wanted
+from kpsplit.consumer.commit.sender import Cursors
+from kpsplit.consumer.commit.writes import logical_position
+from kpsplit.consumer.context import Context
+from kpsplit.consumer.engine import Engine
+from kpsplit.consumer.fetch.buffer import FetchBuffer
+from kpsplit.consumer.fetch.reader import OwnedSlot
+from kpsplit.consumer.group.membership import by_hand, slot_by_hand
+from kpsplit.consumer.slots.assigned import IN_SINK, Holding, Stage
+from kpsplit.consumer.slots.given import EARLIEST
+from kpsplit.consumer.slots.initializer import start_at
+from kpsplit.consumer.slots.marks import behind_record
+from kpsplit.consumer.slots.pieces import Ahead
+from kpsplit.kafka.logical_message import Place, place_of
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+
+UNKNOWN_PARTITION = KafkaError._UNKNOWN_PARTITION
+
+
+class Calls:
+    """See the module. Every method runs in the engine's thread."""
+
+    def __init__(self, engine: Engine, buffer: FetchBuffer) -> None:
+        self._engine = engine
+        self._context: Context = engine.context
+        self._buffer = buffer
+
+    # -- commits -----------------------------------------------------------------------------------
+
+    def commit(self, cursors: Cursors, future: Future[Parts] | None) -> None:
+        """Commit slots; the future tells what was committed, or raises _NO_OFFSET if that is nothing."""
+        self._engine.committer.ask(cursors, future)
+
+    def keep(self, cursors: Cursors, *, exactly: bool = False) -> Cursors:
+        """Have no later commit take these cursors back; return them as they are to be committed.
+
+        ``exactly``: the application has named the place, which may lie before what was kept until now. Else
+        they are never behind that.
+        """
+        context = self._context
+        kept: dict[OwnedSlot, tuple[Cursor, ...]] = {}
+        for slot, pieces in cursors.items():
+            known = None if exactly else context.ahead.get(slot)
+            kept[slot] = tuple(known.furthest(pieces, context.lineage(slot.parent))) if known else pieces
+            if context.settings.auto_store:
+                context.ahead[slot] = Ahead(kept[slot])
+            else:
+                context.stored[slot] = kept[slot]
+        return kept
+
+    def handed_out(self, mark: int) -> Cursors:
+        """Return the cursors of everything before a mark, where they are not committed."""
+        found: dict[OwnedSlot, tuple[Cursor, ...]] = {}
+        for holding in self._context.holdings.on(IN_SINK):
+            cursors = self._at(holding, mark)
+            if self._context.unsaved(holding, cursors):
+                found[holding.slot] = cursors
+        return found
+
+    def _at(self, holding: Holding, mark: int) -> tuple[Cursor, ...]:
+        context = self._context
+        if not context.settings.auto_store:
+            return context.processed(holding)
+        lineage = context.lineage(holding.parent)
+        return context.settled(holding.slot, [self._buffer.cursor_at(holding.slot, mark)], lineage)
+
+    def behind_message(self, message: Any, mark: int) -> Cursors:
+        """Return the cursors that say that a message, and what came before it, is processed."""
+        parent = PhysicalPartition(message.topic(), message.partition())
+        place = self.place(message)
+        if place is None:
+            return {}
+
+        def move(lineage: Lineage, before: Cursor, read: Cursor) -> Cursor:
+            return behind_record(lineage, before, read, place.segment, place.source_offset + 1)
+
+        return self._moved(parent, mark, move)
+
+    def behind_offsets(self, parts: Sequence[TopicPartition], mark: int) -> Cursors:
+        """Return the cursors that say that everything below logical offsets is processed."""
+        found: dict[OwnedSlot, tuple[Cursor, ...]] = {}
+        for part in parts:
+            if part.offset >= 0:
+                found.update(self._below(part, mark))
+                self._keep_metadata(part)
+        for holding in self._context.holdings:
+            if holding.slot in found:
+                self._note_move(holding, found[holding.slot])
+        return found
+
+    def _keep_metadata(self, part: TopicPartition) -> None:
+        parent = PhysicalPartition(part.topic, part.partition)
+        if part.metadata:
+            self._context.commit_metadata[parent] = part.offset, part.metadata
+        else:
+            self._context.commit_metadata.pop(parent, None)
+
+    def _below(self, part: TopicPartition, mark: int) -> Cursors:
+        def move(lineage: Lineage, _: Cursor, read: Cursor) -> Cursor:
+            limits = {s.id: s.end if s.end is not None else 1 << 62 for s in lineage}
+            limits |= read.pending(lineage)
+            return Cursor.from_logical(lineage, read.range, part.offset, limits)
+
+        return self._moved(PhysicalPartition(part.topic, part.partition), mark, move)
+
+    def _moved(
+        self, parent: PhysicalPartition, mark: int, move: Callable[[Lineage, Cursor, Cursor], Cursor]
+    ) -> Cursors:
+        lineage = self._context.lineage(parent)
+        found: dict[OwnedSlot, tuple[Cursor, ...]] = {}
+        for holding in self._context.holdings.of(parent):
+            if holding.stage not in IN_SINK or holding.start is None:
+                continue
+            read = self._buffer.cursor_at(holding.slot, mark)
+            # Behind a seek back what is committed is no floor.
+            committed = () if holding.sought > holding.moves_told else holding.committed
+            known = self._context.stored.get(holding.slot) or committed or holding.start.pieces
+            found[holding.slot] = tuple(
+                move(lineage, before, read.narrowed(before.range)) for before in known
+            )
+        return found
+
+    def store(self, cursors: Cursors) -> None:
+        """Keep what ``store_offsets`` said for the next commit."""
+        if not cursors:
+            raise KafkaException(KafkaError(KafkaError._STATE, "no slot of the partition is assigned"))
+        self._context.stored.update(cursors)
+
+    def place(self, message: Any) -> Place | None:
+        """Return where a message is stored."""
+        return place_of(
+            message, self._context.lineage(PhysicalPartition(message.topic(), message.partition()))
+        )
+
+    # -- places ------------------------------------------------------------------------------------
+
+    def assignment(self) -> list[TopicPartition]:
+        """Return the logical partitions of which a slot is assigned."""
+        return [TopicPartition(p.topic, p.partition) for p in self._context.holdings.parents()]
+
+    def positions(self, parts: Sequence[TopicPartition], mark: int) -> list[int | None]:
+        """Return the least logical offset that was not handed out, per partition; None if nothing was."""
+        return [self._position(PhysicalPartition(p.topic, p.partition), mark) for p in parts]
+
+    def _position(self, parent: PhysicalPartition, mark: int) -> int | None:
+        mine = [h for h in self._context.holdings.of(parent) if h.stage in IN_SINK and h.start is not None]
+        lineage = self._context.lineage(parent)
+        cursors = [c for h in mine for c in self._stands(h.slot, mark)]
+        starts = [c for h in mine if h.start is not None for c in h.start.pieces]
+        now, begun = logical_position(lineage, cursors), logical_position(lineage, starts)
+        return now if cursors and now != begun else None
+
+    def _stands(self, slot: OwnedSlot, mark: int) -> Sequence[Cursor]:
+        """Return what of a slot was handed out; inside ``run()``, what its workers are done with."""
+        if self._context.sink is self._buffer:
+            return [self._buffer.cursor_at(slot, mark)]
+        return self._context.sink.cursor(slot)
+
+    def wanted(self, parts: Sequence[TopicPartition]) -> list[Wanted]:
+        """Return whole logical partitions as the ledger takes them."""
+        views = self._context.views
+        return [
+            Wanted(
+                views.state(PhysicalPartition(p.topic, p.partition)).lineage,
+                views.subscribed(p.topic).mode,
+                WHOLE,
+            )
+            for p in parts
+        ]
+
+    def known(self) -> bool:
+        """Tell whether it is known what is enrolled."""
+        return self._context.views.ready
+
+    def assigned_lineage(self, parent: PhysicalPartition) -> Lineage:
+        """Return the lineage of a logical partition of which a slot is assigned.
+
+        Raises:
+            KafkaException: none is.
+        """
+        self._assigned([parent])
+        return self._context.lineage(parent)
+
+    def seek(self, parent: PhysicalPartition, cursor: Cursor) -> None:
+        """Read the slots of a logical partition from another place."""
+        holdings = [h for h in self._context.holdings.of(parent) if h.stage is not Stage.LEAVING]
+        if not holdings:
+            raise KafkaException(KafkaError(KafkaError._STATE, f"{parent} is not assigned"))
+        lineage = self._context.lineage(parent)
+        for holding in holdings:
+            self._context.stored.pop(holding.slot, None)
+            own = cursor.narrowed(holding.slot.range).settled(lineage)
+            if self._note_move(holding, (own,)):
+                holding.sought = holding.moves
+            start_at(self._context, holding, Start((own,)))
+
+    def _note_move(self, holding: Holding, cursors: tuple[Cursor, ...]) -> bool:
+        """The application names a place: note it, and tell, if the group may have been further.
+
+        Then the next commit says so.
+        """
+        lineage = self._context.lineage(holding.parent)
+        for known in self._engine.committer.may_be_committed(holding):
+            judged = bool(known) and not any(c.ahead_of(lineage) for c in (*known, *cursors))
+            if not judged or tuple(Ahead(known).furthest(cursors, lineage)) != cursors:
+                holding.moves += 1
+                return True
+        return False
+
+    def start(
+        self, cursors: Mapping[PhysicalPartition, Cursor | None], at_start: Collection[PhysicalPartition] = ()
+    ) -> None:
+        """Inside on_assign: begin at other places than the group's, with slots that arrive later too.
+
+        ``at_start``: the partitions whose cursor is where they begin now.
+        """
+        for parent, cursor in cursors.items():
+            if cursor is not None:
+                self.seek(parent, cursor)
+        self._engine.membership.given.take({**cursors, **dict.fromkeys(at_start, EARLIEST)})
+
+    def pause(self, parents: Iterable[PhysicalPartition]) -> None:
+        """Read nothing of logical partitions, and take back what waits of them."""
+        chosen = self._assigned(parents)
+        for parent in chosen:
+            self._context.reader.update(self._context.views.state(parent))
+        self._context.reader.pause(chosen)
+        for slot, cursor in self._buffer.take_back(chosen).items():
+            self._context.reader.seek(slot, cursor)
+
+    def resume(self, parents: Iterable[PhysicalPartition]) -> None:
+        """Read on."""
+        chosen = self._assigned(parents)
+        for parent in chosen:
+            self._context.reader.update(self._context.views.state(parent))
+        self._context.reader.resume(chosen)
+
+    def _assigned(self, parents: Iterable[PhysicalPartition]) -> list[PhysicalPartition]:
+        chosen = list(parents)
+        for parent in chosen:
+            if not self._context.holdings.of(parent):
+                raise KafkaException(KafkaError(UNKNOWN_PARTITION, f"{parent} is not assigned"))
+        return chosen
+
+    # -- assignment by hand ------------------------------------------------------------------------
+
+    def assign(self, starts: Mapping[PhysicalPartition, Cursor | None], *, more: bool) -> None:
+        """Hold logical partitions without a group; those held before are let go unless ``more`` is wanted."""
+        new = []
+        for parent, cursor in starts.items():
+            holding = by_hand(self._context.views.subscribed(parent.topic), parent.partition)
+            if holding.slot in self._context.holdings:
+                raise KafkaException(KafkaError(KafkaError._CONFLICT, f"{parent} is assigned already"))
+            if cursor is not None:
+                holding.start, holding.stage = Start((cursor,)), Stage.FOUND
+            new.append(holding)
+        self.assign_holdings(new, more=more)
+
+    def assign_slots(self, slots: Sequence[tuple[str, int, int]]) -> None:
+        """Hold single slots without a group: topic, partition and index of each."""
+        views = self._context.views
+        new = [slot_by_hand(views.subscribed(topic), number, index) for topic, number, index in slots]
+        self.assign_holdings(new, more=False)
+
+    def assign_holdings(self, new: list[Holding], *, more: bool) -> None:
+        """Hold slots without a group."""
+        membership = self._engine.membership
+        if not more:
+            self.let_go(list(self._context.holdings))
+        self._engine.subscribing.by_hand = True
+        membership.hold(new)
+
+    def unassign(self, parents: Iterable[PhysicalPartition]) -> None:
+        """Let logical partitions go that were assigned by hand."""
+        gone = set(parents)
+        self.let_go([h for h in self._context.holdings if h.parent in gone])
+
+    def let_go(self, holdings: list[Holding]) -> None:
+        """Hand slots over without a callback."""
+        membership = self._engine.membership
+        membership.hand_over(holdings, tell=False)
+        if not len(self._context.holdings):
+            self._engine.subscribing.by_hand = False
+            membership.left()

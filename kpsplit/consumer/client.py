@@ -1,0 +1,656 @@
+"""The drop-in Consumer (design, section 10)."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import confluent_kafka
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_INVALID,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+
+from kpsplit.consumer.asking import Asker
+from kpsplit.consumer.commit.committer import Parts
+from kpsplit.consumer.commit.offset_queries import seconds_of
+from kpsplit.consumer.commit.sender import Cursors
+from kpsplit.consumer.config import split_config
+from kpsplit.consumer.engine import statistics
+from kpsplit.consumer.events import Events
+from kpsplit.consumer.fetch.buffer import FetchBuffer, Poll
+from kpsplit.consumer.group.group_consumer import GroupConsumer, part_of
+from kpsplit.consumer.group.membership import Membership
+from kpsplit.consumer.session import Session, answer, with_deadline
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.logical_message import Place
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.lineage import PhysicalPartition
+
+if TYPE_CHECKING:
+    from kpsplit.consumer.run import RunStats
+    from kpsplit.consumer.state.hooks import StateHooks
+
+COMMIT_SECONDS = 60.0
+CLOSE_SECONDS = 60.0
+LOOK_SECONDS = 0.05
+FOREVER = 10.0**9
+
+Rebalanced = Callable[[Any, list[TopicPartition]], object]
+
+
+class Consumer(confluent_kafka.Consumer):
+    """Drop-in for ``confluent_kafka.Consumer``; changing the import is the whole migration.
+
+    Topics that were enrolled with kpsplit are read along their lineage, through every split and merge; their
+    partitions are shared by key range, so that a group may have more members than partitions. Topics that
+    are not enrolled, and clusters without kpsplit, are read as ever. Topic, partition and offset are the
+    logical ones.
+
+    Settings of its own: ``kpsplit.fetch.buffer.bytes`` (64 MiB), ``kpsplit.revocation.timeout.ms`` (30 s),
+    ``kpsplit.revocation.policy`` (retry-then-leave, leave, retry), ``kpsplit.gap.policy`` (error,
+    skip-and-report), ``kpsplit.messages`` (auto, logical). Differences from the original:
+    ``partition.assignment.strategy`` is cooperative-sticky unless set otherwise, and records count as
+    processed when the next ``poll()`` asks for more.
+
+    Like the original it may be used from several threads, one of them polling.
+
+    Args:
+        config: the application's configuration; further positional arguments and keywords as in the original.
+        state: a ``kpsplit.consumer.state.StateStore``. It follows the slots: none of their records is handed
+            out before their state is there, and what handlers write is committed with their positions. The
+            application closes it, behind the Consumer.
+
+    Raises:
+        ConfigurationError: a ``kpsplit.`` setting is unknown or malformed, or the state is another group's.
+        UsageError: another Consumer uses the state. KafkaException: librdkafka refused a setting.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        /,
+        *args: Any,
+        state: StateHooks | None = None,
+        **kwargs: Any,
+    ) -> None:
+        # The base class is here for isinstance(); its own client is never made.
+        merged = {**(config or {}), **{k: v for k, v in kwargs.items() if k != "logger"}}
+        self._buffer = FetchBuffer()
+        self._events = Events(self._buffer.ask_attention)
+        callbacks = {n: merged[n] for n in ("error_cb", "throttle_cb", "stats_cb") if callable(merged.get(n))}
+        later = {name: self._events.in_application(callback) for name, callback in callbacks.items()}
+        rdkafka, settings = split_config({**merged, **later})
+        self._events.error_cb = merged.get("error_cb")
+        extra = {"logger": kwargs["logger"]} if "logger" in kwargs else {}
+        self._group = GroupConsumer(rdkafka, incremental=settings.incremental, **extra)
+        self._connection = Connection.of_application(merged)
+        self._asker = Asker(self._connection, settings.group)
+        self._settings = settings
+        self._session: Session | None = None
+        self._first_call = threading.RLock()  # again in a signal handler
+        self._beginning = False
+        self._closed = False
+        self._state: StateHooks | None = None
+        self._keep(state)
+        self._pulse = [0]
+        self._stops: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._poll = self._make_poll()
+        if type(self).poll is Consumer.poll:
+            self.__dict__["poll"] = self._poll  # one call less per record
+
+    # -- subscription ------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        topics: list[str],
+        on_assign: Rebalanced | None = None,
+        on_revoke: Rebalanced | None = None,
+        on_lost: Rebalanced | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Subscribe to topics and ``^patterns``; this replaces an earlier subscription.
+
+        The callbacks get logical partitions: on_assign those of which a slot arrives where there was none,
+        on_revoke those of which a slot leaves. Where other slots of such a partition stay, on_assign
+        follows at once.
+        """
+        if not isinstance(topics, list) or not all(isinstance(t, str) for t in topics):
+            raise TypeError("expected list of topic unicode strings")
+        for callback in (on_assign, on_revoke, on_lost):
+            if callback is not None and not callable(callback):
+                raise TypeError("on_assign, on_revoke and on_lost expect a callable")
+        session = self._running()
+
+        def subscribe() -> None:
+            membership: Membership = session.engine.membership
+            membership.on_assign = _bound(self_reference, on_assign)
+            membership.on_revoke = _bound(self_reference, on_revoke)
+            membership.on_lost = _bound(self_reference, on_lost)
+            session.engine.subscribing.subscribe(topics)
+
+        self_reference = weakref.ref(self)
+        session.ask(subscribe)
+
+    def unsubscribe(self) -> None:
+        """Give up the subscription; a revocation follows."""
+        session = self._running()
+        session.ask(session.engine.subscribing.leave)
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        """Read these partitions, whole, without a group; in on_assign: where to start."""
+        self._assign(partitions, more=False)
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        """Read these partitions too; in on_assign: where to start."""
+        self._assign(partitions, more=True)
+
+    def _assign(self, partitions: Sequence[TopicPartition], *, more: bool) -> None:
+        session = self._known_session()
+        starts = {PhysicalPartition(p.topic, p.partition): p.offset for p in partitions}
+        lineages = [w.lineage for w in session.ask(lambda: session.calls.wanted(partitions))]
+
+        def look_up() -> dict[PhysicalPartition, Cursor | None]:
+            return {line.parent: session.questions.cursor_at(line, starts[line.parent]) for line in lineages}
+
+        cursors = session.look_up(look_up, COMMIT_SECONDS)
+        if self._events.inside_callback():
+            at_start = [parent for parent in cursors if starts[parent] == OFFSET_BEGINNING]
+            session.ask(lambda: session.calls.start(cursors, at_start))
+            return
+        self._all_processed()
+        session.ask(lambda: session.calls.assign(cursors, more=more))
+
+    def assign_slots(self, slots: Sequence[tuple[str, int, int]]) -> None:
+        """Read single slots (topic, partition, index of the key range) without a group: your own assignment.
+
+        Their commits have no generation: nothing fences two owners of one slot from each other, nor from a
+        member of the group (brokers take the offsets of a transaction that names no member).
+
+        Raises:
+            UsageError: a topic has no such slot.
+        """
+        session = self._known_session()
+        self._all_processed()
+        session.ask(lambda: session.calls.assign_slots(slots))
+
+    def unassign(self) -> None:
+        """Let go of partitions that were assigned by hand; in on_revoke this is done already."""
+        if not self._events.inside_callback():
+            session = self._running()
+            self._all_processed()
+            session.ask(lambda: session.calls.let_go(list(session.context.holdings)))
+
+    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
+        """Let go of some partitions that were assigned by hand; in on_revoke this is done already."""
+        if not self._events.inside_callback():
+            session = self._running()
+            parents = [PhysicalPartition(p.topic, p.partition) for p in partitions]
+            self._all_processed()
+            session.ask(lambda: session.calls.unassign(parents))
+
+    def assignment(self) -> list[TopicPartition]:
+        """Return the logical partitions of which at least one slot is assigned."""
+        self._check_open()
+        session = self._session
+        return [] if session is None else session.ask(session.calls.assignment)
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def poll(self, timeout: float | None = -1) -> Message | None:
+        """Return the next record or error event, None if there is none in time; run callbacks.
+
+        Everything that was returned before counts as processed from now on.
+
+        Raises:
+            KpsplitError: a newer kpsplit writes its topics. Exception: what a callback raised.
+        """
+        return self._poll(timeout)
+
+    def consume(self, num_messages: int = 1, timeout: float | None = -1) -> list[Message]:
+        """Return up to so many records and error events, those that come in time; run callbacks.
+
+        What was found is returned early where a slot that is taken away waits for it, and by the next call
+        where a callback raises.
+
+        Raises:
+            ValueError: ``num_messages`` is not between 0 and 1000000. Others: as ``poll``.
+        """
+        if not 0 <= num_messages <= 1_000_000:
+            raise ValueError("num_messages must be between 0 and 1000000 (1M)")
+        deadline = Deadline(_forever(timeout))
+        found: list[Message] = []
+        records, kept = 0, False
+        buffer = self._buffer
+        mark = buffer.mark()
+        try:
+            while len(found) < num_messages:
+                self._pulse[0] += 1
+                event = self._attend()
+                if event is not None:
+                    found.append(event)
+                    continue
+                taken = buffer.consume(num_messages - len(found))
+                found += taken
+                records += len(taken)
+                if len(found) < num_messages:
+                    kept = True
+                    buffer.keep(records)
+                    if not self._wait(deadline) or buffer.wanted:
+                        break
+        except BaseException:
+            self._give_back(found, mark)
+            raise
+        if kept:
+            buffer.returned()
+        return found
+
+    def _give_back(self, found: list[Message], mark: int) -> None:
+        """What consume() has found since a mark is not returned, because of an exception: the next call does.
+
+        By the mark and not by what was found: an exception may have come before a record was noted.
+        """
+        self._events.give_back([message for message in found if message.error() is not None])
+        if self._buffer.handed_out > mark:
+            self._buffer.give_back(mark)
+
+    def _make_poll(self) -> Poll:
+        """Return ``poll``, which does not keep this consumer alive."""
+        slowly = weakref.WeakMethod(self._poll_slowly)
+
+        def poll_slowly(timeout: float | None) -> Message | None:
+            method = slowly()
+            return None if method is None else method(timeout)
+
+        return self._buffer.poller(poll_slowly)
+
+    def _poll_slowly(self, timeout: float | None) -> Message | None:
+        """There is no record now, or something else to do first."""
+        deadline = Deadline(_forever(timeout))
+        while True:
+            self._pulse[0] += 1
+            event = self._attend()
+            if event is not None:
+                return event
+            try:
+                return self._buffer.take()
+            except IndexError:
+                if not self._wait(deadline):
+                    return None
+
+    def _wait(self, deadline: Deadline) -> bool:
+        """Wait for something to do, False if nothing came in time."""
+        if not self._events.running:
+            return self._buffer.wait(deadline.left())
+        # Another thread closes and is inside a callback: it attends, and the buffer would not wait.
+        self._buffer.wait(0)
+        deadline.pause(LOOK_SECONDS)
+        return not deadline.expired()
+
+    def _attend(self) -> Message | None:
+        """Run callbacks; return the next error event."""
+        self._check_open()
+        session, events = self._session, self._events
+        if session is None:
+            return None
+        if session.engine.fatal is not None:
+            raise session.engine.fatal
+        if events or self._buffer.attention:
+            if events.inside_callback():
+                raise KpsplitError("poll() was called inside a callback", hint="return from it first")
+            return events.attend(self._buffer.attended)
+        return None
+
+    # -- commits -----------------------------------------------------------------------------------
+
+    def commit(  # type: ignore[override]
+        self,
+        message: Message | None = None,
+        offsets: list[TopicPartition] | None = None,
+        asynchronous: bool = True,
+    ) -> list[TopicPartition] | None:
+        """Commit what was handed out, or everything up to a message, or below logical offsets.
+
+        Synchronous: returns what was committed. Asynchronous: ``on_commit`` is told.
+
+        Raises:
+            KafkaException: nothing to commit (_NO_OFFSET), the slots are another member's
+                (ILLEGAL_GENERATION), or the brokers did not take it.
+        """
+        if message is not None and offsets is not None:
+            raise ValueError("message and offsets are mutually exclusive")
+        if message is not None and message.error() is not None:
+            raise KafkaException(message.error())
+        session = self._known_session()
+        if message is None and offsets is None:
+            self._all_processed()
+        mark = self._buffer.mark()
+        future: Future[Parts] | None = None if asynchronous else Future()
+
+        def commit() -> None:
+            session.calls.commit(self._chosen(session, message, offsets, mark), future)
+
+        session.ask(commit)
+        return None if future is None else answer(future, COMMIT_SECONDS)
+
+    def _chosen(
+        self, session: Session, message: Message | None, offsets: Sequence[TopicPartition] | None, mark: int
+    ) -> Cursors:
+        if session.context.sink is not self._buffer:
+            raise KpsplitError("run() is under way and commits by itself", hint="return from the handler")
+        if message is not None:
+            return session.calls.keep(session.calls.behind_message(message, mark))
+        if offsets is not None:
+            return session.calls.keep(session.calls.behind_offsets(offsets, mark), exactly=True)
+        return session.calls.handed_out(mark)
+
+    def store_offsets(
+        self, message: Message | None = None, offsets: list[TopicPartition] | None = None
+    ) -> None:
+        """Say what is processed, for the next commit; with ``enable.auto.offset.store=false``.
+
+        Raises:
+            KafkaException: the partition is not assigned, or offsets are stored automatically.
+        """
+        if (message is None) == (offsets is None):
+            raise ValueError("expected either message or offsets")
+        if self._settings.auto_store:
+            reason = "enable.auto.offset.store must be set to False when using this API"
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
+        session = self._known_session()
+        mark = self._buffer.mark()
+        session.ask(lambda: session.calls.store(self._chosen(session, message, offsets, mark)))
+
+    def committed(
+        self, partitions: list[TopicPartition], timeout: float | None = None
+    ) -> list[TopicPartition]:
+        """Return the group's committed logical offsets: everything below is processed."""
+        session = self._known_session(timeout)
+        wanted = session.ask(lambda: session.calls.wanted(partitions))
+        seconds = seconds_of(timeout)
+        found = session.look_up(lambda: session.questions.committed(wanted, seconds), seconds + 1.0)
+        return [
+            part_of(PhysicalPartition(p.topic, p.partition), offset, metadata)
+            for p, (offset, metadata) in zip(partitions, found, strict=True)
+        ]
+
+    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Return the next logical offset per partition; OFFSET_INVALID where nothing was handed out."""
+        session, mark = self._running(), self._buffer.mark()
+        found = session.ask(lambda: session.calls.positions(partitions, mark))
+        return _with_offsets(partitions, [OFFSET_INVALID if at is None else at for at in found])
+
+    def seek(self, partition: TopicPartition) -> None:
+        """Read a partition's slots from a logical offset, OFFSET_BEGINNING or OFFSET_END."""
+        session = self._running()
+        parent = PhysicalPartition(partition.topic, partition.partition)
+        lineage = session.ask(lambda: session.calls.assigned_lineage(parent))
+        cursor = session.look_up(
+            lambda: session.questions.cursor_at(lineage, partition.offset), COMMIT_SECONDS
+        )
+        if cursor is None:
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, f"cannot seek to {partition.offset}"))
+        session.ask(lambda: session.calls.seek(parent, cursor))
+
+    def pause(self, partitions: list[TopicPartition]) -> None:
+        """Hand out nothing of partitions until ``resume``."""
+        session = self._running()
+        session.ask(lambda: session.calls.pause(_parents(partitions)))
+
+    def resume(self, partitions: list[TopicPartition]) -> None:
+        """Hand out records of partitions again."""
+        session = self._running()
+        session.ask(lambda: session.calls.resume(_parents(partitions)))
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    def get_watermark_offsets(  # type: ignore[override]
+        self, partition: TopicPartition, timeout: float | None = None, cached: bool = False
+    ) -> tuple[int, int] | None:
+        """Return the least logical offset that can be read, and one more than the greatest."""
+        session = self._known_session(timeout)
+        lineage = session.ask(lambda: session.calls.wanted([partition]))[0].lineage
+        seconds = seconds_of(timeout)
+        return session.look_up(lambda: session.questions.watermarks(lineage, seconds), seconds + 1.0)
+
+    def offsets_for_times(
+        self, partitions: list[TopicPartition], timeout: float | None = None
+    ) -> list[TopicPartition]:
+        """Return the least logical offset whose record is not older than the time given as an offset."""
+        session = self._known_session(timeout)
+        lineages = [w.lineage for w in session.ask(lambda: session.calls.wanted(partitions))]
+        seconds = seconds_of(timeout)
+
+        def ask() -> list[int]:
+            pairs = zip(lineages, partitions, strict=True)
+            return [session.questions.at_times(line, part.offset, seconds) for line, part in pairs]
+
+        return _with_offsets(partitions, session.look_up(ask, seconds * max(1, len(partitions)) + 1.0))
+
+    def list_topics(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the cluster's topics, as ``confluent_kafka.Consumer.list_topics`` does."""
+        self._check_open()
+        return self._asker.client.list_topics(*args, **kwargs)
+
+    def cluster_id(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the cluster's id."""
+        self._check_open()
+        return self._asker.client.cluster_id(*args, **kwargs)
+
+    def memberid(self) -> Any:
+        """Return the member's id in the group."""
+        self._check_open()
+        return self._of_group(self._group.memberid)
+
+    def consumer_group_metadata(self) -> Any:
+        """Return who this consumer is in its group, for a producer's transaction."""
+        self._check_open()
+        return self._of_group(self._group.metadata)
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """Log in with these from now on, with every client of this consumer: see the producer's.
+
+        So does its state store, if it logs in as the same user.
+
+        Raises:
+            TypeError, ValueError: they are not text that can be sent; nothing is changed.
+            RuntimeError: it is closed.
+        """
+        self._check_open()
+        before = self._connection.get("sasl.username")
+        self._connection.set_sasl_credentials(username, password)
+        if self._state is not None:
+            self._state.user_changed(before, username, password)
+        self._of_group(lambda: self._group.set_sasl_credentials(username, password))
+
+    def place(self, message: Message) -> Place | None:
+        """Return where a message is stored: segment, epoch, real topic, partition and offset."""
+        session = self._running()
+        return session.ask(lambda: session.calls.place(message))
+
+    def stats(self) -> Mapping[str, Any]:
+        """Return the engine's state, how often it went along each edge, its slots and counts."""
+        session = self._running()
+        return session.ask(lambda: statistics(session.engine))
+
+    # -- workers -----------------------------------------------------------------------------------
+
+    def run(self, handler: Callable[[Any], Any], **options: Any) -> RunStats:
+        """Call a handler with each record, several at once, until ``stop()``, Ctrl-C or SIGTERM.
+
+        Each worker works on another key range: keys keep their order, and a slow or failing key holds up its
+        own range only. Records count as processed when the handler returns; that is committed every
+        ``auto.commit.interval.ms``, whatever ``enable.auto.commit`` says. Callbacks run in this thread.
+
+        Options (docs/consumer.md): ``workers``, ``executor``, ``on_error``, ``transactional``,
+        ``commit_seconds``, ``drain_seconds``, and what is raised: ``kpsplit.consumer.run.runner.run``.
+        """
+        from kpsplit.consumer.run import run
+
+        return run(self, handler, **options)
+
+    def stop(self) -> None:
+        """Make ``run()`` finish what is being worked on, commit and return; from any thread or handler."""
+        self._stops.put(True)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Hand everything over, leave the group, end; callbacks run meanwhile.
+
+        Raises:
+            KpsplitError: called inside a callback. Exception: what a callback raised first, after all ran.
+        """
+        if self._closed:
+            return
+        if self._events.inside_callback():
+            raise KpsplitError("close() was called inside a callback", hint="return from it first")
+        with self._first_call:
+            session = self._session
+            if session is None:
+                self._close_unused()
+                return
+        raised: Exception | None = None
+        self._all_processed()
+        session.engine.close()
+        deadline = Deadline(CLOSE_SECONDS)
+        while not session.engine.ended(LOOK_SECONDS) and deadline.left() > 0:
+            try:
+                self._events.serve()
+            except Exception as error:  # noqa: BLE001 - a callback's; it goes back to the application below
+                raised = raised or error
+        self._closed = True
+        self._let_go_of_state()
+        if raised is not None:
+            raise raised
+
+    def __enter__(self) -> Self:
+        """Return self; ``close`` is called at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _keep(self, state: StateHooks | None) -> None:
+        """Keep state in a store from now on; before the first session."""
+        if state is not None:
+            state.bind(self._settings.group, self._connection)
+            self._state = state
+
+    def _close_unused(self) -> None:
+        """Close before any call has begun a session; one that is being begun around us ends by itself."""
+        self._closed = True
+        if not self._beginning:
+            self._group.close()
+            self._asker.close()
+            self._let_go_of_state()
+
+    def _let_go_of_state(self) -> None:
+        if self._state is not None:
+            self._state.unbind()
+
+    def _of_group(self, question: Callable[[], Any]) -> Any:
+        """Ask the group consumer, in the thread that owns it."""
+        self._check_open()
+        return question() if self._session is None else self._session.ask(question)
+
+    def _running(self) -> Session:
+        self._check_open()
+        if self._session is not None:
+            return self._session
+        with self._first_call:
+            return self._session or self._begun_session()
+
+    def _begun_session(self) -> Session:
+        """Begin the session, under the lock, which a signal handler passes in the thread that holds it."""
+        self._check_open()
+        if self._beginning:
+            raise KpsplitError(
+                "this call came inside the first call, from a signal handler", hint="set a flag there"
+            )
+        self._beginning = True
+        try:
+            session = self._made_session()
+        finally:
+            self._beginning = False
+        if self._closed:  # by a signal handler
+            session.engine.close()
+            session.engine.ended(CLOSE_SECONDS)
+            self._let_go_of_state()
+            self._check_open()
+        self._session = session
+        return session
+
+    def _made_session(self) -> Session:
+        pulse, buffer = self._pulse, self._buffer
+        session = Session(
+            self._connection,
+            self._settings,
+            self._group,
+            self._asker,
+            buffer,
+            self._events,
+            lambda: None if buffer.waited_for else pulse[0] + buffer.handed_out,
+            self._state,
+        )
+        weakref.finalize(self, session.engine.close)
+        return session
+
+    def _known_session(self, timeout: float | None = None) -> Session:
+        session = self._running()
+        session.until_known(with_deadline(timeout))
+        return session
+
+    def _all_processed(self) -> None:
+        """Whoever hands everything over, commits it, or closes, has processed what was returned."""
+        self._buffer.wait(0)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("Consumer closed")
+
+
+def _bound(
+    reference: weakref.ref[Consumer], callback: Rebalanced | None
+) -> Callable[[list[TopicPartition]], object] | None:
+    """Return a callback that gets the Consumer, without keeping it alive."""
+    if callback is None:
+        return None
+    chosen = callback
+
+    def call(partitions: list[TopicPartition]) -> object:
+        consumer = reference()
+        return None if consumer is None else chosen(consumer, partitions)
+
+    return call
+
+
+def _forever(timeout: float | None) -> float:
+    return FOREVER if timeout is None or timeout < 0 else timeout
+
+
+def _parents(partitions: Sequence[TopicPartition]) -> list[PhysicalPartition]:
+    return [PhysicalPartition(p.topic, p.partition) for p in partitions]
+
+
+def _with_offsets(partitions: Sequence[TopicPartition], offsets: Sequence[int]) -> list[TopicPartition]:
+    return [
+        TopicPartition(p.topic, p.partition, offset) for p, offset in zip(partitions, offsets, strict=True)
+    ]

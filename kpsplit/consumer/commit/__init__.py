@@ -1,0 +1,1 @@
+"""Commits: what they write, when, and what goes along with them."""

@@ -1,0 +1,261 @@
+"""Commits of a member: when, of what, and who hears of it. One at a time (design, section 10)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from kpsplit.consumer.commit.payload import LoadError
+from kpsplit.consumer.commit.sender import Cursors, Piece, send
+from kpsplit.consumer.commit.writes import logical_position
+from kpsplit.consumer.context import Context, kafka_error
+from kpsplit.consumer.fetch.reader import OwnedSlot
+from kpsplit.consumer.slots.assigned import IN_SINK, Holding
+from kpsplit.consumer.slots.initializer import start_anew
+from kpsplit.errors import FencedError, KpsplitError, UnknownOutcomeError
+from kpsplit.kafka.clock import monotonic
+from kpsplit.splitter.cursor import Cursor
+
+log = logging.getLogger(__name__)
+
+REST_SECONDS = 0.1
+"""Between commits that state asks for before their time: some records may not be processed for long."""
+RETRIES = 5
+"""How often a commit is repeated with newer metadata of a member that still belongs to the group."""
+
+Parts = list[TopicPartition]
+
+_GONE = KafkaError(
+    KafkaError.ILLEGAL_GENERATION,
+    "not committed: slots were lost or began anew before it was sent; their records are delivered again",
+)
+
+
+class When(NamedTuple):
+    """Of what time a slot's cursors are: ``Context.tenures`` and ``Holding.moves`` then."""
+
+    tenure: int
+    moves: int
+
+
+Times = Mapping[OwnedSlot, When]
+
+
+class Waiting(NamedTuple):
+    """Who waits for a commit, and of which slots."""
+
+    slots: frozenset[OwnedSlot]
+    future: Future[Parts]
+
+
+@dataclass(slots=True)
+class _Job:
+    """One commit under way. ``gone``: slots of it were lost before they were sent."""
+
+    cursors: Cursors
+    times: Times
+    parts: Parts
+    pieces: list[Piece]
+    waiting: list[Waiting]
+    gone: bool
+    tries: int
+
+    def done(self) -> bool:
+        """Tell whether every piece is over, going on with each."""
+        return not [piece for piece in self.pieces if not piece.done()]
+
+
+class Committer:
+    """See the module."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._next = monotonic() + context.settings.auto_commit_interval
+        self._soonest = 0.0
+        self._job: _Job | None = None
+        self._begun = 0
+        self._warned: str | None = None
+        self.fenced = False
+        """The group refused the latest commit that failed: the slots are another member's."""
+        self._asked: list[tuple[Cursors, Times, Future[Parts] | None]] = []
+
+    def turn(self) -> None:
+        """Take the answer of the commit under way; begin the next that is asked for, or due."""
+        if self._job is not None and self._job.done():
+            self._answered(self._job)
+        if self._job is not None:
+            return
+        if self._asked:
+            self._begin_asked()
+        elif self._context.settings.auto_commit and self._due():
+            self._soonest = monotonic() + REST_SECONDS
+            self._next = monotonic() + self._context.settings.auto_commit_interval
+            ours = [h for h in self._context.holdings.on(IN_SINK) if not h.final]
+            cursors = self.changed(ours)
+            self._begin(cursors, self._times(cursors), [])
+
+    def _due(self) -> bool:
+        now = monotonic()
+        return now >= self._next or (now >= self._soonest and self._context.keeping.wants_commit())
+
+    def ask(self, cursors: Cursors, future: Future[Parts] | None = None) -> None:
+        """Commit these cursors as soon as the commit under way is over.
+
+        The future tells what was committed; without one, ``on_commit`` does.
+        """
+        self._asked.append((cursors, self._times(cursors), future))
+
+    def changed(self, holdings: list[Holding]) -> Cursors:
+        """Return how far slots are processed, where that is not committed."""
+        now = {h.slot: self._context.processed(h) for h in holdings}
+        return {h.slot: now[h.slot] for h in holdings if self._context.unsaved(h, now[h.slot])}
+
+    def may_be_committed(self, holding: Holding) -> list[tuple[Cursor, ...]]:
+        """Return what the group may have of a slot: what it had, and what is under way or asked for."""
+        under_way = [] if self._job is None else [self._job.cursors]
+        sent = [*under_way, *(cursors for cursors, *_ in self._asked)]
+        return [holding.committed, *(cursors[holding.slot] for cursors in sent if holding.slot in cursors)]
+
+    def idle(self) -> bool:
+        """Tell whether nothing is under way or asked for."""
+        return self._job is None and not self._asked
+
+    @property
+    def begun(self) -> int:
+        """How many commits were begun, whatever came of them."""
+        return self._begun
+
+    def answered(self) -> Callable[[], bool]:
+        """Return what tells whether everything that is under way or asked for now has its answer.
+
+        Where commits take longer than their interval the next one begins in the same turn: never idle.
+        """
+        last = self._begun + 1 if self._asked else self._begun
+        return lambda: self._begun > last or (self._begun == last and self._job is None)
+
+    def _begin_asked(self) -> None:
+        """Begin what was asked for, all in one: later cursors of a slot win."""
+        asked, self._asked = self._asked, []
+        together: dict[OwnedSlot, tuple[Cursor, ...]] = {}
+        times: dict[OwnedSlot, When] = {}
+        for cursors, of, _ in asked:
+            together.update(cursors)
+            times.update(of)
+        waiting = [Waiting(frozenset(cursors), future) for cursors, _, future in asked if future is not None]
+        self._begin(together, times, waiting)
+
+    def _begin(self, cursors: Cursors, times: Times, waiting: list[Waiting], tries: int = 0) -> None:
+        self._begun += not tries  # a repetition is the same commit
+        held = {h.slot: cursors[h.slot] for h in self._held(cursors, times)}
+        whole = [one for one in waiting if one.slots <= held.keys()]
+        for future in (one.future for one in waiting if one not in whole):
+            future.set_exception(KafkaException(_GONE))
+        job = _Job(held, times, self._parts(held), [], whole, len(held) < len(cursors), tries)
+        if not held:
+            for future in (one.future for one in whole):
+                future.set_exception(KafkaException(KafkaError(KafkaError._NO_OFFSET)))
+            if job.gone and not waiting:
+                self._tell(_GONE, job)
+            return
+        try:
+            job.pieces = send(self._context, held, self._moved(held, times))
+        except (KpsplitError, KafkaException) as error:
+            self._failed(job, error)
+        else:
+            self._job = job
+
+    def _parts(self, cursors: Cursors) -> Parts:
+        """Return what a commit says in the terms of applications: one logical offset per partition.
+
+        It holds for all slots of the partition that this member has: those that are not in the commit stand
+        where they were committed, or where they began.
+        """
+        parts: Parts = []
+        for parent in sorted({slot.parent for slot in cursors}):
+            pieces = [c for slot, found in cursors.items() if slot.parent == parent for c in found]
+            for holding in self._context.holdings.of(parent):
+                if holding.slot not in cursors and holding.start is not None:
+                    pieces += holding.committed or holding.start.pieces
+            offset = logical_position(self._context.lineage(parent), pieces)
+            parts.append(TopicPartition(parent.topic, parent.partition, offset))
+        return parts
+
+    def _answered(self, job: _Job) -> None:
+        """Every piece is decided: note it, and tell of the first that failed."""
+        self._job = None
+        errors = [error for piece in job.pieces if (error := self._settled(piece, job)) is not None]
+        if not errors:
+            self._context.counts["commits"] += 1
+            self._tell_committed(job)
+        elif self._worth_repeating(job, errors):
+            self._begin(job.cursors, job.times, job.waiting, job.tries + 1)
+        else:
+            self.fenced = isinstance(errors[0], FencedError)
+            self._context.counts["commits_rejected" if self.fenced else "commits_failed"] += 1
+            self._failed(job, errors[0])
+
+    def _worth_repeating(self, job: _Job, errors: list[BaseException]) -> bool:
+        """Tell whether newer metadata of a member that still owns the slots may help."""
+        fenced = all(isinstance(e, FencedError) and e.retriable for e in errors)
+        return fenced and job.tries < RETRIES and bool(self._held(job.cursors, job.times))
+
+    def _settled(self, piece: Piece, job: _Job) -> BaseException | None:
+        """Tell a piece's slots and its load how it came out."""
+        context, error, load = self._context, piece.future.exception(), piece.load
+        if error is None:
+            if load is not None:
+                load.committed()
+            for holding in self._held(piece.slots, job.times):
+                holding.committed = job.cursors[holding.slot]
+                holding.moves_told = job.times[holding.slot].moves
+        elif load is not None and isinstance(error, UnknownOutcomeError):
+            # Whether outputs or state were committed is not known: the slots start from what the log says.
+            start_anew(context, self._held(piece.slots, job.times))
+        elif load is not None:
+            load.aborted()
+        # Also where it failed: the changelog of a plain topic has the state before positions are committed.
+        start_anew(context, self._held(context.keeping.broken(piece.slots), job.times))
+        return error
+
+    def _times(self, slots: Iterable[OwnedSlot]) -> Times:
+        moves = {h.slot: h.moves for h in self._context.holdings}
+        return {slot: When(self._context.tenures[slot], moves.get(slot, 0)) for slot in slots}
+
+    def _moved(self, slots: Iterable[OwnedSlot], times: Times) -> frozenset[OwnedSlot]:
+        """Return the slots that the application has moved behind what is committed."""
+        held = self._held(slots, times)
+        return frozenset(h.slot for h in held if times[h.slot].moves > h.moves_told)
+
+    def _held(self, slots: Iterable[OwnedSlot], times: Times) -> list[Holding]:
+        """Return the slots that are held as they were then; one that started anew since is another."""
+        now, wanted = self._context.tenures, frozenset(slots)
+        found = (h for h in self._context.holdings.on(IN_SINK) if h.slot in wanted)
+        return [h for h in found if times[h.slot].tenure == now[h.slot]]
+
+    def _tell_committed(self, job: _Job) -> None:
+        self._warned = None
+        for _, future in job.waiting:
+            future.set_result(job.parts)
+        self._tell(_GONE if job.gone else None, job)
+
+    def _failed(self, job: _Job, error: BaseException) -> None:
+        log.warning("kpsplit: a commit failed: %s", error)
+        told = kafka_error(error)
+        for _, future in job.waiting:
+            future.set_exception(KafkaException(told))
+        if isinstance(error, LoadError) and error.message != self._warned:
+            self._warned = error.message  # it comes again with every commit
+            self._context.events.warn(told)
+        self._tell(told, job)
+
+    def _tell(self, error: KafkaError | None, job: _Job) -> None:
+        """Call on_commit for commits that nobody waits for, as the original does."""
+        on_commit = self._context.settings.on_commit
+        if on_commit is not None and not job.waiting:
+            parts = job.parts
+            self._context.events.call(lambda: on_commit(error, parts))

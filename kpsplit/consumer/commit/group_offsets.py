@@ -1,0 +1,470 @@
+"""The member's side of the offset log: where slots start, and commits. Used by one thread, the errands'.
+
+A slot starts where the group's range commits say, read to an end that was asked for after the slot was
+assigned: every commit of an earlier owner is decided then. Without a range commit it starts at the group's
+ordinary committed offsets (the group read the plain topic before), and without those where
+``auto.offset.reset`` says.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+from kpsplit.consumer.asking import Asker
+from kpsplit.consumer.commit.payload import Carrier, Load
+from kpsplit.consumer.commit.writes import (
+    Member,
+    Processed,
+    Writes,
+    least,
+    of_partition,
+    outdated,
+    plain_offsets,
+    writes,
+)
+from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.consumer.slots.given import GivenStart
+from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError
+from kpsplit.kafka.clock import Deadline, monotonic
+from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.commit_writer import CommitWriter
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.control_log import offsets_partition
+from kpsplit.kafka.error_map import MISSING, error_of, translated
+from kpsplit.kafka.group_members import Members, describe_members
+from kpsplit.kafka.log_ends import Failed
+from kpsplit.kafka.offset_log import OffsetTail, offset_log_partitions
+from kpsplit.splitter.commits import CommitFold
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import WHOLE, KeyRange
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.records.keys import group_ids
+from kpsplit.splitter.records.offsets import CommitKey, RangeCommit
+
+ANSWER_SECONDS = 10.0
+OPEN_SECONDS = 10.0
+MEMBERS_SECONDS = 2.0
+"""Commits wait behind this question."""
+LOOK_SECONDS = 0.5
+"""How long a commit waits to learn which sub-topics there are."""
+LOG_SECONDS = 3.0
+"""How long the log is read at once; what is undecided then is asked for again."""
+UNDECIDED_SECONDS = 45.0
+"""A dead owner's open transaction is aborted by the broker within about 20 s."""
+
+
+class NoOffsetError(Exception):
+    """A partition has no committed offset, and ``auto.offset.reset`` is ``error``."""
+
+    def __init__(self, parent: PhysicalPartition) -> None:
+        super().__init__(str(parent))
+        self.parent = parent
+
+
+class StillOwnedError(DeadlineExceededError):
+    """A member of the group may still work on the partition as a whole: its slots are not started yet."""
+
+    def __init__(self, parent: PhysicalPartition) -> None:
+        super().__init__(
+            f"the slots of {parent} wait: the group rebalances, or a member of it has the partition itself",
+            hint="all members of a group that reads an enrolled topic must use kpsplit",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A slot whose start is asked for; ``given``: where its partition begins if the group has no commit.
+
+    ``shared``: other members of the group may have read the partition as a whole until now. ``reset``: its
+    committed offset is of no use, it begins at ``auto.offset.reset``.
+    """
+
+    lineage: Lineage
+    mode: Mode
+    range: KeyRange
+    given: GivenStart | None = None
+    shared: bool = False
+    reset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a slot starts: one cursor per piece that was committed on its own.
+
+    ``stale``: the commits are of a newer lineage than the view's. ``committed``: the log says so already.
+    """
+
+    pieces: tuple[Cursor, ...]
+    stale: bool = False
+    committed: bool = False
+
+
+StartError = KpsplitError | NoOffsetError
+Found = Start | StartError
+"""What is found for a slot: where it starts, or why that is not known now."""
+
+Pieces = list[tuple[KeyRange, Cursor | None]]
+"""What tiles a range, each piece with its cursor; None: the group has no commit of it."""
+
+Outdated = Mapping[PhysicalPartition, frozenset[KeyRange] | None]
+
+
+class Ledger:
+    """See the module. The tail and the writer are made when an enrolled topic is met first."""
+
+    def __init__(self, connection: Connection, asker: Asker, group_id: str, reset: str) -> None:
+        self._connection = connection
+        self._asker = asker
+        self._group_id = group_id
+        self._reset = reset
+        self._admin: ClusterAdmin | None = None
+        self._tail: OffsetTail | None = None
+        self._writer: CommitWriter | None = None
+        self._carrying: CommitWriter | None = None
+        self._partitions = 0
+        self._wrote: dict[PhysicalPartition, Writes] = {}
+        self._gone: frozenset[str] = frozenset()
+
+    # -- where slots start -------------------------------------------------------------------------
+
+    def starts(self, wanted: Sequence[Wanted]) -> list[Found]:
+        """Return where slots start, or why that is not known; what one waits for keeps no other waiting.
+
+        Raises:
+            KpsplitError: nothing can be read now.
+        """
+        if self._carrying is not None:
+            self._carrying.open(Deadline(OPEN_SECONDS))
+        failed = self._not_read({w.lineage.parent for w in wanted if w.mode is not Mode.PLAIN})
+        # Before ordinary offsets are read: who still works on a partition commits them.
+        failed |= self._worked_on([w for w in wanted if w.shared and w.lineage.parent not in failed])
+        read = [(w, failed.get(w.lineage.parent) or self._committed(w)) for w in wanted]
+        bare = {w.lineage.parent: w for w, pieces in read if _lacks_commit(pieces)}
+        fresh = self._fresh(bare.values())
+        return [
+            pieces if isinstance(pieces, KpsplitError) else _start(w, pieces, fresh.get(w.lineage.parent))
+            for w, pieces in read
+        ]
+
+    def _not_read(self, parents: Collection[PhysicalPartition]) -> dict[PhysicalPartition, KpsplitError]:
+        """Read what groups have committed of enrolled partitions; return those of which it is not known."""
+        if not parents:
+            return {}
+        try:
+            self._commit_writer().open(Deadline(OPEN_SECONDS))  # what was thrown away is decided now
+            return self._read_log(parents)
+        except KpsplitError as error:
+            return dict.fromkeys(parents, error)
+
+    def _worked_on(self, shared: Collection[Wanted]) -> dict[PhysicalPartition, KpsplitError]:
+        """Return the partitions that some member may still read, or work on, as a whole.
+
+        Whoever owned the partition itself lets it go when the record in hand is processed; until then the
+        coordinator names it as the owner, or as a member that has something to let go (the group is not
+        settled). Once a range of the partition was committed, somebody has asked this before and found
+        nobody, and nobody begins to read it as a whole any more.
+        """
+        lineages = {w.lineage.parent: w.lineage for w in shared}
+        never = [p for p, lineage in lineages.items() if not self._has_commits(lineage)]
+        if not never:
+            return {}
+        try:
+            members = self.members()
+        except KpsplitError as error:
+            return dict.fromkeys(never, error)
+        return {p: StillOwnedError(p) for p in never if not members.nobody_on(p)}
+
+    def _has_commits(self, lineage: Lineage) -> bool:
+        """Tell whether the group has committed any range of a partition."""
+        return self._group_id in self._open().fold.groups(lineage.parent)
+
+    def _read_log(self, parents: Collection[PhysicalPartition]) -> dict[PhysicalPartition, KpsplitError]:
+        """Read the offset log about some partitions; return those of which it was not read to its end."""
+        tail = self._open()
+        places = {parent: offsets_partition(parent, self._partitions) for parent in parents}
+        tail.follow(places.values())
+        failed = tail.read_each(set(places.values()), Deadline(LOG_SECONDS))
+        return {parent: failed[place] for parent, place in places.items() if place in failed}
+
+    def _open(self) -> OffsetTail:
+        if self._tail is None:
+            self._partitions = offset_log_partitions(self.admin)
+            self._tail = OffsetTail(self._connection, group=self._group_id)
+        return self._tail
+
+    def _committed(self, wanted: Wanted) -> Pieces | FutureVersionError:
+        """Return what the log has for a range; or that a newer kpsplit has committed some of it."""
+        if wanted.mode is Mode.PLAIN:
+            return [(wanted.range, None)]
+        fold, parent, range_ = self._open().fold, wanted.lineage.parent, wanted.range
+        newer = fold.newer(self._group_id, parent, range_)
+        return newer or fold.cursor(self._group_id, parent, range_, wanted.lineage)
+
+    def _fresh(self, missing: Collection[Wanted]) -> dict[PhysicalPartition, Cursor | StartError]:
+        """Return where ranges of partitions start that have no range commit; each question is asked once.
+
+        Args: one for each partition.
+        """
+        if not missing:
+            return {}
+        try:
+            with translated("read the group's committed offsets"):
+                ordinary = self._asker.committed(_sources(w.lineage for w in missing), ANSWER_SECONDS)
+        except KpsplitError as error:
+            return {w.lineage.parent: error for w in missing}
+        found: dict[PhysicalPartition, Cursor | StartError] = {}
+        bare: dict[str, list[Lineage]] = {}
+        for lineage, given, reset in ((w.lineage, w.given, w.reset) for w in missing):
+            own = {source: ordinary[source] for source in lineage.sources() if source in ordinary}
+            if reset:
+                bare.setdefault(self._reset, []).append(lineage)
+            elif own:
+                found[lineage.parent] = Cursor.from_positions(lineage, WHOLE, own)
+            elif isinstance(given, Cursor):
+                found[lineage.parent] = given
+            else:
+                bare.setdefault(given or self._reset, []).append(lineage)
+        for where, lineages in bare.items():
+            found |= self._resets(lineages, where)
+        return found
+
+    def reset(self, lineage: Lineage, where: str) -> Cursor:
+        """Return the earliest or latest position of a whole lineage.
+
+        Raises:
+            NoOffsetError: ``where`` is ``error``. KpsplitError: its logs do not answer.
+        """
+        found = self._resets([lineage], where)[lineage.parent]
+        if isinstance(found, Cursor):
+            return found
+        raise found
+
+    def _resets(
+        self, lineages: Collection[Lineage], where: str
+    ) -> dict[PhysicalPartition, Cursor | StartError]:
+        if where == "error":
+            return {lineage.parent: NoOffsetError(lineage.parent) for lineage in lineages}
+        failed: Failed = {}
+        if where == "latest":
+            asked = {s.source for lineage in lineages for s in lineage if s.is_open}
+            ends = self.admin.end_offsets(asked, failed=failed)
+            at_end = {source: end.offset for source, end in ends.items()}
+            found = {li.parent: Cursor.at_end(li, WHOLE, _ends_in(li, at_end)) for li in lineages}
+        else:
+            lows = self.admin.start_offsets(_sources(lineages), failed=failed)
+            found = {li.parent: _earliest(li, lows) for li in lineages}
+        without = {li.parent: failed[s] for li in lineages for s in li.sources() if s in failed}
+        return {**found, **without}
+
+    def ends(self, lineage: Lineage) -> dict[int, int]:
+        """Return the log end of each open segment."""
+        found = self.admin.end_offsets({s.source for s in lineage if s.is_open})
+        return _ends_in(lineage, {source: end.offset for source, end in found.items()})
+
+    @property
+    def admin(self) -> ClusterAdmin:
+        """For questions about logs."""
+        if self._admin is None:
+            self._admin = ClusterAdmin(self._connection)
+        return self._admin
+
+    # -- commits -----------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        processed: Sequence[Processed],
+        member: Member,
+        metadata: object,
+        seconds: float,
+        load: Load | None = None,
+    ) -> None:
+        """Commit what was processed of enrolled partitions, all in one transaction, with a load.
+
+        Raises:
+            FencedError: the slots are another member's. KpsplitError: not committed, or not known.
+        """
+        wanted, deadline = self._writes(processed, member), Deadline(seconds)
+        if wanted is not None:
+            also = None if load is None else _also(load, deadline)
+            self._commit_writer().commit(
+                wanted.records, wanted.tombstones, wanted.offsets, metadata, deadline, also
+            )
+            self._wrote |= {p.parent: of_partition(wanted, p.parent, p.lineage) for p in processed}
+
+    def outdated(self, processed: Sequence[Processed], member: Member) -> Outdated:
+        """Tell where the latest commit's ordinary offsets were not right, by partition (``commit.writes``).
+
+        Raises:
+            KpsplitError: the offset log cannot be read.
+        """
+        ours = [p for p in processed if p.parent in self._wrote]
+        if not ours:
+            return {}
+        fold = self._read_on()
+        return {p.parent: outdated(p, member, fold, self._wrote[p.parent], self._gone) for p in ours}
+
+    def commit_loaded(
+        self,
+        processed: Sequence[Processed],
+        member: Member,
+        metadata: object,
+        seconds: float,
+        carrier: Carrier,
+        load: Load,
+    ) -> None:
+        """Commit everything that was processed in one transaction, together with what the commit carries.
+
+        Raises:
+            FencedError: the slots are another member's. UnknownOutcomeError: read the log. KpsplitError: not
+                committed.
+        """
+        deadline = Deadline(seconds)
+        offsets = plain_offsets(processed)
+        records: tuple[RangeCommit, ...] = ()
+        tombstones: tuple[CommitKey, ...] = ()
+        if any(p.mode is not Mode.PLAIN for p in processed):
+            wanted = self._writes(processed, member)
+            if wanted is not None:
+                records, tombstones = wanted.records, wanted.tombstones
+                offsets = {**offsets, **wanted.offsets}
+        if self._carrying is None:
+            name = f"{group_ids('run', self._group_id)}{secrets.token_hex(8)}"
+            self._carrying = CommitWriter(
+                self._connection, name, self._partitions, carrier.make_producer, carrier.abandon
+            )
+        self._carrying.commit(records, tombstones, offsets, metadata, deadline, _also(load, deadline))
+
+    def members(self) -> Members:
+        """Return who is in the group, and what each member owns.
+
+        Raises:
+            KpsplitError: the coordinator could not be asked.
+        """
+        return describe_members(self.admin, self._group_id, MEMBERS_SECONDS)
+
+    def _writes(self, processed: Sequence[Processed], member: Member) -> Writes | None:
+        """Return what commits enrolled partitions, by what the log has of other members now."""
+        for parent in (p.parent for p in processed):
+            self._wrote.pop(parent, None)  # known again when this commit is
+        self._gone = self._missing({t.name for p in processed for t in p.state.subtopics if t.in_lineage})
+        return writes(processed, member, self._read_on(), self._gone)
+
+    def _missing(self, subtopics: Collection[str]) -> frozenset[str]:
+        """Return those of some sub-topics that a broker does not know, as far as it answers at once.
+
+        A coordinator refuses a commit that names a topic that is gone. To leave out the offset of one that is
+        there does no harm.
+        """
+        if not subtopics:
+            return frozenset()
+        asked, end = TopicCollection(sorted(subtopics)), monotonic() + LOOK_SECONDS
+        futures = self.admin.client.describe_topics(asked, request_timeout=LOOK_SECONDS)
+        return frozenset(topic for topic, answer in futures.items() if _says_missing(answer, end))
+
+    def _read_on(self) -> CommitFold:
+        """Return what the log says now, as far as it has arrived."""
+        tail = self._open()
+        tail.poll(0)
+        return tail.fold
+
+    def _commit_writer(self) -> CommitWriter:
+        if self._writer is None:
+            self._open()
+            name = f"{group_ids('commit', self._group_id)}{secrets.token_hex(8)}"
+            self._writer = CommitWriter(self._connection, name, self._partitions)
+        return self._writer
+
+    def committed(self, wanted: Sequence[Wanted]) -> list[Pieces]:
+        """Return what the group has committed for ranges, whoever owns them; None where nothing was."""
+        enrolled = {w.lineage.parent for w in wanted if w.mode is not Mode.PLAIN}
+        for error in (self._read_log(enrolled) if enrolled else {}).values():
+            raise error
+        found = []
+        for pieces in map(self._committed, wanted):
+            if isinstance(pieces, KpsplitError):
+                raise pieces
+            found.append(pieces)
+        return found
+
+    @property
+    def garbage(self) -> int:
+        """How many records of the offset log could not be read."""
+        return 0 if self._tail is None else self._tail.fold.garbage
+
+    def close(self) -> None:
+        """End the clients."""
+        self._admin = None
+        if self._tail is not None:
+            self._tail.close()
+        for writer in (self._writer, self._carrying):
+            if writer is not None:
+                writer.close()
+
+
+def _says_missing(answer: Future[Any], end: float) -> bool:
+    try:
+        answer.result(max(0.0, end - monotonic()))
+    except KafkaException as exception:
+        error = error_of(exception)
+        return error is not None and error.code() in MISSING
+    except TimeoutError:
+        return False
+    return False
+
+
+def _sources(lineages: Iterable[Lineage]) -> list[PhysicalPartition]:
+    return list(dict.fromkeys(source for lineage in lineages for source in lineage.sources()))
+
+
+def _ends_in(lineage: Lineage, ends: Mapping[PhysicalPartition, int]) -> dict[int, int]:
+    return {s.id: ends[s.source] for s in lineage if s.is_open and s.source in ends}
+
+
+def _earliest(lineage: Lineage, lows: Mapping[PhysicalPartition, int]) -> Cursor:
+    own = {source: lows[source] for source in lineage.sources() if source in lows}
+    gone = {s.source: s.end for s in lineage if s.end is not None and s.source not in lows}
+    return Cursor.from_positions(lineage, WHOLE, {**gone, **own})
+
+
+def _also(load: Load, deadline: Deadline) -> Callable[[Any], None]:
+    return lambda producer: load.write(producer, deadline)
+
+
+def _lacks_commit(pieces: Pieces | KpsplitError) -> bool:
+    return not isinstance(pieces, KpsplitError) and any(cursor is None for _, cursor in pieces)
+
+
+def _start(
+    wanted: Wanted, pieces: Sequence[tuple[KeyRange, Cursor | None]], fresh: Cursor | StartError | None
+) -> Found:
+    """Return where a slot starts; ``fresh``: where its partition does that has no range commit."""
+    if isinstance(fresh, StartError) and any(cursor is None for _, cursor in pieces):
+        return fresh
+    found = [
+        (
+            fresh.narrowed(range_).settled(wanted.lineage)
+            if isinstance(fresh, Cursor)
+            else Cursor.at_start(range_)
+        )
+        if cursor is None
+        else cursor
+        for range_, cursor in pieces
+    ]
+    stale = any(c.ahead_of(wanted.lineage) for c in found)
+    return Start(tuple(found), stale, all(c is not None for _, c in pieces))
+
+
+def merged(lineage: Lineage, start: Start) -> Cursor:
+    """Return the one cursor from which a slot is read."""
+    return start.pieces[0] if len(start.pieces) == 1 else least(lineage, start.pieces)
+
+
+def reset_error(parent: PhysicalPartition) -> KafkaError:
+    """Return what poll() tells of a partition without a start."""
+    return KafkaError(KafkaError._AUTO_OFFSET_RESET, f"{parent} has no committed offset")

@@ -1,0 +1,201 @@
+"""What a commit of a member writes, pure (design, section 10).
+
+A member commits the ranges it owns. With them go the group's ordinary offsets, for which all other members'
+ranges count as the offset log has them. While some range of a partition was never committed by anybody, its
+first owner still starts from the ordinary offsets, so these stay as they are; the generation is then
+checked by an offset of the slots topic, which has no records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kpsplit.consumer.commit.epochs import Epochs
+from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.splitter.commits import CommitFold, cursor_of, ordinary_offsets
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import KeyRange, uncovered
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.offsets import Cause, CommitKey, Position, RangeCommit
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """What one member has processed of one logical partition.
+
+    ``cursors`` are to be written; ``unchanged`` are those of its other ranges, which are written already.
+    ``token``: the partition of a group's topic that stands for one of the slots. ``epochs``: leader epochs
+    that belong to the positions, where they are known. ``moved``: the ranges that the application has moved,
+    maybe back, since they were committed.
+    """
+
+    state: PartitionState
+    mode: Mode
+    cursors: tuple[Cursor, ...]
+    unchanged: tuple[Cursor, ...]
+    token: PhysicalPartition
+    epochs: Epochs = field(default_factory=dict)
+    moved: frozenset[KeyRange] = frozenset()
+
+    @property
+    def parent(self) -> PhysicalPartition:
+        """The logical partition."""
+        return self.state.parent
+
+    @property
+    def lineage(self) -> Lineage:
+        """Its lineage."""
+        return self.state.lineage
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Who commits. ``generation`` counts the member's rebalances, for people; the broker checks its own."""
+
+    group: str
+    name: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """One transaction: range commits, keys to withdraw, ordinary offsets (never empty)."""
+
+    records: tuple[RangeCommit, ...]
+    tombstones: tuple[CommitKey, ...]
+    offsets: Mapping[PhysicalPartition, int]
+
+
+def plain_offsets(processed: Iterable[Processed]) -> dict[PhysicalPartition, int]:
+    """Return the ordinary offsets of partitions that are not enrolled: all there is to commit of them."""
+    return {
+        p.parent: min(position for c in p.cursors for position in c.positions.values())
+        for p in processed
+        if p.mode is Mode.PLAIN and any(c.positions for c in p.cursors)
+    }
+
+
+def writes(
+    processed: Sequence[Processed], member: Member, fold: CommitFold, gone: Collection[str] = ()
+) -> Writes | None:
+    """Return what commits the ranges of enrolled partitions, None if there is none.
+
+    ``gone``: topics that do not exist any more; coordinators refuse a commit that names one.
+    """
+    enrolled = [p for p in processed if p.mode is not Mode.PLAIN and p.cursors and not _ahead(p)]
+    if not enrolled:
+        return None
+    records = tuple(_record(p, c, member) for p in enrolled for c in p.cursors)
+    tombstones = tuple(
+        key for p in enrolled for key in fold.stale_keys(member.group, p.parent, [c.range for c in p.cursors])
+    )
+    offsets: dict[PhysicalPartition, int] = {}
+    for p in enrolled:
+        known = [*p.cursors, *p.unchanged, *_of_others(p, member.group, fold)]
+        offsets |= _ordinary(p.state, known, gone) or {p.token: 0}
+    return Writes(records, tombstones, offsets)
+
+
+def of_partition(wrote: Writes, parent: PhysicalPartition, lineage: Lineage) -> Writes:
+    """Return what a commit wrote of one logical partition."""
+    records = tuple(record for record in wrote.records if record.parent == parent)
+    offsets = {source: wrote.offsets[source] for source in lineage.sources() if source in wrote.offsets}
+    return Writes(records, (), offsets)
+
+
+def outdated(
+    processed: Processed, member: Member, fold: CommitFold, wrote: Writes, gone: Collection[str] = ()
+) -> frozenset[KeyRange] | None:
+    """Tell whether a member has to write the ordinary offsets of a partition again, behind its latest commit.
+
+    Members that commit at the same time do not see each other's commits: what they wrote as the least of all
+    positions is too low then, and would stay so when nobody commits any more. Whoever comes last in the
+    offset log puts that right; all that came before is known to him once he has read his own commit.
+
+    Args:
+        processed: where all ranges of the member stand now, as ``unchanged``.
+        member: who asks; by a name that nobody else has.
+        fold: the offset log.
+        wrote: what the member's latest commit of the partition wrote.
+        gone: as for ``writes``.
+
+    Returns:
+        Ranges of that commit of which one has to be committed again as it is: none where all is well. None
+        while the commit has not been read.
+    """
+    group, parent = member.group, processed.parent
+    mine = {r.range: cursor_of(r, r.range) for r in wrote.records}
+    if any(fold.cursors(group, parent, range_) != [(range_, c)] for range_, c in mine.items()):
+        return None
+    last = fold.last(group, parent)
+    if not member.name or last is None or last.member != member.name or _ahead(processed):
+        return frozenset()
+    known = [*processed.unchanged, *_of_others(processed, group, fold)]
+    offsets = _ordinary(processed.state, known, gone)
+    wrong = any(wrote.offsets.get(source) != offset for source, offset in offsets.items())
+    stands = {c.range: c for c in processed.unchanged}
+    return frozenset(
+        r for r, c in mine.items() if wrong and r in stands and stands[r].positions == c.positions
+    )
+
+
+def _ordinary(
+    state: PartitionState, cursors: Iterable[Cursor], gone: Collection[str]
+) -> dict[PhysicalPartition, int]:
+    """Return the ordinary offsets of what there is; nobody reads the others."""
+    return {p: at for p, at in ordinary_offsets(state, cursors).items() if p.topic not in gone}
+
+
+def _ahead(processed: Processed) -> bool:
+    """Tell whether the view is older than what was processed: nothing can be said about the rest then."""
+    return any(c.ahead_of(processed.lineage) for c in (*processed.cursors, *processed.unchanged))
+
+
+def _of_others(processed: Processed, group: str, fold: CommitFold) -> list[Cursor]:
+    """Return what the offset log has for the ranges that are not in this commit, where it has anything."""
+    return [
+        cursor
+        for gap in uncovered(c.range for c in (*processed.cursors, *processed.unchanged))
+        for _, cursor in fold.cursor(group, processed.parent, gap, processed.lineage)
+        if cursor is not None
+    ]
+
+
+def _record(processed: Processed, cursor: Cursor, member: Member) -> RangeCommit:
+    positions = {
+        segment: Position(next_, processed.epochs.get((segment, next_)))
+        for segment, next_ in cursor.positions.items()
+    }
+    cause = Cause.SEEK if cursor.range in processed.moved else Cause.PROGRESS
+    return RangeCommit(
+        member.group, processed.parent, cursor.range, positions, member.name, member.generation, cause
+    )
+
+
+def least(lineage: Lineage, cursors: Sequence[Cursor]) -> Cursor:
+    """Return the cursor of a whole range whose pieces were committed at different positions.
+
+    What any piece has not processed is not processed; what the others have is passed over (``slots.pieces``).
+    """
+    range_ = KeyRange(min(c.range.lo for c in cursors), max(c.range.hi for c in cursors))
+    pending = [c.pending(lineage) for c in cursors]
+    positions: dict[int, int] = {}
+    for segment in lineage:
+        if segment.range.overlaps(range_):
+            waiting = [p[segment.id] for p in pending if segment.id in p]
+            end = segment.start if segment.end is None else segment.end
+            positions[segment.id] = min(waiting, default=end)
+    return Cursor(range_, positions).settled(lineage)
+
+
+def logical_position(lineage: Lineage, cursors: Iterable[Cursor]) -> int:
+    """Return the least logical offset that is not processed, for whoever wants one number per partition."""
+    left = [
+        lineage.get(segment).logical(next_)
+        for cursor in cursors
+        if not cursor.ahead_of(lineage)
+        for segment, next_ in cursor.readable(lineage).items()
+    ]
+    return min(left, default=lineage.next_logical())

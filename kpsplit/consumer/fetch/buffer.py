@@ -1,0 +1,405 @@
+"""Records between the engine's thread and an application that polls (design, section 10). A sink.
+
+The application's thread takes records from ``_ready`` without a lock; the engine's thread alone adds to it,
+and takes back. Why that is safe:
+
+* ``deque.popleft`` and ``deque.pop`` are atomic, so each record goes to exactly one of the two threads. The
+  engine takes back from the *right* until nothing is left, so what the application got is a prefix of what
+  was there.
+* Records are numbered in order, so their number tells what was handed out: what was ever added less what is
+  left. Nothing is counted per record.
+* Records count as processed when the next call asks for more. ``_last`` is how many the latest call may
+  have handed out. The application's thread writes it *before* it takes the first record; the engine's
+  thread reads it *after* it has read how many are left: then ``handed out - _last`` is never more than what
+  is processed. It may be less for a moment; the progress never goes back.
+* What a ``consume()`` that waits for more has taken is *unreturned* besides: it is not processed whatever is
+  called meanwhile, and goes back into the buffer if nobody gets it. Changed with the lock held.
+* Whatever exception ends a change, what was handed out is known, so reading can begin there again: ``torn``
+  says that it has to, ``start_over`` where. For that the number of the first record that is left tells what
+  was handed out, not a count kept on the way.
+
+The interpreter lock makes these reads and writes happen in program order. Without it (free-threaded Python)
+nothing promises that, and taking goes through the lock.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import repeat, starmap
+from math import inf
+from operator import length_hint
+
+from confluent_kafka import Message
+
+from kpsplit.consumer.fetch.batch import Batch, OwnedSlot
+from kpsplit.consumer.fetch.progress import Progress, without
+from kpsplit.consumer.fetch.sink import NOWHERE, Crowded
+from kpsplit.kafka.clock import monotonic
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.lineage import PhysicalPartition
+
+FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
+NOTHING: frozenset[OwnedSlot] = frozenset()
+
+Poll = Callable[[float | None], Message | None]
+
+
+class FetchBuffer:
+    """Implements ``Sink`` for ``poll()`` and ``consume()``.
+
+    Threads: ``take``, ``consume``, ``wait`` and ``attended`` are for the application's, ``mark`` and
+    ``attention`` for both; everything else for the engine's. The lock is never held while anybody else's code
+    runs.
+    """
+
+    def __init__(self, *, locked: bool = FREE_THREADED) -> None:
+        self._ready: deque[Message] = deque()
+        self._last = [0]
+        self._unreturned = 0
+        self._never_returned: int | None = None
+        """The mark from which on records go back into the buffer, while they do."""
+        self._begun = self._ended = 0
+        """How many changes were begun, and how many came to their end."""
+        self._wanted = False
+        self._open_until = [inf]
+        self._found_shut = False
+        self._progress = Progress()
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)
+        self._locked = locked
+        self._guard: AbstractContextManager[object] = self._lock if locked else nullcontext()
+        self._waiters = 0
+        self._held_back: list[Batch] | None = None
+        self._released = NOTHING
+        self.take: Callable[[], Message] = self._locked_taker() if locked else self._taker()
+        """Return the next record; IndexError if there is none, or not now: then ``wait``."""
+
+    # the application's thread
+
+    def poller(self, slowly: Poll) -> Poll:
+        """Return ``poll``: the next record; where there is none, or not now, what ``slowly`` returns.
+
+        It is ``take`` written out: one call less per record.
+        """
+        if self._locked:
+            return _poller(self.take, slowly)
+        last, popleft, until, now = self._last, self._ready.popleft, self._open_until, monotonic
+
+        def poll(timeout: float | None = -1) -> Message | None:
+            last[0] = 1
+            if now() <= until[0]:
+                try:
+                    return popleft()
+                except IndexError:
+                    pass
+            return slowly(timeout)
+
+        return poll
+
+    def consume(self, count: int) -> list[Message]:
+        """Return up to so many of the records that are there, none if attention is asked for, or not now."""
+        records: list[Message] = []
+        if monotonic() > self._open_until[0]:
+            return records
+        with self._guard:
+            self._last[0] = count
+            with suppress(IndexError):  # what was taken before it was raised stays in the list
+                records.extend(starmap(self._ready.popleft, repeat((), count)))
+            self._last[0] = len(records)
+        return records
+
+    def keep(self, count: int) -> None:
+        """So many records, the last that were handed out, are not returned before more have come."""
+        with self._lock:
+            self._unreturned = count
+            self._last[0] = 0
+
+    def returned(self) -> None:
+        """What was kept goes to the application, and what was handed out since."""
+        with self._lock:
+            self._last[0], self._unreturned = self._last[0] + self._unreturned, 0
+            self._wanted = False
+
+    def give_back(self, mark: int) -> None:
+        """What was handed out since a mark was never returned: hand it out again."""
+        with self._lock:
+            self._never_returned = mark
+            self._rearrange(lambda later: [without(b, self._released) for b in self._nobodys()] + later)
+            self._wanted = False
+
+    @property
+    def wanted(self) -> bool:
+        """Whether what is kept has to be returned now: a slot waits until it is processed."""
+        return self._wanted
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait for records, for a call for attention, or until what is kept is wanted; False if none came.
+
+        Everything that was handed out counts as processed from now on, except for what is kept.
+        """
+        with self._arrived:
+            self._last[0] = 0
+            self._waiters += 1
+            try:
+                return self._arrived.wait_for(self._worth_waking, seconds)
+            finally:
+                self._waiters -= 1
+
+    def mark(self) -> int:
+        """Return the mark behind everything that was returned: what an explicit commit covers."""
+        with self._lock:
+            return self._progress.added - len(self._ready) - self._unreturned
+
+    def attended(self) -> None:
+        """The application's thread has done what attention was asked for: hand out records again."""
+        with self._lock, self._change():
+            batches, self._held_back = self._held_back or [], None
+            self._put(batches)
+
+    # the engine's thread: what a sink is
+
+    def taken(self, slot: OwnedSlot, cursor: Cursor) -> None:
+        """A slot arrives, or is moved by a seek: what was offered of it before counts for nothing."""
+        with self._lock:
+            if slot in self._progress.slots:
+                self._keep(lambda batch: without(batch, frozenset([slot])))
+            self._released -= {slot}
+            self._progress.taken(slot, cursor)
+
+    def offer(self, batch: Batch) -> None:
+        """Take records, to be handed out in the order of the offers."""
+        with self._lock:
+            if self._released:
+                batch = without(batch, self._released)
+            if self._held_back is not None:
+                self._held_back.append(batch)
+                return
+            self._put([batch])
+            if self._waiters and batch.messages:
+                self._arrived.notify_all()
+
+    def waiting_bytes(self) -> int:
+        """Return what the batches take that were not wholly handed out."""
+        with self._lock:
+            self._advance(len(self._ready))
+            return self._progress.waiting_bytes + sum(batch.bytes for batch in self._held_back or ())
+
+    def crowded(self) -> Crowded:
+        """See ``Sink``: an application that polls takes the records in their order."""
+        return NOWHERE
+
+    def keep_open(self, until: float) -> None:
+        """Hand out nothing once this moment has passed, until a later one is named."""
+        self._open_until[0] = until
+        if self._found_shut and until:
+            with self._lock:
+                self._found_shut = False
+                self._arrived.notify_all()
+
+    def cursor(self, slot: OwnedSlot) -> Sequence[Cursor]:
+        """Return what of a slot is processed."""
+        with self._lock:
+            self._advance(len(self._ready))
+            return [self._progress.cursor(slot)]
+
+    def release(self, slots: Iterable[OwnedSlot]) -> bool:
+        """Hand out nothing more of slots; True when nothing of them is being worked on."""
+        known = [slot for slot in slots if slot in self._progress.slots]
+        with self._lock:
+            new = frozenset(known) - self._released
+            if new:
+                self._released |= new
+                self._keep(lambda batch: without(batch, new))
+            self._advance(len(self._ready))
+            done = not any(self._progress.in_work(slot) for slot in known)
+            self._want(not done)
+            return done
+
+    def passed(self, mark: int) -> bool:
+        """Tell whether everything before a mark is processed."""
+        with self._lock:
+            self._advance(len(self._ready))
+            done = self._progress.processed >= mark
+            self._want(not done)
+            return done
+
+    def dropped(self, slots: Iterable[OwnedSlot]) -> None:
+        """Forget slots and what waits of them."""
+        gone = frozenset(slots)
+        with self._lock:
+            self._keep(lambda batch: without(batch, gone))
+            self._released -= gone
+            self._progress.drop(gone)
+
+    # the engine's thread: what polling needs besides
+
+    def cursor_at(self, slot: OwnedSlot, mark: int) -> Cursor:
+        """Return what of a slot is processed when everything before a mark is."""
+        with self._lock:
+            self._advance(len(self._ready))
+            return self._progress.cursor(slot, mark)
+
+    def take_back(self, parents: Iterable[PhysicalPartition]) -> Mapping[OwnedSlot, Cursor]:
+        """Forget what waits of logical partitions (a pause); return where reading for their slots goes on."""
+        chosen = frozenset(parents)
+        with self._lock:
+            self._keep(lambda batch: None if batch.parent in chosen else batch)
+            mine = [s for s in self._progress.slots if s.parent in chosen and s not in self._released]
+            return {slot: self._progress.cursor(slot, self._progress.handed_out) for slot in mine}
+
+    @property
+    def torn(self) -> bool:
+        """See ``Sink``; with the lock, so that no change of the application's thread is under way."""
+        with self._lock:
+            return self._begun != self._ended
+
+    def start_over(self) -> Mapping[OwnedSlot, Cursor]:
+        """See ``Sink``: forget everything that was not handed out."""
+        with self._lock:
+            self._taken_back()
+            if self._held_back is not None:
+                self._held_back = []
+            self._nobodys()
+            self._ended = self._begun
+            mine = [slot for slot in self._progress.slots if slot not in self._released]
+            return {slot: self._progress.cursor(slot, self._progress.handed_out) for slot in mine}
+
+    def ask_attention(self) -> None:
+        """Make the application come out of ``wait``, and hand out nothing until it has ``attended``."""
+        with self._lock, self._change():
+            if self._held_back is None:
+                self._held_back = self._taken_back()
+            self._arrived.notify_all()
+
+    @property
+    def attention(self) -> bool:
+        """Whether the application's thread is asked for attention, and handed out nothing until then."""
+        return self._held_back is not None
+
+    @property
+    def handed_out(self) -> int:
+        """How many records were handed out: it grows while the application polls and there are any."""
+        with self._lock:
+            self._advance(len(self._ready))
+            return self._progress.handed_out
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether the application's thread waits for records now."""
+        return self._waiters > 0
+
+    def _want(self, waits: bool) -> None:
+        """Have what is kept returned where somebody waits until it is processed."""
+        if waits and self._unreturned:
+            self._wanted = True
+            self._arrived.notify_all()
+
+    def _worth_waking(self) -> bool:
+        if self._held_back is not None or self._wanted or not self._ready:
+            return self._held_back is not None or self._wanted
+        if monotonic() <= self._open_until[0]:
+            return True
+        self._found_shut = True  # noted with the lock held: whoever names a later moment wakes who waits
+        return False
+
+    def _advance(self, left: int) -> None:
+        self._advance_to(self._progress.added - left)
+
+    def _advance_to(self, handed_out: int) -> None:
+        self._progress.advance(handed_out, handed_out - self._unreturned - self._last[0])
+
+    def _put(self, batches: Iterable[Batch]) -> None:
+        """Add batches; of one that an exception interrupts what the application can take stays added."""
+        for batch in batches:
+            before, count, messages = self._progress.added, len(batch.messages), iter(batch.messages)
+            try:
+                self._progress.add(batch)
+                self._ready.extend(messages)
+            except BaseException:
+                left = length_hint(messages)
+                added = 0 if left == count else count - left - 1  # one was taken and found no room
+                self._progress.cut(before + added)
+                raise
+
+    def _taken_back(self) -> list[Batch]:
+        """Take everything that was not handed out out of the application's reach."""
+        first: list[Message | None] = [None]
+        try:
+            self._empty(first)
+            self._advance_to(self._progress.number_of(first[0]))
+            return self._progress.withdraw()
+        except BaseException:
+            self._empty(first)
+            self._progress.cut(self._progress.number_of(first[0]))
+            raise
+
+    def _empty(self, first: list[Message | None]) -> None:
+        """Take records from the right until none is left; ``first`` is the last one that was taken."""
+        pop = self._ready.pop
+        with suppress(IndexError):
+            while True:
+                first[0] = pop()
+
+    def _nobodys(self) -> list[Batch]:
+        """Take back what was handed out and never returned, if that is being done."""
+        if self._never_returned is None:
+            return []
+        batches = self._progress.give_back(self._never_returned)
+        self._last[0] = self._unreturned = 0
+        self._never_returned = None
+        return batches
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """A change of what waits, with the lock held: unless it comes to its end the buffer is torn."""
+        self._begun += 1
+        yield
+        self._ended += 1
+
+    def _keep(self, change: Callable[[Batch], Batch | None]) -> None:
+        """Change what was not handed out, or leave it out."""
+        self._rearrange(lambda batches: [new for batch in batches if (new := change(batch)) is not None])
+
+    def _rearrange(self, change: Callable[[list[Batch]], list[Batch]]) -> None:
+        """Put others in the place of the batches that were not handed out, wherever these are now."""
+        with self._change():
+            held_back = self._held_back
+            batches = change(self._taken_back() if held_back is None else held_back)
+            if held_back is None:
+                self._put(batches)
+            else:
+                self._held_back = batches
+
+    def _taker(self) -> Callable[[], Message]:
+        last, popleft, until, now = self._last, self._ready.popleft, self._open_until, monotonic
+
+        def take() -> Message:
+            last[0] = 1
+            if now() > until[0]:
+                raise IndexError
+            return popleft()
+
+        return take
+
+    def _locked_taker(self) -> Callable[[], Message]:
+        take, lock = self._taker(), self._lock
+
+        def locked() -> Message:
+            with lock:
+                return take()
+
+        return locked
+
+
+def _poller(take: Callable[[], Message], slowly: Poll) -> Poll:
+    def poll(timeout: float | None = -1) -> Message | None:
+        try:
+            return take()
+        except IndexError:
+            return slowly(timeout)
+
+    return poll

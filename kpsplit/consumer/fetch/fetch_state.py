@@ -1,0 +1,530 @@
+"""From where each physical partition of a logical partition is read, and where reading has to stop. Pure.
+
+Every owned slot has a cursor: what it was given. A *track* is what is read of one physical partition now:
+the first segment there that some owned slot has not been given in full, from the first offset that one of
+them was not given. Others are not given again what they have: each slot has its *floor*.
+
+A track is not read, and waits at its place, while
+
+* a slot that reads the segment was not given all that comes before it (*not ready*). A segment before which
+  nothing is left is never held up by another one, so somebody can always go on;
+* it is in *doubt*: a record can only be judged by a view that was read to an end asked for after the record
+  had arrived, or by the outcome of an operation under way; or reading begins inside an open segment, at a
+  place that was not reached by reading, and it must be known first on which side of a marker that is;
+* the log has lost what comes next, and the policy is to stop, or the application was not told of it yet
+  (``gap_notices``); or the application paused the partition.
+
+Whoever reads asks for ``wanted``, gives what it read to ``take`` and ``at_end``, and never steps over
+anything.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from confluent_kafka import Message
+
+from kpsplit.consumer.config import GapPolicy
+from kpsplit.consumer.fetch.batch import Batch, OwnedSlot, size_of
+from kpsplit.consumer.fetch.gap_notices import GapNotices
+from kpsplit.consumer.fetch.gaps import Found, loss
+from kpsplit.consumer.fetch.lineage_reader import Gap
+from kpsplit.consumer.fetch.logical_record import read_headers
+from kpsplit.consumer.fetch.reading_events import EndReached, ForeignFound, GapFound, ReadingEvent, Unreadable
+from kpsplit.consumer.fetch.record_filter import Doubt, ReadTally, Sieve, Sifted
+from kpsplit.errors import FutureVersionError, InvariantError, KpsplitError
+from kpsplit.kafka.headers import headers_of
+from kpsplit.kafka.logical_message import is_identity, wrapped
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.key_range import KeyRange
+from kpsplit.splitter.lineage import PhysicalPartition, Segment
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import ForeignReason, Wait, classify, unsettled
+
+
+@dataclass(slots=True)
+class Track:
+    """What is read of one physical partition now: ``segment`` from ``next`` on."""
+
+    segment: Segment
+    next: int
+    floors: dict[OwnedSlot, int]
+    ready: bool
+    sieve: Sieve
+    slots: tuple[OwnedSlot, ...]
+
+
+@dataclass(slots=True)
+class _Question:
+    """What has to be known before a track is read on; ``record`` None: whether reading may begin here.
+
+    ``fresh``: the view was refreshed since; ``ticket``: the number under which that was asked for.
+    """
+
+    segment: int
+    offset: int
+    record: Doubt | None
+    ticket: int
+    fresh: bool = False
+
+
+class PartitionTracks:
+    """All tracks of one logical partition. Not thread safe.
+
+    Args:
+        state: the view of the logical partition.
+        ticket: returns the next number for a question that needs a fresh view.
+        report: takes what is to be reported.
+        on_gap: what is done where records are gone.
+        wrap_all: hand out every message as a ``LogicalMessage``.
+    """
+
+    def __init__(
+        self,
+        state: PartitionState,
+        ticket: Callable[[], int],
+        report: Callable[[ReadingEvent], None],
+        on_gap: GapPolicy = GapPolicy.ERROR,
+        wrap_all: bool = False,
+    ) -> None:
+        self.state = state
+        self.tally = ReadTally()
+        self.changed = False
+        """Whether ``wanted`` may have changed since whoever reads last looked; it sets this to False."""
+        self._next_ticket = ticket
+        self._report = report
+        self._on_gap = on_gap
+        self._wrap_all = wrap_all
+        self._paused = False
+        self._held_back: frozenset[KeyRange] = frozenset()
+        self._cursors: dict[OwnedSlot, Cursor] = {}
+        self._tracks: dict[PhysicalPartition, Track] = {}
+        self._arranged = True
+        """Whether ``_tracks`` are those of the slots, which come by the dozen: arranged once for all."""
+        self._questions: dict[PhysicalPartition, _Question] = {}
+        self._stale: _Question | None = None
+        self._stopped: set[PhysicalPartition] = set()
+        self._said: dict[PhysicalPartition, object] = {}
+        """Why a log cannot be read, as far as that was reported: trying again says nothing new."""
+        self._reached: dict[int, int] = {}
+        self._fresh_to: dict[PhysicalPartition, int] = {}
+        self._notices = GapNotices()
+        self._untold: dict[PhysicalPartition, Gap] = {}
+        self._at_end: dict[PhysicalPartition, int] = {}
+        """Where reading stood when a log's end was read: behind a seek back it has not been read."""
+
+    def anew(self) -> PartitionTracks:
+        """Return tracks that know what these know of partition and application, and have read nothing.
+
+        For when an exception came between: what was read is not known any more. Nobody owns a slot.
+        """
+        new = PartitionTracks(self.state, self._next_ticket, self._report, self._on_gap, self._wrap_all)
+        new.tally, new._paused, new._notices = self.tally, self._paused, self._notices
+        new._said = self._said
+        new.changed = True
+        return new
+
+    # what is known and owned
+
+    @property
+    def parent(self) -> PhysicalPartition:
+        """The logical partition."""
+        return self.state.parent
+
+    @property
+    def slots(self) -> tuple[OwnedSlot, ...]:
+        """The owned slots."""
+        return tuple(self._cursors)
+
+    def update(self, state: PartitionState) -> None:
+        """Take a newer view."""
+        if state == self.state:
+            return
+        self._settle()
+        self.state = state
+        self._ask_again()
+        self._arrange()
+
+    def own(self, slot: OwnedSlot, cursor: Cursor) -> None:
+        """Give a slot everything from a cursor on; for an owned one this is a seek. Ends stops at gaps."""
+        self._keep_positions()
+        self._cursors[slot] = cursor
+        self._stopped.clear()
+        self._said.clear()
+        self._unsettle()
+
+    def disown(self, slot: OwnedSlot) -> None:
+        """Give a slot nothing more."""
+        self._keep_positions()
+        self._cursors.pop(slot, None)
+        self._unsettle()
+
+    def pause(self, paused: bool) -> None:
+        """Stop reading at the present places, or go on."""
+        self._paused = paused
+        self.changed = True
+
+    def hold_back(self, ranges: frozenset[KeyRange]) -> None:
+        """Read nothing for slots that have keys of these ranges, where the segment has them too; all else."""
+        if ranges != self._held_back:
+            self._held_back = ranges
+            self.changed = True
+
+    def cursor(self, slot: OwnedSlot) -> Cursor:
+        """Return what an owned slot was given."""
+        self._keep_positions()
+        return self._cursors[slot].settled(self.state.lineage)
+
+    # what needs a fresh view
+
+    @property
+    def ticket(self) -> int:
+        """The newest number of a question that waits for a fresh view, 0 if there is none."""
+        self._settle()
+        if not self._questions and self._stale is None:
+            return 0
+        asked = [q.ticket for q in self._asked() if not q.fresh]
+        return max(asked, default=0)
+
+    def refreshed(self, ticket: int) -> None:
+        """The view was read to an end that was asked for after the questions up to a ticket had come up."""
+        self._settle()
+        answered = [q for q in self._asked() if q.ticket <= ticket and not q.fresh]
+        for question in answered:
+            question.fresh = True
+        if answered:
+            self._ask_again()
+            self._arrange()
+        if self._stale in answered:
+            self._report(Unreadable(self.parent, self.parent, _contradiction(self.parent)))
+
+    # reading
+
+    def wanted(self) -> dict[PhysicalPartition, int]:
+        """Return what can be read now: physical partitions, each with the next offset."""
+        self._settle()
+        return {source: track.next for source, track in self._tracks.items() if self._reads(source, track)}
+
+    def take(self, source: PhysicalPartition, messages: list[Message], keyed: bool) -> list[Batch]:
+        """Take records of a physical partition that follow what was taken of it before.
+
+        What cannot be handed out yet is left out: it is ``wanted`` again later.
+
+        Args:
+            source: where they were read.
+            messages: the records, without errors, in order.
+            keyed: whether each of them has a key that is not empty.
+        """
+        self._settle()
+        self._at_end.pop(source, None)
+        batches: list[Batch] = []
+        while messages and (track := self._tracks.get(source)) is not None and self._reads(source, track):
+            messages = _from(messages, track.next)
+            if messages:
+                messages = self._take_stretch(source, track, messages, keyed, batches)
+        return batches
+
+    def at_end(self, source: PhysicalPartition, offset: int) -> list[Batch]:
+        """Everything that can be read before an offset was read: holes at the log's end are passed."""
+        self._settle()
+        track = self._tracks.get(source)
+        if track is None or not self._reads(source, track):
+            return []
+        end = offset if track.segment.end is None else min(offset, track.segment.end)
+        batches = self._passed(track, end)
+        self._at_end[source] = track.next
+        if all(self._ended(s, t) and t.segment.is_open for s, t in self._tracks.items()):
+            self._report(EndReached(self.parent, self._next_logical()))
+        return batches
+
+    def cut_short(self, source: PhysicalPartition) -> bool:
+        """Tell whether the log ends where the segment should go on: its bounds have to be looked at.
+
+        An open transaction may hold up its readers, or its end was cut off.
+        """
+        self._settle()
+        track = self._tracks.get(source)
+        if track is None or not self._ended(source, track) or track.segment.end is None:
+            return False
+        return track.next < track.segment.end
+
+    def _ended(self, source: PhysicalPartition, track: Track) -> bool:
+        """Tell whether the log was read to its end and the track still stands there."""
+        return self._at_end.get(source) == track.next
+
+    def examine(self, source: PhysicalPartition, found: Found) -> list[Batch]:
+        """Take what was found out about a log; report what it has lost of what is to be read next."""
+        self._settle()
+        track = self._tracks.get(source)
+        lost = None if track is None else loss(self.state, track.segment, track.next, found)
+        if track is None or lost is None:
+            return []
+        self.changed = True
+        if lost.gap is not None and self._on_gap is GapPolicy.SKIP_AND_REPORT:
+            return self._at_gap(track, lost.gap)
+        self._stopped.add(source)
+        if lost.gap is None:
+            self._say(Unreadable(self.parent, source, lost.error, lost.reason))
+        elif self._said.get(source) != (lost.gap.segment, lost.gap.reason):
+            self._report(GapFound(self.parent, lost.gap, self._notices.new(lost.gap), lost.error))
+            self._notices.given(lost.gap)
+            self._said[source] = lost.gap.segment, lost.gap.reason
+        return []
+
+    def told(self, gap: Gap) -> list[Batch]:
+        """The application was told of a gap that was reported: go on behind it if reading waits there."""
+        self._settle()
+        self._notices.told(gap)
+        waiting, track = self._untold.get(gap.source), self._tracks.get(gap.source)
+        if waiting is None or not self._notices.knows(waiting):
+            return []
+        del self._untold[gap.source]
+        self.changed = True
+        if track is None or not _stands_at(track, waiting) or not self._reads(gap.source, track):
+            return []  # whoever reads there later meets the gap again, and goes on at once
+        end = track.segment.end  # it may have become known while the gap was told
+        return self._jumped(track, waiting.end if end is None else min(waiting.end, end))
+
+    def stop(self, source: PhysicalPartition, error: KpsplitError) -> None:
+        """A physical partition cannot be read on: report it once, leave it alone until it is tried again."""
+        self._stopped.add(source)
+        self.changed = True
+        self._say(Unreadable(self.parent, source, error))
+
+    @property
+    def stopped(self) -> tuple[PhysicalPartition, ...]:
+        """The physical partitions that are left alone."""
+        return tuple(self._stopped)
+
+    def try_again(self, source: PhysicalPartition) -> None:
+        """Read a stopped physical partition again, if that is possible now."""
+        self._stopped.discard(source)
+        self.changed = True
+
+    def _say(self, event: Unreadable) -> None:
+        if event.source is not None and self._said.get(event.source) != event.error.message:
+            self._report(event)
+            self._said[event.source] = event.error.message
+
+    def _next_logical(self) -> int:
+        return max((t.segment.logical(t.next) for t in self._tracks.values()), default=0)
+
+    def _reads(self, source: PhysicalPartition, track: Track) -> bool:
+        held_up = self._paused or source in self._stopped or source in self._questions
+        return track.ready and not held_up and source not in self._untold and not self._crowded(track)
+
+    def _crowded(self, track: Track) -> bool:
+        """Tell whether somebody to whom the track gives records has too many of them already."""
+        return any(
+            track.segment.range.overlaps(range_) and any(slot.range.overlaps(range_) for slot in track.floors)
+            for range_ in self._held_back
+        )
+
+    def _take_stretch(
+        self,
+        source: PhysicalPartition,
+        track: Track,
+        messages: list[Message],
+        keyed: bool,
+        batches: list[Batch],
+    ) -> list[Message]:
+        """Take the records of one segment; return what stands behind its end."""
+        inside, behind = _until(messages, track.segment.end)
+        sifted = Sifted([])
+        try:
+            if inside:
+                sifted = track.sieve.sift(inside, keyed, self._fresh_to.get(source, 0), self.tally)
+            if behind:
+                behind = self._without_marker(source, behind)
+        except FutureVersionError as error:
+            self.stop(source, error)
+            return []
+        self._tell_foreign(source, sifted.foreign)
+        epoch = inside[-1].leader_epoch() if inside else None
+        if sifted.doubt is not None:
+            self._ask(source, track.segment, sifted.doubt.offset, sifted.doubt)
+            batches += self._passed(track, sifted.doubt.offset, sifted.kept, epoch)
+            return []
+        read_to = _offset(inside[-1]) + 1 if inside else track.next
+        end = read_to if len(inside) == len(messages) else track.segment.end or 0
+        batches += self._passed(track, end, sifted.kept, epoch if end == read_to else None)
+        return behind
+
+    def _passed(
+        self, track: Track, end: int, kept: list[Message] | None = None, leader_epoch: int | None = None
+    ) -> list[Batch]:
+        """Everything of a track before an offset was read: hand it out."""
+        if end <= track.next:
+            return []
+        raw = kept or []
+        told = raw if self._untouched(track.segment) else wrapped(raw, track.segment, self.parent)
+        batch = Batch(
+            self.parent, track.segment, track.slots, track.next, end, told, size_of(raw), leader_epoch
+        )
+        track.next = end
+        self._said.pop(track.segment.source, None)
+        self._reached[track.segment.id] = max(end, self._reached.get(track.segment.id, 0))
+        if track.segment.end is not None and end >= track.segment.end:
+            self._arrange()
+        return [batch]
+
+    def _at_gap(self, track: Track, gap: Gap) -> list[Batch]:
+        """Go on behind a gap, or wait until the application was told of it."""
+        if self._notices.knows(gap):
+            return self._jumped(track, gap.end)
+        self._untold[gap.source] = gap
+        records = self._notices.new(gap)
+        if records:
+            self._report(GapFound(self.parent, gap, records, None))
+            self._notices.given(gap)
+        return []
+
+    def _jumped(self, track: Track, to: int) -> list[Batch]:
+        """Go on behind a gap. Nobody has seen which markers were there, so it may have to be asked about."""
+        reached = self._reached.get(track.segment.id, track.segment.start)
+        batches = self._passed(track, to)
+        self._reached[track.segment.id] = reached
+        self._arrange()
+        return batches
+
+    def _untouched(self, segment: Segment) -> bool:
+        enrolled = bool(self.state.topic_id)  # its records have a stamp, which a wrapped message leaves out
+        return not self._wrap_all and not enrolled and is_identity(segment, self.parent)
+
+    def _without_marker(self, source: PhysicalPartition, behind: list[Message]) -> list[Message]:
+        """Return what stands behind the place of a marker; report a record that is there instead."""
+        end = self._tracks[source].segment.end
+        if _offset(behind[0]) != end:
+            return behind
+        if read_headers(headers_of(behind[0])).marker is None:
+            self.tally.foreign[ForeignReason.NOT_THE_MARKER] += 1
+            self._tell_foreign(source, [(end, ForeignReason.NOT_THE_MARKER)])
+        return behind[1:]
+
+    def _ask(self, source: PhysicalPartition, segment: Segment, offset: int, record: Doubt | None) -> None:
+        self._questions[source] = _Question(segment.id, offset, record, self._next_ticket())
+        self.changed = True
+
+    # what is read next
+
+    def _unsettle(self) -> None:
+        self._tracks = {}
+        self._arranged = False
+        self.changed = True
+
+    def _settle(self) -> None:
+        if not self._arranged:
+            self._arrange()
+
+    def _keep_positions(self) -> None:
+        """Bring the cursors up to what was read."""
+        for track in self._tracks.values():
+            for slot, floor in track.floors.items():
+                if track.next > floor:
+                    track.floors[slot] = track.next
+                    self._cursors[slot] = self._cursors[slot].moved(track.segment.id, track.next)
+
+    def _arrange(self) -> None:
+        """Find out anew what is to be read where."""
+        self._keep_positions()
+        self.changed = True
+        self._tracks = {}
+        lineage = self.state.lineage
+        if any(cursor.ahead_of(lineage) for cursor in self._cursors.values()):
+            self._stale = self._stale or _Question(0, 0, None, self._next_ticket())
+            self._arranged = True
+            return
+        self._stale = None
+        needed: dict[int, dict[OwnedSlot, int]] = {}
+        not_ready: set[int] = set()
+        for slot, cursor in self._cursors.items():
+            readable = cursor.readable(lineage)
+            for segment_id, position in cursor.pending(lineage).items():
+                needed.setdefault(segment_id, {})[slot] = position
+                if segment_id not in readable:
+                    not_ready.add(segment_id)
+        for segment in lineage:
+            floors = needed.get(segment.id)
+            if floors and segment.source not in self._tracks:
+                self._tracks[segment.source] = self._track(segment, floors, segment.id not in not_ready)
+        self._look_where_tracks_begin()
+        self._arranged = True
+
+    def _track(self, segment: Segment, floors: dict[OwnedSlot, int], ready: bool) -> Track:
+        sieve = Sieve(self.state, segment, floors)
+        return Track(segment, min(floors.values()), floors, ready, sieve, tuple(floors))
+
+    def _look_where_tracks_begin(self) -> None:
+        for source, question in list(self._questions.items()):
+            track = self._tracks.get(source)
+            if track is None or (track.segment.id, track.next) != (question.segment, question.offset):
+                del self._questions[source]
+        for source, gap in list(self._untold.items()):
+            track = self._tracks.get(source)
+            if track is None or not _stands_at(track, gap):
+                del self._untold[source]
+        for source, track in self._tracks.items():
+            segment = track.segment
+            reached = self._reached.get(segment.id, segment.start)
+            if track.ready and segment.is_open and track.next > reached and source not in self._questions:
+                self._ask(source, segment, track.next, None)
+
+    def _asked(self) -> Iterable[_Question]:
+        return (*self._questions.values(), *([self._stale] if self._stale else []))
+
+    def _ask_again(self) -> None:
+        """Drop the questions that the view answers now."""
+        for source, question in list(self._questions.items()):
+            if question.record is None:
+                if question.fresh and not unsettled(self.state, source):
+                    reached = self._reached.get(question.segment, 0)
+                    self._reached[question.segment] = max(question.offset, reached)
+                    del self._questions[source]
+            elif self._is_judged(source, question, question.record):
+                if question.fresh:
+                    self._fresh_to[source] = max(question.offset + 1, self._fresh_to.get(source, 0))
+                del self._questions[source]
+
+    def _is_judged(self, source: PhysicalPartition, question: _Question, record: Doubt) -> bool:
+        stamp, marker = record.headers.stamp, record.headers.marker
+        verdict = classify(self.state, source, record.offset, stamp, marker, refreshed=question.fresh)
+        return not isinstance(verdict, Wait)
+
+    # what is reported
+
+    def _tell_foreign(self, source: PhysicalPartition, found: list[tuple[int, ForeignReason]]) -> None:
+        for reason in dict.fromkeys(reason for _, reason in found):
+            offsets = [offset for offset, why in found if why is reason]
+            self._report(ForeignFound(self.parent, source, offsets[0], len(offsets), reason))
+
+
+def _from(messages: list[Message], offset: int) -> list[Message]:
+    """Return the records that are not before an offset."""
+    if _offset(messages[0]) >= offset:
+        return messages
+    return messages[bisect_left(messages, offset, key=_offset) :]
+
+
+def _until(messages: list[Message], end: int | None) -> tuple[list[Message], list[Message]]:
+    """Divide records at a segment's end."""
+    if end is None or _offset(messages[-1]) < end:
+        return messages, []
+    cut = bisect_left(messages, end, key=_offset)
+    return messages[:cut], messages[cut:]
+
+
+def _stands_at(track: Track, gap: Gap) -> bool:
+    return (track.segment.id, track.next) == (gap.segment, gap.start)
+
+
+def _offset(message: Message) -> int:
+    return message.offset() or 0
+
+
+def _contradiction(parent: PhysicalPartition) -> KpsplitError:
+    return InvariantError(
+        f"{parent}: a committed position names a segment that the control topic does not know",
+        hint="was the control topic made anew? look at: kpsplit doctor",
+    )

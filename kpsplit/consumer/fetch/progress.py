@@ -1,0 +1,243 @@
+"""How far what was handed out has been processed, for records that are handed out one after the other.
+
+Records are numbered in the order in which they are handed out, over all partitions. A *mark* is such a
+number: all records before it. What is processed is a mark, because an application that polls works on
+records in that order; from it follows how far each slot is:
+
+* Every batch before the mark moves its slots to its end; the batch that the mark lies in moves them to the
+  first record that is not before the mark; a batch behind it moves nothing that an earlier one still holds
+  back.
+* The reader gives the last batch of a segment before the first batch of what follows it, so a cursor never
+  lists a segment beyond its start while records of a predecessor are not processed.
+
+A slot that arrives begins a *tenure*; batches that were read in an earlier tenure of the same slot do not
+move it.
+
+Each change is made in an order that leaves something true behind wherever an exception ends it: a batch may
+stand in two places for a moment, never in none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import chain
+
+from confluent_kafka import Message
+
+from kpsplit.consumer.fetch.batch import Batch, OwnedSlot, message_hash, size_of
+from kpsplit.kafka.logical_message import physical_offset
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.lineage import PhysicalPartition
+
+
+class _Tenure:
+    """One stay of a slot; ``positions``: what it had processed when it came, and since, by segment."""
+
+    __slots__ = ("positions", "slot")
+
+    def __init__(self, slot: OwnedSlot, cursor: Cursor) -> None:
+        self.slot = slot
+        self.positions = dict(cursor.positions)
+
+
+class _Stretch:
+    """A batch with the number of its first record and the tenures that it moves."""
+
+    __slots__ = ("batch", "behind", "first", "tenures")
+
+    def __init__(self, batch: Batch, first: int, tenures: tuple[_Tenure, ...]) -> None:
+        self.batch = batch
+        self.first = first
+        self.behind = first + len(batch.messages)
+        self.tenures = tenures
+
+    def end_at(self, mark: int) -> None:
+        """Forget the records from a mark on."""
+        batch, count = self.batch, mark - self.first
+        batch.end = physical_offset(batch.messages[count])
+        del batch.messages[count:]
+        self.behind = mark
+        batch.bytes = size_of(batch.messages)
+
+    def position(self, mark: int) -> int | None:
+        """Return how far the batch moves its slots if everything before the mark counts, None: not at all."""
+        if self.behind <= mark:
+            return self.batch.end
+        messages = self.batch.messages
+        return physical_offset(messages[max(0, mark - self.first)]) if messages else None
+
+
+class Progress:
+    """What was added, handed out and processed. Pure; not thread safe."""
+
+    def __init__(self) -> None:
+        self._tenures: dict[OwnedSlot, _Tenure] = {}
+        self._moved_by: dict[PhysicalPartition, tuple[tuple[OwnedSlot, ...], tuple[_Tenure, ...]]] = {}
+        self._in_work: deque[_Stretch] = deque()
+        self._waiting: deque[_Stretch] = deque()
+        self.added = 0
+        """The number of the next record to be added."""
+        self.processed = 0
+        """The mark before which everything is processed."""
+        self.handed_out = 0
+        """The mark before which everything was handed out, as far as ``advance`` was told."""
+        self.waiting_bytes = 0
+        """What the batches take that were not wholly handed out."""
+
+    @property
+    def slots(self) -> tuple[OwnedSlot, ...]:
+        """The slots whose progress is kept."""
+        return tuple(self._tenures)
+
+    def taken(self, slot: OwnedSlot, cursor: Cursor) -> None:
+        """A slot arrives, or is moved by a seek: ``cursor`` is what counts as processed."""
+        self._moved_by.clear()
+        self._tenures[slot] = _Tenure(slot, cursor)
+
+    def drop(self, slots: Iterable[OwnedSlot]) -> None:
+        """Forget slots; batches that hold records of them go on moving the others."""
+        self._moved_by.clear()
+        for slot in slots:
+            self._tenures.pop(slot, None)
+
+    def add(self, batch: Batch) -> None:
+        """Number the records of a batch, in the order in which they will be handed out."""
+        stretch = _Stretch(batch, self.added, self._tenures_of(batch))
+        self._waiting.append(stretch)
+        self.added = stretch.behind
+        self.waiting_bytes += batch.bytes
+
+    def cut(self, mark: int) -> None:
+        """Forget the records from a mark on, none of which was handed out: an exception came between."""
+        while self._waiting and self._waiting[-1].first >= mark:
+            self._waiting.pop()
+        if self._waiting and self._waiting[-1].behind > mark:
+            self._waiting[-1].end_at(mark)
+        self.added = mark
+        self.waiting_bytes = sum(stretch.batch.bytes for stretch in self._waiting)
+
+    def number_of(self, message: Message | None) -> int:
+        """Return the number of a record that waits; of the next one to be added for None."""
+        for stretch in self._waiting:
+            for number, waiting in enumerate(stretch.batch.messages, stretch.first):
+                if waiting is message:
+                    return number
+        return self.added
+
+    def advance(self, handed_out: int, processed: int) -> None:
+        """Take newer marks; an older one changes nothing."""
+        self.handed_out = max(self.handed_out, handed_out)
+        self.processed = max(self.processed, processed)
+        while self._waiting and self._waiting[0].behind <= self.handed_out:
+            stretch = self._waiting[0]
+            self._in_work.append(stretch)
+            self._waiting.popleft()
+            self.waiting_bytes -= stretch.batch.bytes
+        while self._in_work and self._in_work[0].behind <= self.processed:
+            stretch = self._in_work[0]
+            for tenure in stretch.tenures:
+                _move(tenure.positions, stretch.batch.segment.id, stretch.batch.end)
+            self._in_work.popleft()
+
+    def cursor(self, slot: OwnedSlot, mark: int | None = None) -> Cursor:
+        """Return what a slot has processed; with a mark, what it will have when everything before it is.
+
+        Raises:
+            KeyError: the slot is not known.
+        """
+        tenure = self._tenures[slot]
+        positions = dict(tenure.positions)
+        until = self.processed if mark is None else max(mark, self.processed)
+        for stretch in self._covering(tenure):
+            position = stretch.position(until)
+            if position is not None:
+                _move(positions, stretch.batch.segment.id, position)
+            if stretch.behind > until:
+                break
+        return Cursor(slot.range, positions)
+
+    def in_work(self, slot: OwnedSlot) -> bool:
+        """Tell whether a record was handed out and is not processed that may be a slot's.
+
+        Whose a record was cannot be told once it was handed out: the application may have given it another
+        key (deserialisers do). So every record of a batch counts for all slots that the batch moves.
+        """
+        stretches = self._covering(self._tenures[slot])
+        return any(max(self.processed, s.first) < min(self.handed_out, s.behind) for s in stretches)
+
+    def withdraw(self) -> list[Batch]:
+        """Take back everything that was not handed out, to be added again in part or not at all.
+
+        Without records of slots whose stay in which they were read is over.
+        """
+        taken_back = []
+        kept: deque[_Stretch] = deque()
+        for stretch in self._waiting:
+            if stretch.first < self.handed_out:
+                before, behind = _divided(stretch.batch, self.handed_out - stretch.first)
+                kept.append(_Stretch(before, stretch.first, stretch.tenures))
+            else:
+                behind = stretch.batch
+            gone = [o for o in behind.slots if self._tenures.get(o) not in stretch.tenures]
+            taken_back.append(without(behind, frozenset(gone)))
+        self._in_work.extend(kept)
+        self.added = self.handed_out
+        self._waiting.clear()
+        self.waiting_bytes = 0
+        return taken_back
+
+    def give_back(self, mark: int) -> list[Batch]:
+        """Take back the records, too, that were handed out from a mark on and are not processed."""
+        self.handed_out = mark
+        while self._in_work and self._in_work[-1].behind > self.handed_out:
+            self._waiting.appendleft(self._in_work[-1])
+            self._in_work.pop()
+        return self.withdraw()
+
+    def _tenures_of(self, batch: Batch) -> tuple[_Tenure, ...]:
+        """Return the tenures that a batch moves; all batches of one track have the same tuple of slots."""
+        slots, tenures = self._moved_by.get(batch.parent, _NOTHING)
+        if slots is not batch.slots:
+            found = (self._tenures.get(slot) for slot in batch.slots)
+            tenures = tuple(t for t in found if t is not None)
+            self._moved_by[batch.parent] = batch.slots, tenures
+        return tenures
+
+    def _covering(self, tenure: _Tenure) -> Iterator[_Stretch]:
+        return (s for s in chain(self._in_work, self._waiting) if tenure in s.tenures)
+
+
+_NOTHING: tuple[tuple[OwnedSlot, ...], tuple[_Tenure, ...]] = ((), ())
+
+
+def without(batch: Batch, slots: frozenset[OwnedSlot]) -> Batch:
+    """Return a batch without the records of some slots, moving only the others."""
+    if slots.isdisjoint(batch.slots):
+        return batch
+    ranges = [slot.range for slot in slots.intersection(batch.slots)]
+    kept = [
+        m for m in batch.messages if not any(message_hash(m, batch.segment) in range_ for range_ in ranges)
+    ]
+    left = tuple(slot for slot in batch.slots if slot not in slots)
+    return _part(batch, batch.start, batch.end, kept, left)
+
+
+def _divided(batch: Batch, count: int) -> tuple[Batch, Batch]:
+    """Divide a batch behind its first ``count`` records, of which there are more."""
+    cut = physical_offset(batch.messages[count])
+    behind = _part(batch, cut, batch.end, batch.messages[count:], batch.slots)
+    before = replace(batch, end=cut, messages=batch.messages[:count], bytes=batch.bytes - behind.bytes)
+    return before, behind
+
+
+def _part(batch: Batch, start: int, end: int, messages: list[Message], slots: tuple[OwnedSlot, ...]) -> Batch:
+    """Return a part of which nothing was handed out: the application may give records other values, too."""
+    size = size_of(messages)
+    return Batch(batch.parent, batch.segment, slots, start, end, messages, size, batch.leader_epoch)
+
+
+def _move(positions: dict[int, int], segment: int, position: int) -> None:
+    if position > positions.get(segment, -1):
+        positions[segment] = position

@@ -1,0 +1,480 @@
+"""Reads the physical partitions that the slots of this member need (design, sections 9 and 10).
+
+``fetch_state`` and ``record_filter`` decide what is read and who gets it; here are the clients. One consumer
+is assigned by hand.
+A physical partition that has to wait is taken from its assignment, and added again at the
+exact offset, so nothing waits in memory and the others go on. (librdkafka drops what it has fetched of a
+partition when the partition is taken away, before the call returns: no record of an earlier assignment
+comes later.)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from kpsplit.consumer.config import CLIENT_KBYTES, GapPolicy
+from kpsplit.consumer.fetch.batch import MESSAGE_BYTES, Batch, OwnedSlot
+from kpsplit.consumer.fetch.fetch_state import PartitionTracks
+from kpsplit.consumer.fetch.lineage_reader import Gap, wrong_topic
+from kpsplit.consumer.fetch.probing import LogProbe
+from kpsplit.consumer.fetch.reading_events import ReadingEvent, Unreadable
+from kpsplit.consumer.fetch.sink import Crowded
+from kpsplit.errors import ConfigurationError
+from kpsplit.kafka.clock import monotonic
+from kpsplit.kafka.connection import AdminUse, Connection
+from kpsplit.kafka.error_map import TRANSIENT_READS, translate, translated
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+
+__all__ = ["Batch", "OwnedSlot", "SlotReader"]
+
+MOST = 1000
+"""How many records are taken from the client at once.
+
+More cost more: those that wait in the interpreter are what its garbage collector goes through.
+"""
+
+LOOK_SECONDS = 0.01
+"""How long a step waits at most while a broker's answer about a log is due."""
+
+NEAR = 8
+"""So many offsets are read over rather than fetched anew: a marker, say."""
+
+FIRST_REST_SECONDS = 1.0
+LONGEST_REST_SECONDS = 30.0
+"""How long a log that cannot be read rests before it is tried again: at first, and at most."""
+
+LOOK_BEHIND_SECONDS = 1.0
+"""How often the bounds of a log are asked for that is held up by an open transaction."""
+
+GROWTH = 4
+_TRANSIENT = TRANSIENT_READS | {
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+}
+_OUTSIDE = {
+    KafkaError._AUTO_OFFSET_RESET,
+    KafkaError.OFFSET_OUT_OF_RANGE,
+    KafkaError._LOG_TRUNCATION,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNKNOWN_TOPIC_ID,
+}
+"""The log is not what was expected: brokers are asked about it."""
+
+_key = Message.key
+
+
+class SlotReader:
+    """Reads what the owned slots need. One thread owns it.
+
+    Args: connection: how to reach the cluster. settings: the application's own consumer settings that
+    concern fetching. report: called with everything that is no record, from within the other methods; it
+    must not call back. on_gap: what is done where records are gone; where they are skipped, reading waits at
+    a gap until ``told`` says that the application knows of it. wrap_all: hand out every message as a
+    ``LogicalMessage``.
+
+    Raises:
+        ConfigurationError: the client refuses a setting.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        settings: Mapping[str, Any],
+        report: Callable[[ReadingEvent], None],
+        *,
+        on_gap: GapPolicy = GapPolicy.ERROR,
+        wrap_all: bool = False,
+    ) -> None:
+        self._report = report
+        self._on_gap = on_gap
+        self._wrap_all = wrap_all
+        self._consumer = _consumer(connection, settings)
+        self._admin = AdminUse(connection)
+        self._tickets = itertools.count(1)
+        self._partitions: dict[PhysicalPartition, PartitionTracks] = {}
+        self._assigned: dict[PhysicalPartition, int] = {}
+        self._owners: dict[PhysicalPartition, PartitionTracks] = {}
+        self._probes: dict[PhysicalPartition, LogProbe] = {}
+        self._identified: set[str] = set()
+        self._told: dict[PhysicalPartition | None, int] = {}
+        self._rests: dict[PhysicalPartition, tuple[float, float]] = {}
+        """By stopped log: when it is tried again (0: not set), and how long it rests then."""
+        self._looked: dict[PhysicalPartition, int] = {}
+        """Where the bounds of a log that is held up were asked for."""
+        self._held_back = False
+        self._count = 16
+        self._size = 0
+
+    # what is owned
+
+    def update(self, state: PartitionState) -> None:
+        """Take the newest view of a logical partition. Needed before a slot of it is owned."""
+        known = self._partitions.get(state.parent)
+        if known is not None:
+            known.update(state)
+            return
+        self._partitions[state.parent] = PartitionTracks(
+            state, lambda: next(self._tickets), self._report, self._on_gap, self._wrap_all
+        )
+
+    def own(self, slot: OwnedSlot, cursor: Cursor) -> None:
+        """Begin to read for a slot, from where its last owner processed to."""
+        self._partitions[slot.parent].own(slot, cursor)
+
+    def seek(self, slot: OwnedSlot, cursor: Cursor) -> None:
+        """Read on for an owned slot from another place; also ends a stop at a gap."""
+        self._partitions[slot.parent].own(slot, cursor)
+
+    def told(self, parent: PhysicalPartition, gap: Gap) -> list[Batch]:
+        """The application was told of a gap of a logical partition: go on behind it. Returns as ``step``."""
+        return self._partitions[parent].told(gap)
+
+    def disown(self, slots: Iterable[OwnedSlot]) -> None:
+        """Stop reading for slots; those that are not owned are ignored."""
+        for slot in slots:
+            tracks = self._partitions.get(slot.parent)
+            if tracks is not None:
+                tracks.disown(slot)
+
+    def pause(self, parents: Iterable[PhysicalPartition]) -> None:
+        """Stop fetching for logical partitions, at their places."""
+        for parent in parents:
+            self._partitions[parent].pause(True)
+
+    def resume(self, parents: Iterable[PhysicalPartition]) -> None:
+        """Fetch again for logical partitions."""
+        for parent in parents:
+            self._partitions[parent].pause(False)
+
+    def hold_back(self, crowded: Crowded) -> None:
+        """Read nothing more of some key ranges for now; of what was named before and is not, go on."""
+        if crowded or self._held_back:
+            for parent, tracks in self._partitions.items():
+                tracks.hold_back(crowded.get(parent, frozenset()))
+            self._held_back = bool(crowded)
+
+    def start_over(self, cursors: Mapping[OwnedSlot, Cursor]) -> None:
+        """Forget everything that was read, and begin anew for exactly these slots.
+
+        For when an exception came between the brokers and whoever hands out records: what was read then is
+        not known. May itself be ended by one, and called again.
+        """
+        with translated("change what is read"):
+            self._consumer.unassign()
+        for known in (self._assigned, self._owners, self._probes, self._told):
+            known.clear()
+        for parent, tracks in self._partitions.items():
+            self._partitions[parent] = tracks.anew()
+        self._held_back = True  # whether anything is, is said before the next step
+        for slot, cursor in cursors.items():
+            self.own(slot, cursor)
+
+    def cursor(self, slot: OwnedSlot) -> Cursor:
+        """Return how far has been read for an owned slot (not: processed)."""
+        return self._partitions[slot.parent].cursor(slot)
+
+    @property
+    def tracks(self) -> Mapping[PhysicalPartition, PartitionTracks]:
+        """What is known of each logical partition, for statistics."""
+        return self._partitions
+
+    @property
+    def strays(self) -> int:
+        """How many records were skipped as strays, in all logical partitions."""
+        return sum(tracks.tally.strays for tracks in self._partitions.values())
+
+    # fresh views
+
+    @property
+    def wants_refresh(self) -> int:
+        """A ticket, 0 for none: something waits for the control topic, read to an end asked for *now*."""
+        return max((tracks.ticket for tracks in self._partitions.values()), default=0)
+
+    def refreshed(self, ticket: int) -> None:
+        """The control topic was read to an end that was asked for after ``wants_refresh`` was this ticket."""
+        for tracks in self._partitions.values():
+            tracks.refreshed(ticket)
+
+    # reading
+
+    def step(self, seconds: float, room: int) -> list[Batch]:
+        """Read at most what fits ``room`` bytes; wait ``seconds`` for the first record (0: do not wait).
+
+        The batches are in the order in which they have to be worked on. Returns at once if ``room`` <= 0.
+        The room may be exceeded when records become larger all of a sudden, by what the client has fetched.
+
+        Raises:
+            KpsplitError: the client cannot be used any more.
+        """
+        if room <= 0:
+            return []
+        self._try_again()
+        batches = self._look()
+        self._arrange()
+        if self._probes:
+            seconds = min(seconds, LOOK_SECONDS)
+        count = self._affordable(room)
+        messages = self._fetch(0.0 if batches else seconds, count)
+        for source, run in _runs(messages, self._assigned):
+            batches += self._take(source, run)
+        self._learn_size(len(messages), batches)
+        self._arrange()
+        return batches
+
+    def close(self) -> None:
+        """End the clients."""
+        self._consumer.close()
+        self._probes.clear()
+        self._admin.close()
+
+    def _fetch(self, seconds: float, count: int) -> list[Message]:
+        with translated("read"):
+            messages = self._consumer.consume(count, 0)
+            if messages or seconds <= 0:
+                return messages
+            first = self._consumer.poll(seconds)
+            if first is None:
+                return []
+            return [first, *(self._consumer.consume(count - 1, 0) if count > 1 else ())]
+
+    def _affordable(self, room: int) -> int:
+        return max(1, min(self._count, room // self._size if self._size else 1))
+
+    def _learn_size(self, read: int, batches: list[Batch]) -> None:
+        """Keep in mind how large records are; nothing is known at first, and one is taken to find out."""
+        handed_out = sum(len(batch.messages) for batch in batches)
+        if handed_out:
+            latest = sum(batch.bytes for batch in batches) // handed_out + 1
+            self._size = max(latest, self._size * 3 // 4)
+        elif read:
+            self._size = self._size or MESSAGE_BYTES
+        if read >= self._count:
+            self._count = min(MOST, self._count * GROWTH)
+
+    def _take(self, source: PhysicalPartition | None, run: list[Message]) -> list[Batch]:
+        if source is None:
+            for message in run:
+                self._take_error(None, message)
+            return []
+        keyed = all(map(_key, run))
+        records = run if keyed else [m for m in run if m.error() is None]
+        batches: list[Batch] = []
+        if records:
+            self._told.pop(source, None)
+            self._rests.pop(source, None)
+            self._assigned[source] = (records[-1].offset() or 0) + 1
+            batches = self._owners[source].take(source, records, keyed)
+        if len(records) < len(run):
+            for message in run:
+                if message.error() is not None:
+                    batches += self._take_error(source, message)
+        return batches
+
+    def _take_error(self, source: PhysicalPartition | None, message: Message) -> list[Batch]:
+        error = message.error()
+        if message.topic() is None:
+            source = None
+        elif source is None or (source.topic, source.partition) != (message.topic(), message.partition()):
+            return []  # of a log that is read no more: the client drops its records then, not its errors
+        code = None if error is None else error.code()
+        if code == KafkaError._PARTITION_EOF and source is not None:
+            return self._take_end(source, message.offset() or 0)
+        if source is not None and code in _OUTSIDE:
+            if source in self._probes and not self._probes[source].holds_up:
+                del self._probes[source]  # the client has stopped there: it has to be assigned anew
+            self._probe(self._owners[source], source, self._assigned[source], with_bounds=True)
+        elif error is not None and code not in _TRANSIENT and self._told.get(source) != code:
+            self._told[source] = error.code()
+            told = translate(error, f"read {source}" if source else "read")
+            told.retriable = not error.fatal()
+            owner = None if source is None else self._owners[source].parent
+            self._report(Unreadable(owner, source, told))
+        return []
+
+    def _take_end(self, source: PhysicalPartition, offset: int) -> list[Batch]:
+        self._assigned[source] = max(offset, self._assigned[source])
+        tracks = self._owners[source]
+        batches = tracks.at_end(source, offset)
+        self._look_behind(tracks, source)
+        return batches
+
+    # what is assigned
+
+    def _arrange(self) -> None:
+        """Make the assignment what the tracks want; a topic is looked at before it is read at first."""
+        leaving: list[PhysicalPartition] = []
+        coming: dict[PhysicalPartition, int] = {}
+        for tracks in self._partitions.values():
+            if tracks.changed:
+                tracks.changed = False
+                self._compare(tracks, leaving, coming)
+        with translated("change what is read"):
+            if leaving:
+                self._consumer.incremental_unassign([_place(s) for s in leaving])
+            if coming:
+                self._consumer.incremental_assign([_place(s, offset) for s, offset in coming.items()])
+        new = {source.topic for source in coming} - {source.topic for source in self._assigned}
+        self._assigned.update(coming)
+        for topic in new:
+            self._find_leaders(topic)
+
+    def _find_leaders(self, topic: str) -> None:
+        """Have the client ask now: by itself it does so once a second, and reads nothing until then."""
+        with suppress(KafkaException):  # it does not wait for the answer, and says so
+            self._consumer.list_topics(topic, timeout=0)
+
+    def _compare(
+        self,
+        tracks: PartitionTracks,
+        leaving: list[PhysicalPartition],
+        coming: dict[PhysicalPartition, int],
+    ) -> None:
+        wanted = {s: at for s, at in tracks.wanted().items() if self._may_read(tracks, s, at)}
+        for source in [s for s, owner in self._owners.items() if owner is tracks]:
+            at = wanted.get(source)
+            if at is not None and self._assigned[source] <= at <= self._assigned[source] + NEAR:
+                self._look_behind(tracks, source)
+                del wanted[source]
+                continue
+            leaving.append(source)
+            del self._assigned[source], self._owners[source]
+        for source, at in wanted.items():
+            coming[source] = at
+            self._owners[source] = tracks
+
+    def _may_read(self, tracks: PartitionTracks, source: PhysicalPartition, at: int) -> bool:
+        if source in self._probes:
+            return not self._probes[source].holds_up
+        if source.topic in self._identified or not tracks.state.topic_id_of(source.topic):
+            return True
+        self._probe(tracks, source, at, with_bounds=False)
+        return False
+
+    def _try_again(self) -> None:
+        """Try stopped logs again, each after a longer rest, until something of it is read."""
+        for tracks in self._partitions.values():
+            for source in tracks.stopped:
+                due, rest = self._rests.get(source, (0.0, 0.0))
+                if not due:
+                    rest = min(LONGEST_REST_SECONDS, max(FIRST_REST_SECONDS, rest * 2))
+                    self._rests[source] = monotonic() + rest, rest
+                elif monotonic() >= due:
+                    self._rests[source] = 0.0, rest
+                    tracks.try_again(source)
+
+    # what brokers are asked
+
+    def _look_behind(self, tracks: PartitionTracks, source: PhysicalPartition) -> None:
+        if tracks.cut_short(source) and source not in self._probes:
+            at = self._assigned[source]
+            rest = LOOK_BEHIND_SECONDS if self._looked.get(source) == at else 0.0
+            self._looked[source] = at
+            self._probe(tracks, source, at, with_bounds=True, holds_up=False, rest=rest)
+
+    def _probe(
+        self,
+        tracks: PartitionTracks,
+        source: PhysicalPartition,
+        position: int,
+        *,
+        with_bounds: bool,
+        holds_up: bool = True,
+        rest: float = 0.0,
+    ) -> None:
+        if source in self._probes:
+            return
+        retired = tracks.state.is_retired(source.topic)
+        self._probes[source] = LogProbe(
+            self._admin(),
+            source,
+            position,
+            with_bounds=with_bounds,
+            holds_up=holds_up,
+            retired=retired,
+            rest=rest,
+        )
+        if holds_up:
+            self._identified.discard(source.topic)
+            tracks.changed = True
+
+    def _look(self) -> list[Batch]:
+        """Take what brokers have answered."""
+        batches: list[Batch] = []
+        for source, probe in list(self._probes.items()):
+            if probe.done():
+                del self._probes[source]
+                for tracks in self._partitions.values():
+                    if tracks.wanted().get(source) == probe.position:
+                        batches += self._take_answer(tracks, probe)
+                    elif probe.holds_up:  # it says nothing of where reading goes on now: read there again
+                        tracks.changed = True
+        return batches
+
+    def _take_answer(self, tracks: PartitionTracks, probe: LogProbe) -> list[Batch]:
+        tracks.changed = True
+        if probe.error is not None:
+            tracks.stop(probe.source, probe.error)
+        if probe.found is None:
+            return []
+        if wrong_topic(tracks.state, probe.source, probe.found.topic_id) is None:
+            self._identified.add(probe.source.topic)
+        return tracks.examine(probe.source, probe.found)
+
+
+def _consumer(connection: Connection, settings: Mapping[str, Any]) -> Consumer:
+    base = connection.reader("slots", auto_offset_reset="error", queued_max_messages_kbytes=CLIENT_KBYTES)
+    ours = {"auto.offset.reset", "enable.partition.eof", "group.id", "enable.auto.commit"}
+    theirs = {name: value for name, value in settings.items() if name not in ours}
+    try:
+        return connection.consumer_of({**base, **theirs})
+    except (KafkaException, ValueError, TypeError) as error:
+        raise ConfigurationError(f"the client refuses a setting: {error}") from None
+
+
+def _runs(
+    messages: list[Message], assigned: Iterable[PhysicalPartition]
+) -> Iterator[tuple[PhysicalPartition | None, list[Message]]]:
+    """Divide what the client gave into runs of one physical partition (None: of none that is assigned).
+
+    The client gives what one fetch brought in a row, so there are few. Where numbers or topics alone tell the
+    partitions apart, only they are looked at; where there is one partition, nothing is.
+    """
+    sources = list(assigned)
+    if not messages:
+        return
+    if len(sources) == 1:
+        yield sources[0], messages
+        return
+    table: dict[object, PhysicalPartition]
+    keys: list[Any]
+    if len({source.partition for source in sources}) == len(sources):
+        keys = list(map(Message.partition, messages))
+        table = {source.partition: source for source in sources}
+    elif len({source.topic for source in sources}) == len(sources):
+        keys = list(map(Message.topic, messages))
+        table = {source.topic: source for source in sources}
+    else:
+        keys = list(zip(map(Message.topic, messages), map(Message.partition, messages), strict=True))
+        table = {(source.topic, source.partition): source for source in sources}
+    if keys.count(keys[0]) == len(keys):
+        yield table.get(keys[0]), messages
+        return
+    at = 0
+    for key, group in itertools.groupby(keys):
+        length = len(list(group))
+        yield table.get(key), messages[at : at + length]
+        at += length
+
+
+def _place(source: PhysicalPartition, offset: int = 0) -> TopicPartition:
+    return TopicPartition(source.topic, source.partition, offset)

@@ -1,0 +1,191 @@
+"""Which of the records of one segment are handed out to the owned slots, and in which form. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+from zlib import crc32
+
+from confluent_kafka import Message
+
+from kpsplit.consumer.fetch.batch import OwnedSlot, placed_hash
+from kpsplit.consumer.fetch.logical_record import OurHeaders, read_headers
+from kpsplit.kafka.headers import headers_of
+from kpsplit.splitter.key_range import MULTIPLIER, KeyRange
+from kpsplit.splitter.lineage import Segment, SegmentKind
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import Foreign, ForeignReason, Skip, SkipReason, Wait, classify
+
+_key = Message.key
+
+
+@dataclass(slots=True)
+class ReadTally:
+    """What was read and not handed out, and why."""
+
+    skipped: Counter[SkipReason] = field(default_factory=Counter)
+    foreign: Counter[ForeignReason] = field(default_factory=Counter)
+    malformed_headers: int = 0
+
+    @property
+    def strays(self) -> int:
+        """Records that their producers sent again to the right segment."""
+        return self.skipped[SkipReason.STRAY]
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """The record that cannot be judged yet, and what kpsplit wrote into its headers."""
+
+    offset: int
+    headers: OurHeaders
+
+
+@dataclass(slots=True)
+class Sifted:
+    """The records to be handed out, as they were read; ``doubt``: the first one that cannot be judged yet.
+
+    ``foreign`` are the offsets of records that contradict the lineage, with the reasons.
+    """
+
+    kept: list[Message]
+    doubt: Doubt | None = None
+    foreign: list[tuple[int, ForeignReason]] = field(default_factory=list)
+
+
+class Sieve:
+    """Judges the records of one segment for the slots that read it.
+
+    The first segment of a physical partition, if it is no overflow, is *plain*: everything before its end
+    belongs to it, since no epoch before it wrote there and markers are met in order. There only records
+    without a key are looked at closely, because a marker has none; stamps are not read.
+
+    Args:
+        state: the view of the logical partition.
+        segment: the segment.
+        floors: by slot that reads it, the first offset that the slot was not given.
+    """
+
+    def __init__(self, state: PartitionState, segment: Segment, floors: Mapping[OwnedSlot, int]) -> None:
+        self._state = state
+        self._segment = segment
+        self._home = state.home(segment.source)
+        self._plain = _is_first(state, segment) and segment.kind is not SegmentKind.OVERFLOW
+        slots = sorted(floors, key=lambda slot: slot.range)
+        self._bounds = _bounds(slot.range for slot in slots)
+        self._everything = _inside(self._bounds, segment.range)
+        self._lows = [slot.range.lo for slot in slots]
+        self._floors = [floors[slot] for slot in slots]
+        self._last_floor = max(self._floors, default=0)
+
+    def sift(self, messages: list[Message], keyed: bool, fresh_to: int, tally: ReadTally) -> Sifted:
+        """Return what is handed out of records of the segment, which are in the order of their offsets.
+
+        Args:
+            messages: the records, without errors; at least one.
+            keyed: whether each of them has a key that is not empty.
+            fresh_to: the view was read to an end asked for after every record before this offset had arrived.
+            tally: counts what is skipped.
+        """
+        untouched = self._plain and keyed
+        result = Sifted(messages) if untouched else self._judged(messages, fresh_to, tally)
+        if not self._everything or (result.kept and (result.kept[0].offset() or 0) < self._last_floor):
+            result.kept = self._of_slots(result.kept, keyed)
+        return result
+
+    def _judged(self, messages: list[Message], fresh_to: int, tally: ReadTally) -> Sifted:
+        result = Sifted([])
+        for message in messages:
+            if self._plain and _key(message) is not None:
+                result.kept.append(message)
+                continue
+            headers = headers_of(message)
+            if not headers:
+                result.kept.append(message)
+                continue
+            ours = read_headers(headers)
+            tally.malformed_headers += ours.malformed
+            if self._obvious(ours):
+                result.kept.append(message)
+            elif not self._looked_up(message, ours, fresh_to, tally, result):
+                break
+        return result
+
+    def _obvious(self, ours: OurHeaders) -> bool:
+        """Tell whether a record inside the segment is delivered in every view; saves looking it up."""
+        if ours.marker is not None:
+            return False
+        stamp = ours.stamp
+        if stamp is None or self._plain or not stamp.is_at(self._home):
+            return True
+        return self._segment.opened_epoch <= stamp.epoch <= self._state.epoch
+
+    def _looked_up(
+        self, message: Message, ours: OurHeaders, fresh_to: int, tally: ReadTally, result: Sifted
+    ) -> bool:
+        offset = message.offset() or 0
+        verdict = classify(
+            self._state,
+            self._segment.source,
+            offset,
+            ours.stamp,
+            ours.marker,
+            refreshed=offset < fresh_to,
+        )
+        match verdict:
+            case Wait():
+                result.doubt = Doubt(offset, ours)
+                return False
+            case Skip(reason):
+                tally.skipped[reason] += 1
+            case Foreign(foreign):
+                tally.foreign[foreign] += 1
+                result.foreign.append((offset, foreign))
+            case _:
+                result.kept.append(message)
+        return True
+
+    def _of_slots(self, messages: list[Message], keyed: bool) -> list[Message]:
+        if not messages or not keyed or (messages[0].offset() or 0) < self._last_floor:
+            return [m for m in messages if self._wanted(_key(m), m.offset() or 0)]
+        # placed_hash() and _wanted() written out: this runs once per record that is read
+        bounds = self._bounds
+        lo, hi, width = self._segment.range.lo, self._segment.range.hi, self._segment.range.width
+        keys = cast("Iterable[bytes]", map(_key, messages))
+        return [
+            message
+            for message, key in zip(messages, keys, strict=True)
+            if bisect_right(
+                bounds, h if lo <= (h := crc32(key) * MULTIPLIER & 0xFFFFFFFF) < hi else lo + h % width
+            )
+            & 1
+        ]
+
+    def _wanted(self, key: bytes | None, offset: int) -> bool:
+        hash_ = placed_hash(key, offset, self._segment.range)
+        if not bisect_right(self._bounds, hash_) & 1:
+            return False
+        return offset >= self._floors[bisect_right(self._lows, hash_) - 1]
+
+
+def _is_first(state: PartitionState, segment: Segment) -> bool:
+    return not any(s.source == segment.source and s.id < segment.id for s in state.lineage)
+
+
+def _bounds(ranges: Iterable[KeyRange]) -> list[int]:
+    """Return where the union of ranges, in rising order, begins and ends: inside, the count before is odd."""
+    bounds: list[int] = []
+    for range_ in ranges:
+        if bounds and bounds[-1] == range_.lo:
+            bounds[-1] = range_.hi
+        else:
+            bounds += [range_.lo, range_.hi]
+    return bounds
+
+
+def _inside(bounds: list[int], range_: KeyRange) -> bool:
+    at = bisect_right(bounds, range_.lo)
+    return bool(at & 1) and range_.hi <= bounds[at]

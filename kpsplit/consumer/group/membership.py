@@ -1,0 +1,328 @@
+"""Rebalances: what happens between the coordinator, the slots and the application (design, section 10).
+
+A revocation runs inside the group consumer's callback: when that returns, another member may have the
+slots. So the callback waits, by turning the engine: slots that stay are read, handed out and committed
+meanwhile, and so are the application's own calls served.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from kpsplit.consumer.commit.committer import Committer
+from kpsplit.consumer.commit.sender import COMMIT_SECONDS
+from kpsplit.consumer.config import RevocationPolicy
+from kpsplit.consumer.context import Context, kafka_error, parts
+from kpsplit.consumer.events import Callback
+from kpsplit.consumer.fetch.reader import OwnedSlot
+from kpsplit.consumer.group.group_consumer import Places
+from kpsplit.consumer.group.states import Event, State
+from kpsplit.consumer.group.subscriptions import Mode, Subscribed
+from kpsplit.consumer.slots.assigned import IN_SINK, STARTING, Holding, Stage
+from kpsplit.consumer.slots.given import Given, GivenStart
+from kpsplit.kafka.clock import monotonic
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.slots import slot_at, slot_number, slot_range
+
+log = logging.getLogger(__name__)
+
+COMMIT_TRIES = 3
+COMMIT_REST_SECONDS = 0.25
+"""Between tries to commit what is handed over; none begins where there might not be time for it."""
+LAST_COMMIT_SECONDS = 5.0
+"""How long a member that gives up tries to commit what it has processed."""
+
+
+class Patience:
+    """How long a revocation may take under a policy; ``over`` once the member has to leave."""
+
+    def __init__(self, policy: RevocationPolicy, seconds: float) -> None:
+        self._policy = policy
+        self._seconds = seconds
+        self._until = monotonic() + seconds
+        self._tries = 2 if policy is RevocationPolicy.RETRY_THEN_LEAVE else 1
+
+    def left(self) -> float:
+        """Return how many seconds are left before the first warning, or the next."""
+        return self._until - monotonic()
+
+    def over(self) -> bool:
+        """Tell whether the policy's time is over."""
+        if monotonic() < self._until:
+            return False
+        if self._policy is not RevocationPolicy.RETRY:
+            self._tries -= 1
+        if self._tries:
+            log.warning("kpsplit: a revocation takes longer than %.1f s, waiting on", self._seconds)
+            self._until = monotonic() + self._seconds
+        return not self._tries
+
+
+class Membership:
+    """Implements ``Assignments``. ``turn`` turns the engine without polling the group consumer."""
+
+    def __init__(self, context: Context, committer: Committer, turn: Callable[[], None]) -> None:
+        self._context = context
+        self._committer = committer
+        self._turn = turn
+        self._subscribed: dict[str, Subscribed] = {}
+        self._announced: set[PhysicalPartition] = set()
+        self.given = Given()
+        self.on_assign: Callable[[list[Any]], object] | None = None
+        self.on_revoke: Callable[[list[Any]], object] | None = None
+        self.on_lost: Callable[[list[Any]], object] | None = None
+        self.away = False
+        """The slots were given up; the group is left until the application polls again."""
+
+    # -- subscription ------------------------------------------------------------------------------
+
+    def subscribe(self, topics: Sequence[Subscribed]) -> None:
+        """Join the group with these topics, or change to them."""
+        context = self._context
+        self._subscribed.update({s.group_topic: s for s in topics})
+        if context.life.state is State.UNSUBSCRIBED:
+            context.life.on(Event.JOIN)
+        context.group.subscribe([s.group_topic for s in topics], self)
+
+    @property
+    def subscribed(self) -> bool:
+        """Tell whether there is a group."""
+        return bool(self._context.group.topics)
+
+    def slot_at(self, place: PhysicalPartition) -> OwnedSlot | None:
+        """Return the slot that stands at a partition of the group's topics, None for other topics."""
+        return self._holding(place).slot if place.topic in self._subscribed else None
+
+    def left(self) -> None:
+        """Go to UNSUBSCRIBED once everything is handed over."""
+        context = self._context
+        if context.life.state in (State.PREPARING_REBALANCE, State.STABLE, State.LOST):
+            context.life.on(Event.LEAVE)
+
+    # -- what the coordinator does -----------------------------------------------------------------
+
+    def assigned(self, places: Places) -> None:
+        """Slots arrive: they are held, and the starter takes them on."""
+        if self._context.life.state is State.CLOSING or self.away:
+            return
+        try:
+            self.hold([self._holding(place) for place in places])
+        except Exception as error:  # noqa: BLE001 - nothing may come out of a rebalance
+            self._note(error)
+            everything = list(self._context.holdings)
+            self._surely(everything, lambda: self.give_up("slots that arrived could not be taken"))
+
+    def given_start(self, parent: PhysicalPartition) -> GivenStart | None:
+        """Return where slots begin that arrive now and were never committed, if on_assign has said so."""
+        return self.given.start(parent) if parent in self._announced else None
+
+    def hold(self, holdings: list[Holding]) -> None:
+        """Hold slots, those of the coordinator or those assigned by hand."""
+        context = self._context
+        if context.life.state is State.LOST:
+            context.life.on(Event.FORGET)
+        context.life.on(Event.ASSIGN)
+        context.rebalances += 1
+        context.counts["slots_assigned"] += len(holdings)
+        context.holdings.add(holdings)
+
+    def announce(self, found: list[Holding]) -> Callback | None:
+        """Have on_assign called for logical partitions of which the application does not know yet."""
+        new = {h.parent for h in found} - self._announced
+        self._announced |= new
+        self.given.forget(new)
+        on_assign = self.on_assign
+        if on_assign is None or not new:
+            return None
+        return self._context.events.call(lambda: on_assign(parts(new)))
+
+    def revoked(self, places: Places) -> None:
+        """Slots are taken away: hand them over, then let the coordinator go on."""
+        self.hand_over(self._context.holdings.at(places))
+
+    def lost(self, places: Places) -> None:
+        """Slots are somebody else's: drop them."""
+        gone = self._context.holdings.at(places)
+        if gone:
+            self._surely(gone, lambda: self.lose(gone))
+
+    # -- handing over ------------------------------------------------------------------------------
+
+    def hand_over(self, leaving: list[Holding], *, tell: bool = True) -> None:
+        """Pause, finish what is being worked on, commit, release; lose what cannot be handed over."""
+        if leaving:
+            with self._context.group.unpolled():
+                try:
+                    self._hand_over(leaving, tell)
+                except Exception as error:  # noqa: BLE001 - nothing may come out of a rebalance
+                    self._note(error)
+                    self._surely(leaving, lambda: self.lose(leaving))
+
+    def _hand_over(self, leaving: list[Holding], tell: bool) -> None:
+        context = self._context
+        policy, seconds = context.settings.revocation_policy, context.settings.revocation_timeout
+        patience = Patience(policy, seconds)
+        self._on(Event.REVOKE)
+        working = self._stop(leaving)
+        if not self._wait(lambda: context.sink.release(working), patience):
+            self.give_up("records of slots that are taken away are still being worked on")
+            return
+        self._on(Event.RELEASE)
+        callback = self._revoke_callback(leaving) if tell else None
+        if callback is not None and not self._wait(lambda: callback.done, patience):
+            self.give_up("on_revoke has not returned in time")
+            return
+        self._on(Event.ANSWER)
+        if not self._commit(leaving, patience):
+            self.give_up("the commit of slots that are taken away was not answered in time")
+            return
+        context.counts["slots_handed_over"] += len(leaving)
+        context.forget(leaving)
+        self._on(Event.HAND_OVER)
+        self._go_on()
+
+    def lose(self, gone: list[Holding]) -> None:
+        """Drop slots without a commit, tell the application, join again."""
+        context = self._context
+        context.counts["slots_lost"] += len(gone)
+        self._on(Event.LOSE)
+        told = self._told_gone(gone)
+        context.forget(gone)
+        tell = self.on_lost or self.on_revoke
+        if tell is not None and told:
+            context.events.call(lambda: tell(parts(told)))
+        if not self.away:
+            self._on(Event.FORGET)
+            self._go_on()
+
+    def give_up(self, why: str) -> None:
+        """Commit what is processed, drop every slot, be away from the group until the application polls."""
+        context = self._context
+        log.warning("kpsplit: leaving the group: %s", why)
+        self.away = True
+        context.counts["left_group"] += 1
+        with context.group.unpolled():
+            self._commit(list(context.holdings), Patience(RevocationPolicy.LEAVE, LAST_COMMIT_SECONDS))
+        self.lose(list(context.holdings))
+        context.events.tell(KafkaError(KafkaError._MAX_POLL_EXCEEDED, f"left the group: {why}"))
+
+    def _surely(self, gone: list[Holding], drop: Callable[[], None]) -> None:
+        """Drop slots; if that fails hold them no more all the same, and be away.
+
+        Whatever came out of a rebalance would leave the slots held for ever: the client lets them go behind
+        it, and automatic commits would write over their new owner's.
+        """
+        try:
+            drop()
+        except Exception as error:  # noqa: BLE001 - nothing may come out of a rebalance
+            self._note(error)
+            self.away = True
+            self._context.holdings.remove(gone)
+
+    def _note(self, error: Exception) -> None:
+        self._context.internal_error()
+        log.error("kpsplit: internal error in a rebalance", exc_info=error)
+        self._context.events.warn(kafka_error(error))
+
+    def _stop(self, leaving: list[Holding]) -> list[OwnedSlot]:
+        """Read nothing more of slots; return those that the sink knows."""
+        working = [h.slot for h in leaving if h.stage not in (*STARTING, Stage.STOPPED)]
+        for holding in leaving:
+            holding.stage = Stage.LEAVING if holding.slot in working else Stage.STOPPED
+        self._context.reader.disown(working)
+        return working
+
+    def _revoke_callback(self, leaving: list[Holding]) -> Callback | None:
+        """Have on_revoke called; where other slots of a partition stay, on_assign right after it."""
+        told = self._told_gone(leaving)
+        gone = {h.slot for h in leaving}
+        staying = told & {h.parent for h in self._context.holdings if h.slot not in gone}
+        self._announced |= staying
+        on_revoke, on_assign = self.on_revoke, self.on_assign
+        if on_revoke is None or not told:
+            return None
+        if on_assign is not None:
+            self.given.forget(staying)
+
+        def call() -> None:
+            on_revoke(parts(told))
+            if on_assign is not None and staying:
+                on_assign(parts(staying))
+
+        return self._context.events.call(call)
+
+    def _told_gone(self, leaving: list[Holding]) -> set[PhysicalPartition]:
+        told = {h.parent for h in leaving} & self._announced
+        self._announced -= told
+        return told
+
+    def _commit(self, leaving: list[Holding], patience: Patience) -> bool:
+        """Commit what slots have processed, again where that fails early; tell whether there was an answer.
+
+        What is not committed is processed again by the next owner.
+        """
+        for holding in leaving:
+            holding.final = True
+        if not self._context.settings.auto_commit:
+            return self._wait(self._committer.answered(), patience)
+        left = self._committer.changed([h for h in leaving if h.stage in IN_SINK])
+        self._committer.fenced = False
+        for _ in range(COMMIT_TRIES):
+            self._committer.ask(left)
+            if not self._wait(self._committer.answered(), patience):
+                return False
+            left = self._committer.changed([h for h in leaving if h.stage in IN_SINK])
+            if not left or self._committer.fenced or patience.left() <= COMMIT_SECONDS:
+                break
+            until = monotonic() + COMMIT_REST_SECONDS
+            self._wait(lambda until=until: monotonic() >= until, patience)  # type: ignore[misc]
+        return True
+
+    def _wait(self, condition: Callable[[], bool], patience: Patience) -> bool:
+        while not condition():
+            if patience.over():
+                return False
+            self._turn()
+        return True
+
+    def _go_on(self) -> None:
+        """Behind a revocation or a loss: slots that were on their way, or those that stay."""
+        context = self._context
+        if context.holdings.on(STARTING):
+            self._on(Event.ASSIGN)
+        elif len(context.holdings):
+            self._on(Event.SETTLE)
+
+    def _on(self, event: Event) -> None:
+        """Go along an edge; while closing everything is handed over without further states."""
+        if self._context.life.state is not State.CLOSING:
+            self._context.life.on(event)
+
+    def _holding(self, place: PhysicalPartition) -> Holding:
+        known = self._subscribed[place.topic]
+        partition, index = slot_at(place.partition, known.slots)
+        slot = OwnedSlot(PhysicalPartition(known.topic, partition), index, known.slots)
+        return Holding(slot, place, known.mode)
+
+
+def slot_by_hand(topic: Subscribed, partition: int, index: int) -> Holding:
+    """Return one slot of a logical partition, assigned by hand.
+
+    Raises:
+        UsageError: the topic has no such slot.
+    """
+    slot_range(index, topic.slots)
+    slot = OwnedSlot(PhysicalPartition(topic.topic, partition), index, topic.slots)
+    number = slot_number(partition, index, topic.slots)
+    return Holding(slot, PhysicalPartition(topic.group_topic, number), topic.mode, by_hand=True)
+
+
+def by_hand(topic: Subscribed, partition: int) -> Holding:
+    """Return the whole of a logical partition, assigned by hand."""
+    parent = PhysicalPartition(topic.topic, partition)
+    mode = Mode.WHOLE if topic.mode is Mode.SLOTS else topic.mode
+    return Holding(OwnedSlot(parent, 0, 1), parent, mode, by_hand=True)

@@ -1,0 +1,211 @@
+"""What a consumer knows of the control topic, and for how long that is good.
+
+Owned by the engine's thread; nothing here waits. While there is no control topic, nothing is enrolled, and
+a look for it every third of a lease keeps that knowledge fresh. A member that may not see the control topic
+reads nothing: it cannot know what is enrolled.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+from kpsplit.consumer.group.subscriptions import Subscribed, subscribed
+from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
+from kpsplit.kafka.clock import monotonic
+from kpsplit.kafka.connection import AdminUse, Connection
+from kpsplit.kafka.control_log import ControlTail
+from kpsplit.kafka.end_request import EndRequest
+from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.control import LOOK_LEASE_MS, Enrolment
+from kpsplit.splitter.records.keys import CONTROL_TOPIC
+from kpsplit.splitter.writers import LEASE_MARGIN
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 5.0
+REST_SECONDS = 0.25
+"""How long a failed question rests."""
+RIGHTS_REST_SECONDS = 2.0
+"""How long one rests that was refused for a missing right: somebody has to do something about it."""
+AGAIN_SECONDS = 0.05
+"""How soon a reader that waits for an outcome has the end asked for again."""
+
+
+class Views:
+    """The folded control topic with its lease. ``position`` rises with everything that is new."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.admin = AdminUse(connection)
+        """The client for the engine's own looks, until this is closed."""
+        self.admin()  # at once: a client that is asked early knows no leaders
+        self._tail: ControlTail | None = None
+        self._look: tuple[float, Future[Any]] | None = None
+        self._request: EndRequest | None = None
+        self._rest_until = 0.0
+        self._good_until = 0.0
+        self._asked = -1.0
+        self._wanted_at: float | None = None
+        self._ticket = 0
+        self._nothing = ControlView()
+        self._noted = -1
+        self._unsettled: dict[Enrolment, float] = {}
+        """Enrolments that are not settled, and since when they are known: at the latest a lease later nobody
+        hands out by partition any more."""
+        self.trouble: KpsplitError | None = None
+        self.ready = False
+        """What is enrolled has been known once."""
+
+    # -- what is known -----------------------------------------------------------------------------
+
+    @property
+    def view(self) -> ControlView:
+        """The folded control topic; empty while there is none."""
+        return self._nothing if self._tail is None else self._tail.view
+
+    @property
+    def position(self) -> int:
+        """Rises when the view changes."""
+        return -1 if self._tail is None else self._tail.progress()
+
+    @property
+    def lease(self) -> float:
+        """How long a view stays good, in seconds."""
+        return (LOOK_LEASE_MS if self._tail is None else self.view.settings.lease_ms) / 1000
+
+    def fresh(self) -> bool:
+        """Tell whether "not enrolled" can be relied on now."""
+        return monotonic() < self._good_until
+
+    def subscribed(self, topic: str) -> Subscribed:
+        """Return how a topic is shared."""
+        enrolment = self.view.enrolments.get(topic)
+        since = None if enrolment is None else self._unsettled.get(enrolment)
+        over = since is not None and monotonic() >= since + self.lease * LEASE_MARGIN
+        return subscribed(topic, enrolment, lease_over=over)
+
+    def state(self, parent: PhysicalPartition) -> PartitionState:
+        """Return a partition's state; that of a topic that is not enrolled is unsplit."""
+        return self.view.state(parent) or PartitionState.unsplit(parent, "")
+
+    # -- keeping it fresh --------------------------------------------------------------------------
+
+    def want_refresh(self, ticket: int = 0) -> None:
+        """A record can only be judged by a view that is newer than now; ``ticket`` names the wish."""
+        if self._wanted_at is None or ticket != self._ticket:
+            self._wanted_at, self._ticket = monotonic(), ticket
+
+    def refreshed(self, ticket: int = 0) -> bool:
+        """Tell, once, whether the view was read to an end that was asked for after that ``want_refresh``."""
+        done = self._wanted_at is not None and ticket == self._ticket and self._asked >= self._wanted_at
+        if done:
+            self._wanted_at = None
+        return done
+
+    def turn(self) -> None:
+        """Follow the topic without waiting.
+
+        Raises:
+            FutureVersionError: a newer kpsplit writes it; nothing may be handed out by what is known here.
+        """
+        if monotonic() < self._rest_until:
+            return
+        if self._tail is None:
+            self._attempt(self._search)
+        if self._tail is not None:
+            self._attempt(self._follow)
+
+    def close(self) -> None:
+        """End the clients."""
+        if self._tail is not None:
+            self._tail.close()
+        self.admin.close()
+
+    def _attempt(self, duty: Callable[[], None]) -> None:
+        try:
+            duty()
+        except FutureVersionError:
+            raise
+        except KpsplitError as error:
+            if self.trouble is None or self.trouble.message != error.message:
+                log.warning("kpsplit: %s", error)
+            self.trouble = error
+            missing = isinstance(error, AuthorizationError)
+            self._rest_until = monotonic() + (RIGHTS_REST_SECONDS if missing else REST_SECONDS)
+
+    def _search(self) -> None:
+        """Look for the control topic: asked, and looked at again in a later turn."""
+        if self._look is None:
+            if monotonic() < self._good_until - self.lease * 2 / 3 and not self._wanted_at:
+                return
+            asked = TopicCollection([CONTROL_TOPIC])
+            futures = self.admin().describe_topics(asked, request_timeout=LOOK_SECONDS)
+            self._look = (monotonic(), futures[CONTROL_TOPIC])
+        asked_at, answer = self._look
+        if not answer.done():
+            return
+        self._look = None
+        exists = self._exists(answer)
+        self.trouble = None
+        if exists:
+            self._tail = ControlTail(self._connection)
+        else:
+            self.ready = True
+            self._good_until, self._asked = asked_at + self.lease, asked_at
+
+    def _exists(self, answer: Future[Any]) -> bool:
+        try:
+            answer.result()
+        except KafkaException as exception:
+            error = error_of(exception)
+            if error is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return False
+            # Also without the right to see it: a split topic that is read as a plain one ends at the split.
+            raise translate(error, f"look at {CONTROL_TOPIC}") from exception
+        return True
+
+    def _follow(self) -> None:
+        tail = self._tail
+        if tail is None:
+            return
+        tail.poll(0)
+        self._note_unsettled(tail)
+        if self._request is None:
+            if not self._due():
+                return
+            self._request = tail.ask_end()
+        request = self._request
+        if not request.done():
+            return
+        try:
+            ends = request.result()
+        except KpsplitError:
+            self._request = None
+            raise
+        if not tail.reached(ends):
+            return
+        self._request = None
+        self.ready, self.trouble = True, None
+        self._asked, self._good_until = request.asked, request.asked + self.lease
+
+    def _note_unsettled(self, tail: ControlTail) -> None:
+        """Note since when enrolments are known that are not settled, where something new was read."""
+        if tail.progress() == self._noted:
+            return
+        self._noted, now = tail.progress(), monotonic()
+        unsettled = [e for e in tail.view.enrolments.values() if not e.settled]
+        self._unsettled = {e: self._unsettled.get(e, now) for e in unsettled}
+
+    def _due(self) -> bool:
+        now = monotonic()
+        if self._wanted_at is not None and now >= self._asked + AGAIN_SECONDS:
+            return True
+        return now >= self._good_until - self.lease * 3 / 4

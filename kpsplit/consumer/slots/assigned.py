@@ -1,0 +1,124 @@
+"""The slots that a member holds, and how far each has come. Owned by the engine's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kpsplit.consumer.commit.group_offsets import Start
+from kpsplit.consumer.fetch.reader import OwnedSlot
+from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.lineage import PhysicalPartition
+
+
+class Stage(StrEnum):
+    """What is done for a slot."""
+
+    WANTED = "wanted"
+    """Its start is not asked for yet."""
+    ASKED = "asked"
+    """Its start is being looked up."""
+    FOUND = "found"
+    """Its start is known; the application is told first."""
+    READING = "reading"
+    HELD = "held"
+    """Nothing is handed out: its topic is not shared by partition any more, or that is not known yet."""
+    LEAVING = "leaving"
+    """It is taken away: nothing more is handed out."""
+    STOPPED = "stopped"
+    """It has no start, and the application has not given one."""
+
+
+STARTING = frozenset({Stage.WANTED, Stage.ASKED, Stage.FOUND})
+"""The sink does not know these yet."""
+
+IN_SINK = frozenset({Stage.READING, Stage.HELD, Stage.LEAVING})
+
+
+@dataclass(slots=True)
+class Holding:
+    """One slot of this member.
+
+    ``place`` is the partition of the group's topic that stands for it. ``committed``: what the group's log
+    says of it, as far as this member knows; empty while nothing was committed. ``final``: it is taken away,
+    its last commit was asked for, and none begins behind that. ``moves``: how often the application moved it
+    to where the group may have been before; ``sought``: which of these moves was the last seek;
+    ``moves_told``: how many of them commits tell of. ``reset``: its offset is outside the log, and it begins
+    anew at ``auto.offset.reset`` when what was read of it is processed.
+    """
+
+    slot: OwnedSlot
+    place: PhysicalPartition
+    mode: Mode
+    stage: Stage = Stage.WANTED
+    start: Start | None = None
+    committed: tuple[Cursor, ...] = ()
+    by_hand: bool = False
+    final: bool = False
+    moves: int = 0
+    sought: int = 0
+    moves_told: int = 0
+    reset: bool = False
+
+    @property
+    def parent(self) -> PhysicalPartition:
+        """The logical partition."""
+        return self.slot.parent
+
+
+class Holdings:
+    """All slots of this member."""
+
+    def __init__(self) -> None:
+        self._by_slot: dict[OwnedSlot, Holding] = {}
+        self._ordered: tuple[Holding, ...] = ()
+
+    def __iter__(self) -> Iterator[Holding]:
+        """Iterate over a snapshot, in the order of the slots."""
+        return iter(self._ordered)
+
+    def __len__(self) -> int:
+        """Return how many slots are held."""
+        return len(self._by_slot)
+
+    def __contains__(self, slot: object) -> bool:
+        """Tell whether a slot is held."""
+        return slot in self._by_slot
+
+    def add(self, holdings: Iterable[Holding]) -> None:
+        """Hold slots."""
+        self._by_slot.update({h.slot: h for h in holdings})
+        self._order()
+
+    def remove(self, holdings: Iterable[Holding]) -> None:
+        """Hold them no more."""
+        for holding in holdings:
+            self._by_slot.pop(holding.slot, None)
+        self._order()
+
+    def _order(self) -> None:
+        self._ordered = tuple(self._by_slot[slot] for slot in sorted(self._by_slot))
+
+    def at(self, places: Iterable[PhysicalPartition]) -> list[Holding]:
+        """Return the slots that stand at partitions of the group's topics."""
+        wanted = set(places)
+        return [h for h in self if h.place in wanted]
+
+    def of(self, parent: PhysicalPartition) -> list[Holding]:
+        """Return the slots of a logical partition."""
+        return [h for h in self if h.parent == parent]
+
+    def on(self, stages: Iterable[Stage]) -> list[Holding]:
+        """Return the slots in some stages."""
+        wanted = frozenset(stages)
+        return [h for h in self._ordered if h.stage in wanted]
+
+    def any_on(self, stages: frozenset[Stage]) -> bool:
+        """Tell whether a slot is in one of some stages."""
+        return any(h.stage in stages for h in self._ordered)
+
+    def parents(self) -> tuple[PhysicalPartition, ...]:
+        """Return the logical partitions of which a slot is held, in order."""
+        return tuple(sorted({h.parent for h in self._by_slot.values()}))

@@ -1,0 +1,275 @@
+"""Slots that arrive: their start is looked up, the application is told, then they are read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from confluent_kafka import KafkaError, KafkaException
+
+from kpsplit.consumer.commit.group_offsets import (
+    UNDECIDED_SECONDS,
+    Found,
+    NoOffsetError,
+    Start,
+    StillOwnedError,
+    Wanted,
+    merged,
+    reset_error,
+)
+from kpsplit.consumer.context import Context, kafka_error, named
+from kpsplit.consumer.events import Callback
+from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.consumer.slots.assigned import Holding, Stage
+from kpsplit.consumer.slots.given import GivenStart
+from kpsplit.consumer.slots.pieces import Ahead
+from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
+from kpsplit.kafka.clock import monotonic
+from kpsplit.splitter.lineage import PhysicalPartition
+
+log = logging.getLogger(__name__)
+
+REST_SECONDS = 0.25
+_PASSING = (UnreachableError, DeadlineExceededError)
+
+Announce = Callable[[list[Holding]], Callback | None]
+"""Has the application's on_assign called, for slots that are about to be read."""
+
+AskGiven = Callable[[PhysicalPartition], GivenStart | None]
+"""Tells where a partition begins for the application, if it has said so."""
+
+
+class Starter:
+    """Brings slots from WANTED to READING. One look-up at a time; it covers every slot that waits."""
+
+    def __init__(self, context: Context, announce: Announce, given: AskGiven) -> None:
+        self._context = context
+        self._announce = announce
+        self._given = given
+        self._asked: list[Holding] = []
+        self._answer: Future[list[Found]] | None = None
+        self._told: tuple[Callback, list[Holding]] | None = None
+        self._rest_until = 0.0
+        self._undecided_until = 0.0
+
+    def turn(self) -> None:
+        """Do what can be done without waiting."""
+        self._take_answer()
+        self._reset()
+        self._ask()
+        self._tell()
+        self._begin_told()
+
+    def waits(self) -> bool:
+        """Tell whether a slot is on its way; one that an enrolment holds up is not."""
+        return bool(self._context.holdings.on((Stage.ASKED, Stage.FOUND))) or any(
+            self._ready(h) for h in self._context.holdings.on((Stage.WANTED,))
+        )
+
+    def _ready(self, holding: Holding) -> bool:
+        views = self._context.views
+        return holding.mode is not Mode.MOVING and (holding.mode is not Mode.PLAIN or views.fresh())
+
+    def _reset(self) -> None:
+        """Begin partitions anew whose offset is outside their log, once what was read is processed."""
+        reading = self._context.holdings.on((Stage.READING,))
+        start_anew(self._context, [h for h in reading if h.reset and self._worked_off(h)])
+
+    def _worked_off(self, holding: Holding) -> bool:
+        read = self._context.reader.cursor(holding.slot).positions
+        return all(cursor.positions == read for cursor in self._context.sink.cursor(holding.slot))
+
+    def _ask(self) -> None:
+        context = self._context
+        if self._answer is not None or monotonic() < self._rest_until:
+            return
+        self._asked = [h for h in context.holdings.on((Stage.WANTED,)) if self._ready(h)]
+        if not self._asked:
+            self._undecided_until = monotonic() + UNDECIDED_SECONDS
+            return
+        wanted = [
+            Wanted(
+                context.lineage(h.parent), h.mode, h.slot.range, self._given(h.parent), _shared(h), h.reset
+            )
+            for h in self._asked
+        ]
+        for holding in self._asked:
+            holding.stage = Stage.ASKED
+        self._answer = context.errands.run(lambda: context.ledger.starts(wanted))
+
+    def _take_answer(self) -> None:
+        if self._answer is None or not self._answer.done():
+            return
+        answer, self._answer = self._answer, None
+        waiting = {id(h) for h in self._held(self._asked) if h.stage is Stage.ASKED}
+        try:
+            found = answer.result()
+        except (KpsplitError, KafkaException) as error:
+            self._failed(error, [h for h in self._asked if id(h) in waiting])
+            return
+        asked = zip(self._asked, found, strict=True)
+        starts = self._judged([(h, start) for h, start in asked if id(h) in waiting])
+        failed = {id(start): start for _, start in starts if isinstance(start, KpsplitError)}
+        if not failed:
+            self._context.trouble = None
+        for cause in failed.values():
+            self._context.counts["starts_held_up"] += isinstance(cause, StillOwnedError)
+            self._failed(cause, [h for h, start in starts if start is cause])
+        for parent in {start.parent for _, start in starts if isinstance(start, NoOffsetError)}:
+            self._no_offset(parent, [h for h, _ in starts if h.parent == parent])
+        for holding, start in starts:
+            if isinstance(start, Start):
+                self._found(holding, start)
+
+    def _judged(self, starts: list[tuple[Holding, Found]]) -> list[tuple[Holding, Found]]:
+        """Take commits of a newer lineage for wrong when the view has had time to reach it."""
+        stale = [h for h, start in starts if isinstance(start, Start) and start.stale]
+        if not stale or monotonic() < self._undecided_until:
+            return starts
+        names = ", ".join(sorted({str(h.parent) for h in stale}))
+        error = DeadlineExceededError(
+            f"the group's commits for {names} list segments that the control topic does not have",
+            hint="kpsplit doctor names them",
+        )
+        return [(h, error if h in stale else start) for h, start in starts]
+
+    def _found(self, holding: Holding, start: Start) -> None:
+        if start.stale:
+            self._context.views.want_refresh()
+            self._rest_until = monotonic() + REST_SECONDS / 5
+            holding.stage = Stage.WANTED
+            return
+        holding.start, holding.reset = start, False
+        holding.committed = start.pieces if start.committed else ()
+        holding.stage = Stage.FOUND
+
+    def _no_offset(self, parent: PhysicalPartition, waiting: list[Holding]) -> None:
+        for holding in waiting:
+            holding.stage = Stage.STOPPED
+        self._context.events.tell(reset_error(parent), **named(parent))
+
+    def _failed(self, error: Exception, waiting: list[Holding]) -> None:
+        context = self._context
+        self._rest_until = monotonic() + REST_SECONDS
+        for holding in waiting:
+            holding.stage = Stage.WANTED
+        if isinstance(error, DeadlineExceededError) and monotonic() < self._undecided_until:
+            return
+        if context.trouble is None or str(context.trouble) != str(error):
+            log.warning("kpsplit: slots cannot be started: %s", error)
+            # What passes by itself is for error_cb, as with the original; the rest is an event of poll().
+            tell = context.events.warn if isinstance(error, _PASSING) else context.events.tell
+            tell(kafka_error(error))
+        context.trouble = error if isinstance(error, KpsplitError) else KpsplitError(str(error))
+
+    def _tell(self) -> None:
+        if self._told is not None or self._answer is not None:
+            return
+        found = [h for h in self._context.holdings.on((Stage.FOUND,)) if self._restored(h)]
+        if not found:
+            return
+        callback = self._announce(found)
+        if callback is None:
+            self._begin(found)
+        else:
+            self._told = (callback, found)
+
+    def _restored(self, holding: Holding) -> bool:
+        """Tell whether a slot has its state; one that waits for it holds up no other."""
+        context = self._context
+        try:
+            return context.keeping.restored(holding.slot, context.sink)
+        except KpsplitError as error:
+            log.warning("kpsplit: the state of %s cannot be restored: %s", holding.slot, error)
+            reason = KafkaError(KafkaError._STATE, f"the state of {holding.slot} cannot be restored: {error}")
+            context.events.tell(reason, **named(holding.parent))
+            return False
+
+    def _begin_told(self) -> None:
+        if self._told is None or not self._told[0].done:
+            return
+        (_, found), self._told = self._told, None
+        self._begin([h for h in self._held(found) if h.stage is Stage.FOUND])
+
+    def _held(self, holdings: list[Holding]) -> list[Holding]:
+        """Return those that are held still; a slot that went and came back is held anew."""
+        now = {id(h) for h in self._context.holdings}
+        return [h for h in holdings if id(h) in now]
+
+    def _begin(self, found: list[Holding]) -> None:
+        for holding in found:
+            begin(self._context, holding)
+
+
+def _shared(holding: Holding) -> bool:
+    """Tell whether others may have read the partition of a slot as a whole."""
+    return holding.mode is Mode.SLOTS and not holding.by_hand
+
+
+def must_be_held(context: Context, holding: Holding) -> bool:
+    """Tell whether nothing more of a slot may be handed out: its topic is shared in another way now.
+
+    Not where the view is only old: no first owner of a key range begins while this member has the partition.
+    """
+    if holding.mode is Mode.SLOTS or holding.by_hand:
+        return False
+    return context.views.subscribed(holding.parent.topic).mode is not holding.mode
+
+
+def may_begin(context: Context, holding: Holding) -> bool:
+    """Tell whether a slot may be handed out that was not until now.
+
+    A partition as a whole only by a fresh view: slots of the topic may have owners already.
+    """
+    fresh = holding.mode is not Mode.PLAIN or holding.by_hand or context.views.fresh()
+    return fresh and not must_be_held(context, holding)
+
+
+def hold(context: Context, holding: Holding) -> None:
+    """Hand out nothing more of a slot for now."""
+    context.reader.disown([holding.slot])
+    context.sink.release([holding.slot])
+    context.counts["slots_withheld"] += 1
+    holding.stage = Stage.HELD
+
+
+def begin(context: Context, holding: Holding) -> None:
+    """Read a slot from its start, if it may be handed out still: restoring its state may have taken long."""
+    start, parent = holding.start, holding.parent
+    if start is None:
+        return
+    lineage = context.lineage(parent)
+    cursor = merged(lineage, start)
+    if len(start.pieces) > 1:
+        context.ahead[holding.slot] = Ahead(start.pieces)
+    context.reader.update(context.views.state(parent))
+    context.reader.own(holding.slot, cursor)
+    context.sink.taken(holding.slot, cursor)
+    holding.stage = Stage.READING
+    if not may_begin(context, holding):
+        hold(context, holding)
+
+
+def start_anew(context: Context, holdings: list[Holding]) -> None:
+    """Have slots start again from what the log says; of those that leave nothing more is committed."""
+    if holdings:
+        context.take_back(holdings)
+    for holding in holdings:
+        holding.stage = Stage.STOPPED if holding.stage is Stage.LEAVING else Stage.WANTED
+        holding.start, holding.committed = None, ()
+
+
+def start_at(context: Context, holding: Holding, start: Start) -> None:
+    """Move a slot, whatever is done for it: a seek, or offsets that on_assign gave."""
+    holding.start, holding.reset = start, False
+    if holding.stage in (Stage.READING, Stage.HELD):
+        cursor = merged(context.lineage(holding.parent), start)
+        context.ahead.pop(holding.slot, None)
+        context.sink.taken(holding.slot, cursor)
+        if holding.stage is Stage.READING:
+            context.reader.seek(holding.slot, cursor)
+        else:
+            context.sink.release([holding.slot])
+    elif holding.stage in (Stage.STOPPED, Stage.WANTED, Stage.ASKED):
+        holding.stage = Stage.FOUND
