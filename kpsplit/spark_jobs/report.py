@@ -23,7 +23,7 @@ from kpsplit.kafka.log_slice import read_at
 from kpsplit.pages import html
 from kpsplit.pages.lineage import PARENT_COLOUR, lineage_picture
 from kpsplit.spark_jobs.snapshot import Snapshot
-from kpsplit.spark_jobs.verification.findings import MEANINGS, Check, Severity, Verdict, result_line
+from kpsplit.spark_jobs.verification.findings import Check, Severity, Verdict, result_line
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KEY_SPACE
@@ -186,7 +186,7 @@ def _gone(verdict: Verdict) -> Gone:
 
 
 def _checks(verdict: Verdict) -> html.Html:
-    rows = [(verdict.outcome(c), str(c), MEANINGS[c], str(len(verdict.of(c)))) for c in Check]
+    rows = [(verdict.outcome(c), str(c), c.meaning, str(len(verdict.of(c)))) for c in Check]
     return html.table(("outcome", "check", "meaning", "rows"), rows)
 
 

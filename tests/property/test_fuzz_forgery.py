@@ -19,7 +19,7 @@ from kpsplit.consumer.fetch.logical_record import read_headers
 from kpsplit.errors import FutureVersionError
 from kpsplit.kafka.markers import marker_of
 from kpsplit.spark_jobs.snapshot import LogBounds, Snapshot
-from kpsplit.spark_jobs.verification.counts import Shelf, Span
+from kpsplit.spark_jobs.verification.counts import SequenceBlock, Span
 from kpsplit.spark_jobs.verification.sequence_checks import absent, incomplete
 from kpsplit.spark_jobs.verification.start import Extent, Start, Writers, extents
 from kpsplit.splitter.events import Commit, Cut, Fence, Finish, Prepare
@@ -309,6 +309,6 @@ def test_a_forged_number_costs_a_verification_nothing(top: int, records: int) ->
     writers = Writers(snapshot)
     judged = extents(snapshot, Start(), writers, spans, {(3, producer): 0})
     assert judged == {(3, producer): Extent(0, top + 1)}
-    there = {(3, producer, n): Shelf(1, 1, 0) for n in {0, top >> 16}}
+    there = {(3, producer, n): SequenceBlock(1, 1, 0) for n in {0, top >> 16}}
     assert incomplete(judged, there) <= there.keys()
     assert absent(judged, there) == {(3, producer): [(1 << 16, (top >> 16 << 16) - 1)]}

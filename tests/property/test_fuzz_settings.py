@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kpsplit.consumer import config as consumer_config
 from kpsplit.errors import ConfigurationError, KpsplitError, RecordError
 from kpsplit.producer import config as producer_config
-from kpsplit.spark_jobs.streaming.query import Standing, StreamOffset
+from kpsplit.spark_jobs.streaming.query import StreamOffset, StreamPosition
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from tests.property.fuzzing import MOST_TEXT, documents, json_values, mutations, texts, written
@@ -101,7 +101,7 @@ def test_what_is_no_value_of_a_setting_is_refused_by_its_name(split: Split, name
 
 # -- what Spark keeps in a checkpoint -----------------------------------------------------------------
 
-STANDING = Standing(2, Cursor(WHOLE, {4: 1200, 5: 7}))
+STANDING = StreamPosition(2, Cursor(WHOLE, {4: 1200, 5: 7}))
 OFFSETS = (StreamOffset("orders"), StreamOffset("orders", {3: STANDING, 0: STANDING}, {3: STANDING}))
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kpsplit.spark_jobs.streaming.plan import Frontier, advance, between, readable_ends, tasks
-from kpsplit.spark_jobs.streaming.query import Standing, StreamOffset
+from kpsplit.spark_jobs.streaming.query import StreamOffset, StreamPosition
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
@@ -50,7 +50,7 @@ def test_batches_read_every_offset_once_and_nothing_before_its_predecessors(
         known = _known(view, stable, history.last.lineage)
         after = advance({3: cursor}, {3: Frontier(view.lineage, known)}, most)[3]
         later = history.states[data.draw(st.integers(seen, newest))].lineage
-        offset = StreamOffset("orders", {3: Standing(view.epoch, after)})
+        offset = StreamOffset("orders", {3: StreamPosition(view.epoch, after)})
         read_back = StreamOffset.parse(offset.as_json()).at[3].cursor
         batch(group, later, cursor, read_back)
         cursor = read_back

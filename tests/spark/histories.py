@@ -19,7 +19,7 @@ from kpsplit.spark_jobs.schemas import RAW
 from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, LostReason, Snapshot
 from kpsplit.spark_jobs.verification.findings import Verdict
 from kpsplit.spark_jobs.verification.start import Since, Stretches
-from kpsplit.spark_jobs.verification.verifier import Judge
+from kpsplit.spark_jobs.verification.verifier import Verifier
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.events import Commit, Cut, Fence, Finish, Prepare
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
@@ -312,7 +312,7 @@ def judge(
             return spark.read.schema(RAW).json(str(path))
 
         try:
-            return Judge(spark, together, read, since=since, **options).verdict()
+            return Verifier(spark, together, read, since=since, **options).verdict()
         finally:
             context.pythonExec = python
 

@@ -251,7 +251,7 @@ def verdict(*findings: Finding) -> Verdict:
 
 
 LOST = Finding(
-    Check.MISSING,
+    Check.SEQUENCES_COMPLETE,
     Severity.FINDING,
     PhysicalPartition("orders", 0),
     "<number 7> is not there",

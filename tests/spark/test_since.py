@@ -221,7 +221,7 @@ def a_lost_record_since_is_found_and_one_before_is_not(world: World) -> Expect:
 
     def expect(verdict: Verdict) -> None:
         (finding,) = verdict.defects
-        assert (finding.check, finding.producer) == (Check.MISSING, f"{world.bert:016x}")
+        assert (finding.check, finding.producer) == (Check.SEQUENCES_COMPLETE, f"{world.bert:016x}")
         assert (finding.first, finding.last) == (lost, lost)
 
     return expect
@@ -237,7 +237,7 @@ def _a_lost_record_beyond(far: int) -> None:
 
         def expect(verdict: Verdict) -> None:
             (finding,) = verdict.defects
-            assert (finding.check, finding.producer) == (Check.MISSING, f"{world.bert:016x}")
+            assert (finding.check, finding.producer) == (Check.SEQUENCES_COMPLETE, f"{world.bert:016x}")
             assert (finding.first, finding.last) == (lost, lost)
 
         return expect
@@ -257,7 +257,7 @@ def a_lost_tail_since_is_found(world: World) -> Expect:
 
     def expect(verdict: Verdict) -> None:
         (finding,) = verdict.defects
-        assert (finding.check, finding.first) == (Check.MISSING, number)
+        assert (finding.check, finding.first) == (Check.SEQUENCES_COMPLETE, number)
 
     return expect
 
@@ -271,9 +271,9 @@ def a_record_since_that_was_there_before_is_found(world: World) -> Expect:
     world.logs[place].append(again)
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = verdict.of(Check.REPEATED)
+        (finding,) = verdict.of(Check.SEQUENCES_UNIQUE)
         assert "before the time" in finding.message
-        assert verdict.of(Check.MISSING) == ()
+        assert verdict.of(Check.SEQUENCES_COMPLETE) == ()
 
     return expect
 
@@ -286,7 +286,7 @@ def a_stray_since_that_was_never_sent_again_is_found(world: World) -> Expect:
 
     def expect(verdict: Verdict) -> None:
         (finding,) = verdict.defects
-        assert (finding.check, finding.first) == (Check.STRAYS, number)
+        assert (finding.check, finding.first) == (Check.STRAYS_SENT_AGAIN, number)
 
     return expect
 
@@ -298,7 +298,7 @@ def a_foreign_record_and_a_misplaced_one_since_are_found(world: World) -> Expect
     stranger = next(k for k in KEYS if world.taking(k).source != place)
     world.logs[place][ours(world, place, world.bert, world.moment[place])[3]].key = stranger
     world.foreign(b"x", place)
-    return lambda verdict: _checks(verdict, {Check.PLACES, Check.FOREIGN})
+    return lambda verdict: _checks(verdict, {Check.RECORDS_IN_THEIR_SEGMENTS, Check.FOREIGN_RECORDS})
 
 
 @case
@@ -311,7 +311,7 @@ def a_certificate_of_a_segment_opened_since_is_compared(world: World) -> Expect:
     world.plain.add(world.bert)
     world.delivered[world.bert][opened] += 1
     world.fail(world.anna)
-    return lambda verdict: _checks(verdict, {Check.CERTIFICATES})
+    return lambda verdict: _checks(verdict, {Check.CERTIFICATES_AGREE})
 
 
 @case
@@ -324,7 +324,7 @@ def a_certificate_of_transactions_is_compared_where_nothing_of_it_lies_before_th
     late = 0xC0FFEE0000 + world.parent.partition
     world.send(late, KEYS[0], times=10)
     world.delivered[late][str(world.taking(KEYS[0]).id)] += 1
-    return lambda verdict: _checks(verdict, {Check.CERTIFICATES})
+    return lambda verdict: _checks(verdict, {Check.CERTIFICATES_AGREE})
 
 
 @case
@@ -333,7 +333,7 @@ def a_range_commit_that_goes_back_since_is_found(world: World) -> Expect:
     world.commit("back", WHOLE, {0: 6})
     world.since_now()
     world.commit("back", WHOLE, {0: 2})
-    return lambda verdict: _checks(verdict, {Check.COMMITS_FORWARD})
+    return lambda verdict: _checks(verdict, {Check.COMMITS_MOVE_FORWARD})
 
 
 @case
@@ -342,7 +342,7 @@ def a_missing_marker_since_is_found(world: World) -> Expect:
     world.since_now()
     world.split(0, 2)
     world.logs[world.parent][world.state.lineage.get(0).end] = None
-    return lambda verdict: _checks(verdict, {Check.STRETCHES})
+    return lambda verdict: _checks(verdict, {Check.STRETCHES_COMPLETE})
 
 
 # What cannot be judged
@@ -371,7 +371,9 @@ def a_number_missing_since_of_an_open_producer_cannot_be_judged(world: World) ->
 
     def expect(verdict: Verdict) -> None:
         assert (verdict.exit_code, verdict.defects) == (1, ())
-        assert [f.check for f in verdict.findings if f.severity is Severity.UNPROVEN] == [Check.MISSING]
+        assert [f.check for f in verdict.findings if f.severity is Severity.UNPROVEN] == [
+            Check.SEQUENCES_COMPLETE
+        ]
 
     return expect
 

@@ -296,7 +296,7 @@ def test_a_topic_that_was_made_anew_ends_the_query(ask: Open, topic, send, admin
     send(10)
     asker = ask(topic)
     assert asker.batch() == 10
-    asker.reader._plan()._lookout.short_patience = 1.0
+    asker.reader._plan()._cluster.short_patience = 1.0
     admin.delete_topics([topic])[topic].result(30)
     limit = Deadline(180)
     while not made(admin, topic):

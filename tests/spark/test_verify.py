@@ -52,7 +52,11 @@ def test_a_repeated_record_of_a_producer_without_a_certificate_is_found_on_the_c
     assert ran.exit_code == 3, ran.output
     told = json.loads(ran.stdout)
     (finding,) = [f for f in told["findings"] if f["severity"] == "finding"]
-    assert (finding["check"], finding["producer"], finding["count"]) == (Check.REPEATED, f"{5:016x}", 1)
+    assert (finding["check"], finding["producer"], finding["count"]) == (
+        Check.SEQUENCES_UNIQUE,
+        f"{5:016x}",
+        1,
+    )
     assert "sequences_unique" in page.read_text()
     assert spark.read.parquet(str(folder)).count() == len(told["findings"])
 

@@ -65,7 +65,9 @@ def drawn(draw: Callable[[Console], None]) -> str:
 
 def a_verdict() -> Verdict:
     """A verification whose every text is bad."""
-    finding = Finding(Check.COMMITS_WHOLE, Severity.FINDING, PARENT, f"group {EVIL} goes on", group=EVIL)
+    finding = Finding(
+        Check.COMMITS_LEAVE_NO_GAP, Severity.FINDING, PARENT, f"group {EVIL} goes on", group=EVIL
+    )
     return Verdict(
         topic="orders",
         partitions=(3,),

@@ -17,7 +17,7 @@ from kpsplit.spark_jobs.streaming.plan import (
     tasks,
     without_lost,
 )
-from kpsplit.spark_jobs.streaming.query import Standing, StreamOffset
+from kpsplit.spark_jobs.streaming.query import StreamOffset, StreamPosition
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from tests.unit.samples import PARENT, life, phantom
@@ -108,7 +108,7 @@ def test_a_sub_topic_that_is_gone_is_lost_as_a_whole() -> None:
 
 def test_the_offset_in_the_checkpoint_has_this_form() -> None:
     """Whoever changes it raises the version: queries go on from offsets that older versions wrote."""
-    offset = StreamOffset("orders", {3: Standing(2, Cursor(WHOLE, {4: 1200, 5: 7}))}, {})
+    offset = StreamOffset("orders", {3: StreamPosition(2, Cursor(WHOLE, {4: 1200, 5: 7}))}, {})
     text = json.dumps(offset.as_json(), separators=(",", ":"))
     assert text == '{"at":[{"e":2,"p":3,"s":{"4":1200,"5":7}}],"from":[],"topic":"orders","v":1}'
     assert StreamOffset.parse(json.loads(text)) == offset
@@ -125,6 +125,6 @@ def test_the_offset_in_the_checkpoint_has_this_form() -> None:
     ],
 )
 def test_an_offset_that_is_newer_or_damaged_is_refused(damage, error) -> None:
-    good = StreamOffset("orders", {3: Standing(2, Cursor(WHOLE, {4: 1200}))}).as_json()
+    good = StreamOffset("orders", {3: StreamPosition(2, Cursor(WHOLE, {4: 1200}))}).as_json()
     with pytest.raises(error):
         StreamOffset.parse(good | damage)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kpsplit.admin_cli.commands.verify import conclude, write_page
 from kpsplit.errors import CheckFailedError, KpsplitError
 from kpsplit.spark_jobs.snapshot import LogBounds, LostReason, Snapshot
-from kpsplit.spark_jobs.verification.counts import SHELF, Bucket, Shelf, Span
+from kpsplit.spark_jobs.verification.counts import BLOCK, Bucket, SequenceBlock, Span
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity, Verdict
 from kpsplit.spark_jobs.verification.record_checks import uncertified_findings
 from kpsplit.spark_jobs.verification.sequence_checks import (
@@ -123,11 +123,11 @@ def test_numbers_far_out_are_judged_as_any(far) -> None:
     found = closed(snapshot(LogBounds(9, 50, 50)), Certificate(far + 99, {"0": far + 99}, ()))
     judged = {ANNA: extent(found, [Span(0, 0, NAME, 3, 0, far, far + 2)])}
     assert judged == {ANNA: Extent(far, far + 99, far)}
-    shelf = (*ANNA, far // SHELF)
-    assert incomplete(judged, {shelf: Shelf(3, 3, 0)}) == {shelf}
+    block = (*ANNA, far // BLOCK)
+    assert incomplete(judged, {block: SequenceBlock(3, 3, 0)}) == {block}
     bits = 0b111 << far % 64
     there = [Bucket(*ANNA, far // 64, bits, 0, 3)]
-    (lost,) = holes(Writers(found), judged, {shelf}, {shelf}, there)
+    (lost,) = holes(Writers(found), judged, {block}, {block}, there)
     assert lost.runs == ((far + 3, far + 98),)
 
 
@@ -219,19 +219,19 @@ def test_an_open_transaction_hides_records() -> None:
     assert held_back(snapshot(LogBounds(0, 50, 60))) == {0}
 
 
-def test_a_shelf_that_holds_numbers_that_were_never_given_is_no_proof() -> None:
+def test_a_block_that_holds_numbers_that_were_never_given_is_no_proof() -> None:
     """As many are there as were given, and one of them is too great."""
     judged = {ANNA: Extent(0, 10)}
     beyond = reaching_beyond([Span(0, 0, NAME, 10, 0, 0, 12)], judged)
     assert beyond == {ANNA}
-    assert incomplete(judged, {(*ANNA, 0): Shelf(10, 10, 0)}) == set()
-    assert incomplete(judged, {(*ANNA, 0): Shelf(10, 10, 0)}, beyond) == {(*ANNA, 0)}
+    assert incomplete(judged, {(*ANNA, 0): SequenceBlock(10, 10, 0)}) == set()
+    assert incomplete(judged, {(*ANNA, 0): SequenceBlock(10, 10, 0)}, beyond) == {(*ANNA, 0)}
     late = {ANNA: Extent(5, 10)}
-    assert incomplete(late, {(*ANNA, 0): Shelf(5, 5, 0)}) == set()
-    assert incomplete(late, {(*ANNA, 0): Shelf(5, 5, 0)}, (), {ANNA}) == {(*ANNA, 0)}
+    assert incomplete(late, {(*ANNA, 0): SequenceBlock(5, 5, 0)}) == set()
+    assert incomplete(late, {(*ANNA, 0): SequenceBlock(5, 5, 0)}, (), {ANNA}) == {(*ANNA, 0)}
 
 
-def test_failed_numbers_are_not_missing_on_a_shelf_of_which_nothing_is_there() -> None:
+def test_failed_numbers_are_not_missing_in_a_block_of_which_nothing_is_there() -> None:
     found = closed(snapshot(), Certificate(10, {}, (3, 4)))
     (lost,) = holes(Writers(found), {ANNA: Extent(0, 10)}, set(), set(), ())
     assert lost.runs == ((0, 2), (5, 9))
@@ -254,7 +254,7 @@ def test_producers_without_a_certificate_are_a_note_or_cannot_be_judged() -> Non
 
 @pytest.mark.parametrize(("found", "error"), [((), KpsplitError), ((FINDING,), CheckFailedError)])
 def test_a_report_that_cannot_be_written_hides_no_finding(found, error) -> None:
-    findings = tuple(Finding(Check.MISSING, severity, ORDERS, "a number") for severity in found)
+    findings = tuple(Finding(Check.SEQUENCES_COMPLETE, severity, ORDERS, "a number") for severity in found)
     verdict = Verdict("orders", (0,), snapshot(), findings)
     said: list[str] = []
     with pytest.raises(error) as caught:

@@ -72,7 +72,7 @@ def judging() -> Iterator[None]:
     "--since",
     type=SINCE,
     metavar="TIME",
-    help="Judge only what was written since then: a time with its zone, or how long ago (1h).",
+    help="Verifier only what was written since then: a time with its zone, or how long ago (1h).",
 )
 @click.option(
     "--require-certificates",

@@ -159,7 +159,7 @@ def _before(lineage: Lineage, segment: int) -> set[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostStretch:
     """A stretch that was still to be read and is gone."""
 
     stretch: Stretch
@@ -176,7 +176,7 @@ def without_lost(
     stretches: Iterable[Stretch],
     lows: Mapping[PhysicalPartition, int],
     gone: Mapping[PhysicalPartition, LostReason],
-) -> tuple[list[Stretch], list[Lost]]:
+) -> tuple[list[Stretch], list[LostStretch]]:
     """Return what can still be read, and what cannot.
 
     Args:
@@ -185,15 +185,15 @@ def without_lost(
         gone: physical partitions that hold nothing of ours any more.
     """
     kept: list[Stretch] = []
-    lost: list[Lost] = []
+    lost: list[LostStretch] = []
     for stretch in stretches:
         source = stretch.segment.source
         if source in gone:
-            lost.append(Lost(stretch, gone[source]))
+            lost.append(LostStretch(stretch, gone[source]))
             continue
         first = min(max(stretch.first, lows.get(source, 0)), stretch.behind)
         if first > stretch.first:
-            lost.append(Lost(replace(stretch, behind=first), LostReason.EXPIRED))
+            lost.append(LostStretch(replace(stretch, behind=first), LostReason.EXPIRED))
         if first < stretch.behind:
             kept.append(replace(stretch, first=first))
     return kept, lost

@@ -1,4 +1,4 @@
-"""Plans micro-batches: asks the cluster (``Lookout``), decides (``plan``), stores nothing itself."""
+"""Plans micro-batches: asks the cluster (``ClusterSnapshot``), decides (``plan``), stores nothing itself."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from kpsplit.spark_jobs.streaming.plan import (
     tasks,
     without_lost,
 )
-from kpsplit.spark_jobs.streaming.query import Query, Settings, Standing, Standings, StreamOffset
+from kpsplit.spark_jobs.streaming.query import Query, Settings, StreamOffset, StreamPosition, StreamPositions
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 
 
-def beginning(connection: Connection, settings: Settings, start: Bound) -> Standings:
+def beginning(connection: Connection, settings: Settings, start: Bound) -> StreamPositions:
     """Return where each logical partition begins: on every key's path at or behind ``start``.
 
     Records that are gone already count as read for ``earliest``; with a logical offset they are still to be
@@ -51,7 +51,7 @@ def beginning(connection: Connection, settings: Settings, start: Bound) -> Stand
         raise UsageError(f"an offset is given for partition {unknown[0]}, which is not read")
     young = {} if at is None else ClusterAdmin(connection).offsets_at(snapshot.bounds, at)
     return {
-        s.parent.partition: _standing(snapshot, s, _target(start, at, s.parent.partition), young)
+        s.parent.partition: _position_of(snapshot, s, _target(start, at, s.parent.partition), young)
         for s in snapshot.states
     }
 
@@ -65,17 +65,17 @@ def _target(start: Bound, at: int | None, partition: int) -> Target:
     return Target(Whence.LATEST if start == "latest" else Whence.EARLIEST)
 
 
-def _standing(
+def _position_of(
     snapshot: Snapshot, state: PartitionState, target: Target, young: Mapping[PhysicalPartition, int]
-) -> Standing:
+) -> StreamPosition:
     starts = {source: bounds.low for source, bounds in snapshot.bounds.items()}
     if target.whence is Whence.OFFSET:
         starts = dict.fromkeys(state.lineage.sources(), 0)
     ends = {source: bounds.stable for source, bounds in snapshot.bounds.items()}
-    return Standing(state.epoch, cursor_at(state, WHOLE, target, starts, ends, young))
+    return StreamPosition(state.epoch, cursor_at(state, WHOLE, target, starts, ends, young))
 
 
-class Lookout:
+class ClusterSnapshot:
     """Looks at the control topic and the logs. Not thread safe; one thread owns it.
 
     Attributes:
@@ -104,14 +104,14 @@ class Lookout:
         self._seen = {p.partition: self._state(p) for p in self._parents()}
         return self._seen
 
-    def states_since(self, *standings: Standings) -> dict[int, PartitionState]:
-        """Return states that are no older than some standings, as far as there are any.
+    def states_since(self, *positions: StreamPositions) -> dict[int, PartitionState]:
+        """Return states that are no older than some positions, as far as there are any.
 
         Raises:
             KpsplitError: as ``states`` does.
         """
         seen = self._seen
-        if all(p in seen and seen[p].epoch >= s.epoch for those in standings for p, s in those.items()):
+        if all(p in seen and seen[p].epoch >= s.epoch for those in positions for p, s in those.items()):
             return seen
         return self.states()
 
@@ -224,11 +224,11 @@ class Planner:
     def __init__(self, query: Query, connection: Connection) -> None:
         self._query = query
         self._connection = connection
-        self._lookout = Lookout(connection, query.settings)
+        self._cluster = ClusterSnapshot(connection, query.settings)
 
     def close(self) -> None:
         """End the clients."""
-        self._lookout.close()
+        self._cluster.close()
 
     def first(self) -> StreamOffset:
         """Return the end of a first batch. Without a limit it is that of any batch (``AvailableNow``).
@@ -236,7 +236,7 @@ class Planner:
         Raises:
             UsageError: the topic or the start is wrong. KpsplitError: the cluster cannot be read.
         """
-        begun: Standings = {}
+        begun: StreamPositions = {}
         try:
             begun = self._beginning()
         except UsageError:
@@ -266,27 +266,27 @@ class Planner:
             KpsplitError: records are gone that were still to be read; the cluster cannot be read.
         """
         start = first.at or last.begun or self._beginning()
-        states = self._lookout.states_since(start, last.at)
+        states = self._cluster.states_since(start, last.at)
         found: list[TaskRows] = []
         for partition, end in sorted(last.at.items()):
             before, state = start.get(partition), states.get(partition)
             if state is not None and before != end:
-                for standing in (before, end):
-                    _refuse_unknown(state, standing)
+                for position in (before, end):
+                    _refuse_unknown(state, position)
                 found += self._tasks_of(state, before.cursor if before else _FROM_THE_START, end.cursor)
         return found
 
-    def _beginning(self) -> Standings:
+    def _beginning(self) -> StreamPositions:
         return beginning(self._connection, self._query.settings, self._query.start)
 
-    def _advanced(self, standings: Standings, most: int | None) -> dict[int, Standing]:
-        cursors = {p: s.cursor for p, s in standings.items()}
-        found = self._lookout.frontiers(cursors)
+    def _advanced(self, positions: StreamPositions, most: int | None) -> dict[int, StreamPosition]:
+        cursors = {p: s.cursor for p, s in positions.items()}
+        found = self._cluster.frontiers(cursors)
         for p, (state, _) in found.items():
-            _refuse_unknown(state, standings.get(p))
+            _refuse_unknown(state, positions.get(p))
         start = {p: cursors.get(p, _FROM_THE_START) for p in found}
         moved = advance(start, {p: frontier for p, (_, frontier) in found.items()}, most)
-        return {p: Standing(found[p][0].epoch, cursor) for p, cursor in moved.items()}
+        return {p: StreamPosition(found[p][0].epoch, cursor) for p, cursor in moved.items()}
 
     def _tasks_of(self, state: PartitionState, start: Cursor, end: Cursor) -> list[TaskRows]:
         stretches = between(state.lineage, start, end)
@@ -304,7 +304,7 @@ class Planner:
         ]
 
     def _there(self, state: PartitionState, stretches: Sequence[Stretch]) -> list[Stretch]:
-        kept, lost = without_lost(stretches, *self._lookout.missing(state, stretches))
+        kept, lost = without_lost(stretches, *self._cluster.missing(state, stretches))
         for one in lost:
             if self._query.fail_on_data_loss:
                 raise KpsplitError(
@@ -315,12 +315,12 @@ class Planner:
         return kept
 
 
-def _refuse_unknown(state: PartitionState, standing: Standing | None) -> None:
+def _refuse_unknown(state: PartitionState, position: StreamPosition | None) -> None:
     """Refuse to go on from, or to, a place that the control topic does not know."""
-    if standing is None:
+    if position is None:
         return
-    if state.epoch < standing.epoch or standing.cursor.ahead_of(state.lineage):
+    if state.epoch < position.epoch or position.cursor.ahead_of(state.lineage):
         raise ConflictError(
-            f"{state.parent} is at epoch {state.epoch}, the checkpoint at {standing.epoch}",
+            f"{state.parent} is at epoch {state.epoch}, the checkpoint at {position.epoch}",
             hint="the checkpoint belongs to another cluster, or the control topic was lost",
         )

@@ -58,14 +58,14 @@ _WHAT = "the offset of the streaming query"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StreamPosition:
     """Where one logical partition stands, and the epoch of the view that said so."""
 
     epoch: int
     cursor: Cursor
 
 
-Standings = Mapping[int, Standing]
+StreamPositions = Mapping[int, StreamPosition]
 """By logical partition."""
 
 
@@ -74,8 +74,8 @@ class StreamOffset:
     """The end of a micro-batch (``at`` empty: before the first); ``begun``: where the first one begins."""
 
     topic: str
-    at: Standings = field(default_factory=dict)
-    begun: Standings = field(default_factory=dict)
+    at: StreamPositions = field(default_factory=dict)
+    begun: StreamPositions = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as Spark wants it: the same values always give the same text.
@@ -101,29 +101,29 @@ class StreamOffset:
         except (TypeError, ValueError, RecursionError) as error:
             raise RecordError(f"{_WHAT}: not JSON ({type(error).__name__})") from None
         fields = decode(text.encode(), _WHAT, VERSION)
-        offset = cls(fields.text("topic"), _standings(fields, "at"), _standings(fields, "from"))
+        offset = cls(fields.text("topic"), _positions(fields, "at"), _positions(fields, "from"))
         fields.done()
         return offset
 
 
-def _as_list(standings: Standings) -> list[dict[str, Any]]:
+def _as_list(positions: StreamPositions) -> list[dict[str, Any]]:
     return [
         {"p": partition, "e": s.epoch, "s": {str(i): n for i, n in s.cursor.positions.items()}}
-        for partition, s in sorted(standings.items())
+        for partition, s in sorted(positions.items())
     ]
 
 
-def _standings(fields: Fields, name: str) -> Standings:
+def _positions(fields: Fields, name: str) -> StreamPositions:
     found = fields.objects(name, _position)
-    standings = dict(found)
-    if len(standings) < len(found):
+    positions = dict(found)
+    if len(positions) < len(found):
         fields.fail(f"a partition stands twice in {name}")
-    return standings
+    return positions
 
 
-def _position(fields: Fields) -> tuple[int, Standing]:
+def _position(fields: Fields) -> tuple[int, StreamPosition]:
     positions = fields.number_map("s")
     if not all(_SEGMENT.fullmatch(name) for name in positions):
         fields.fail("a segment is not named by its number")
     cursor = Cursor(WHOLE, {int(name): position for name, position in positions.items()})
-    return fields.integer("p"), Standing(fields.integer("e"), cursor)
+    return fields.integer("p"), StreamPosition(fields.integer("e"), cursor)

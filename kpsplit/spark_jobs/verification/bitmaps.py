@@ -1,11 +1,11 @@
 """Condenses records to what the proofs need, with narrow columns only: never a value, never a key.
 
 1. ``judged``: one narrow row per record. Only the few that are looked at closely are ever shuffled.
-2. ``cells``: up to 64 consecutive sequence numbers of one producer in one block (2^18 offsets) of one segment
-   are one row, which numbers are there as the bits of an integer. So completeness and uniqueness are exact,
-   and no set of numbers is ever sorted. ``with_descents`` tells from bits whether they rise inside a cell.
-3. Everything else is made from the cells, which are 1/64 to 1/8 of the records: for the order of numbers,
-   cells are put in the order of the log, block by block, and then blocks.
+2. ``sequence_bitmaps``: up to 64 consecutive sequence numbers of one producer in one chunk (2^18 offsets) of
+   one segment are one row: an integer, whose bits say which numbers are there. So completeness and uniqueness
+   are exact, and no set of numbers is ever sorted. ``with_descents`` tells from bits whether they rise.
+3. Everything else is made from the bitmaps, which are 1/64 to 1/8 of the records: for the order of numbers,
+   bitmaps are put in the order of the log, chunk by chunk, and then chunks.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from kpsplit.spark_jobs.records import (
 )
 from kpsplit.spark_jobs.schemas import Fate, small_frame
 from kpsplit.spark_jobs.verification.counts import (
+    BLOCK_BITS,
     BUCKET_BITS,
-    SHELF_BITS,
+    BlockKey,
     Bucket,
-    Shelf,
-    ShelfKey,
+    SequenceBlock,
     Span,
     Total,
     Who,
 )
 
-BLOCK_BITS = 18
-"""2^18 offsets are a block. The fewer, the cheaper is a record, and the less is in a cell if many
+CHUNK_BITS = 18
+"""2^18 offsets are a chunk. The fewer, the cheaper is a record, and the less is in a bitmap if many
 producers take turns."""
 _BEYOND = (1 << 63) - 1
 """Stands for numbers of 2^63 and more: all of them are forged, and judged like any beyond all sense."""
@@ -71,8 +71,8 @@ def judged(raw: DataFrame, regions: DataFrame) -> DataFrame:
     )
 
 
-def cells(records: DataFrame) -> DataFrame:
-    """Condense judged records; ``descents``: 0 if the offsets of a cell rise with its numbers.
+def sequence_bitmaps(records: DataFrame) -> DataFrame:
+    """Condense judged records; ``descents``: 0 if the offsets of a bitmap rise with its numbers.
 
     It makes no difference how Spark cuts the logs into partitions, nor in which order it has the records.
     """
@@ -81,7 +81,7 @@ def cells(records: DataFrame) -> DataFrame:
         "segment",
         "fate",
         "instance",
-        F.shiftright("offset", BLOCK_BITS).alias("block"),
+        F.shiftright("offset", CHUNK_BITS).alias("chunk"),
         F.shiftright("sequence", BUCKET_BITS).alias("bucket"),
     ).agg(
         F.expr("coalesce(bit_or(shiftleft(1L, CAST(sequence & 63 AS INT))), 0L)").alias("bits"),
@@ -91,15 +91,15 @@ def cells(records: DataFrame) -> DataFrame:
         F.max("offset").alias("last_offset"),
         F.min("sequence").alias("first_sequence"),
         F.max("sequence").alias("last_sequence"),
-        *offset_bits(BLOCK_BITS),
+        *offset_bits(CHUNK_BITS),
     )
-    return with_descents(gathered, BLOCK_BITS)
+    return with_descents(gathered, CHUNK_BITS)
 
 
-def totals(cells_: DataFrame) -> DataFrame:
+def totals(bitmaps: DataFrame) -> DataFrame:
     """Count records by segment, fate, and whether they are stamped."""
     stamped = F.col("instance").isNotNull().alias("stamped")
-    return cells_.groupBy("logical_partition", "segment", "fate", stamped).agg(
+    return bitmaps.groupBy("logical_partition", "segment", "fate", stamped).agg(
         F.sum("records").alias("records"),
         F.sum("wrong").alias("wrong"),
         F.min("first_offset").alias("first_offset"),
@@ -107,14 +107,14 @@ def totals(cells_: DataFrame) -> DataFrame:
     )
 
 
-def spans(cells_: DataFrame) -> DataFrame:
+def spans(bitmaps: DataFrame) -> DataFrame:
     """Return, per producer and segment, which numbers its data span; ``descents``: 0 if they rise."""
     place = ["logical_partition", "segment", "instance"]
-    in_block = Window.partitionBy(*place, "block").orderBy("first_offset")
-    blocks = (
-        cells_.where((F.col("fate") == int(Fate.DATA)) & F.col("instance").isNotNull())
-        .withColumn("behind", _not_behind_all("sequence", in_block) | _not_behind_all("offset", in_block))
-        .groupBy(*place, "block")
+    in_chunk = Window.partitionBy(*place, "chunk").orderBy("first_offset")
+    chunks = (
+        bitmaps.where((F.col("fate") == int(Fate.DATA)) & F.col("instance").isNotNull())
+        .withColumn("behind", _not_behind_all("sequence", in_chunk) | _not_behind_all("offset", in_chunk))
+        .groupBy(*place, "chunk")
         .agg(
             F.sum("records").alias("records"),
             (F.sum("descents") + F.count_if("behind")).alias("descents"),
@@ -122,9 +122,9 @@ def spans(cells_: DataFrame) -> DataFrame:
             F.max("last_sequence").alias("last_sequence"),
         )
     )
-    in_log = Window.partitionBy(*place).orderBy("block")
+    in_log = Window.partitionBy(*place).orderBy("chunk")
     return (
-        blocks.withColumn("behind", _not_behind_all("sequence", in_log))
+        chunks.withColumn("behind", _not_behind_all("sequence", in_log))
         .groupBy(*place)
         .agg(
             F.sum("records").alias("records"),
@@ -141,21 +141,21 @@ def _not_behind_all(what: str, window: WindowSpec) -> Column:
     return F.coalesce(F.col(f"first_{what}") <= before, F.lit(False))
 
 
-def firsts(cells_: DataFrame) -> DataFrame:
+def firsts(bitmaps: DataFrame) -> DataFrame:
     """Return the least number of each producer, as data or as a stray."""
     theirs = F.col("fate").isin(int(Fate.DATA), int(Fate.STRAY)) & F.col("instance").isNotNull()
     return (
-        cells_.where(theirs)
+        bitmaps.where(theirs)
         .groupBy("logical_partition", "instance")
         .agg(F.min("first_sequence").alias("first_sequence"))
     )
 
 
-def buckets(cells_: DataFrame) -> DataFrame:
+def buckets(bitmaps: DataFrame) -> DataFrame:
     """Return, per producer and 64 sequence numbers, which of them are data, and which are strays."""
     is_data, is_stray = (F.col("fate") == int(f) for f in (Fate.DATA, Fate.STRAY))
     return (
-        cells_.where(F.col("bucket").isNotNull() & (is_data | is_stray))
+        bitmaps.where(F.col("bucket").isNotNull() & (is_data | is_stray))
         .groupBy("logical_partition", "instance", "bucket")
         .agg(
             F.coalesce(F.bit_or(F.when(is_data, F.col("bits"))), F.lit(0)).alias("data"),
@@ -165,13 +165,13 @@ def buckets(cells_: DataFrame) -> DataFrame:
     )
 
 
-def shelves(buckets_: DataFrame) -> DataFrame:
+def blocks(buckets_: DataFrame) -> DataFrame:
     """Return, per producer and 2^16 numbers: how many are there, how often, and how many went astray.
 
     ``unsent``: strays whose numbers are not there; ``answered``: strays whose numbers are.
     """
-    shelf = F.shiftright("bucket", SHELF_BITS - BUCKET_BITS).alias("shelf")
-    return buckets_.groupBy("logical_partition", "instance", shelf).agg(
+    block = F.shiftright("bucket", BLOCK_BITS - BUCKET_BITS).alias("block")
+    return buckets_.groupBy("logical_partition", "instance", block).agg(
         F.sum(F.bit_count("data")).alias("numbers"),
         F.sum("records").alias("records"),
         F.sum(F.expr("bit_count(strays & ~data)")).alias("unsent"),
@@ -179,11 +179,11 @@ def shelves(buckets_: DataFrame) -> DataFrame:
     )
 
 
-def on_shelves(buckets_: DataFrame, wanted: DataFrame) -> DataFrame:
-    """Return the buckets of some shelves (logical_partition, instance, shelf)."""
-    shelf = F.shiftright("bucket", SHELF_BITS - BUCKET_BITS)
-    return buckets_.withColumn("shelf", shelf).join(
-        F.broadcast(wanted), ["logical_partition", "instance", "shelf"], "left_semi"
+def in_blocks(buckets_: DataFrame, wanted: DataFrame) -> DataFrame:
+    """Return the buckets of some blocks (logical_partition, instance, block)."""
+    block = F.shiftright("bucket", BLOCK_BITS - BUCKET_BITS)
+    return buckets_.withColumn("block", block).join(
+        F.broadcast(wanted), ["logical_partition", "instance", "block"], "left_semi"
     )
 
 
@@ -298,7 +298,7 @@ def offset_bits(width: int) -> list[Column]:
     ]
 
 
-def with_descents(cells: DataFrame, width: int) -> DataFrame:
+def with_descents(bitmaps: DataFrame, width: int) -> DataFrame:
     """Replace the columns of ``offset_bits`` by ``descents``: 0 if offsets rise from number to number.
 
     Needs ``bits``, 0 where there are no numbers, and ``records``. If a number is there twice, they do not.
@@ -306,12 +306,12 @@ def with_descents(cells: DataFrame, width: int) -> DataFrame:
     offsets, before = _names("offset", width), _names("before", width)
     gaps = f"shiftrightunsigned(~bits, 1) & {_INNER_GAPS}L AS gaps"
     carried = [f"gaps + ({mine} & {_NO_SIGN}L)" for mine in ("bits", *offsets)]
-    prepared = cells.selectExpr("*", gaps).selectExpr(
+    prepared = bitmaps.selectExpr("*", gaps).selectExpr(
         "*", *(f"{sum_} AS {name}" for sum_, name in zip(carried, ("behind_one", *before), strict=True))
     )
     falls = f"bit_count({_one_down('bits')} & behind_one & ~{_above(before, offsets)})"
     descents = F.expr(f"IF(bits = 0, 0, {falls} + records - bit_count(bits))").alias("descents")
-    return prepared.select(*(name for name in cells.columns if name not in offsets), descents)
+    return prepared.select(*(name for name in bitmaps.columns if name not in offsets), descents)
 
 
 def _names(of: str, width: int) -> list[str]:
@@ -361,10 +361,10 @@ def first_rows(frame: DataFrame) -> dict[Who, int]:
     return {(r.logical_partition, producer_name(r.instance)): r.first_sequence for r in frame.collect()}
 
 
-def shelf_rows(frame: DataFrame) -> dict[ShelfKey, Shelf]:
-    """Read ``shelves``; one row per producer and 2^16 numbers."""
+def block_rows(frame: DataFrame) -> dict[BlockKey, SequenceBlock]:
+    """Read ``blocks``; one row per producer and 2^16 numbers."""
     return {
-        (r.logical_partition, producer_name(r.instance), r.shelf): Shelf(
+        (r.logical_partition, producer_name(r.instance), r.block): SequenceBlock(
             r.numbers, r.records, r.unsent, r.answered
         )
         for r in frame.collect()
@@ -372,16 +372,16 @@ def shelf_rows(frame: DataFrame) -> dict[ShelfKey, Shelf]:
 
 
 def bucket_rows(frame: DataFrame) -> list[Bucket]:
-    """Read ``buckets`` of some shelves."""
+    """Read ``buckets`` of some blocks."""
     return [
         Bucket(r.logical_partition, producer_name(r.instance), r.bucket, r.data, r.strays, r.records)
         for r in frame.collect()
     ]
 
 
-def shelf_frame(spark: SparkSession, keys: Iterable[ShelfKey]) -> DataFrame:
-    """Return the keys of some shelves as a DataFrame."""
-    return _keyed(spark, keys, "shelf")
+def block_frame(spark: SparkSession, keys: Iterable[BlockKey]) -> DataFrame:
+    """Return the keys of some blocks as a DataFrame."""
+    return _keyed(spark, keys, "block")
 
 
 def bucket_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int]]) -> DataFrame:

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from kpsplit.spark_jobs.schemas import Fate
 
 BUCKET_BITS = 6
-SHELF_BITS = 16
-"""2^16 sequence numbers are a shelf: what the driver looks at first."""
+BLOCK_BITS = 16
+"""2^16 sequence numbers are a block: what the driver looks at first."""
 
-SHELF = 1 << SHELF_BITS
+BLOCK = 1 << BLOCK_BITS
 _BUCKET = 1 << BUCKET_BITS
 
 Who = tuple[int, str]
 """Partition, producer."""
 
-ShelfKey = tuple[int, str, int]
-"""Partition, producer, shelf."""
+BlockKey = tuple[int, str, int]
+"""Partition, producer, block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class SequenceBlock:
     """How many of 2^16 numbers of a producer are there, how often, and how many of them went astray.
 
     ``unsent``: strays whose numbers are not there; ``answered``: strays whose numbers are.
@@ -72,6 +72,6 @@ class Bucket:
     records: int
 
     @property
-    def shelf(self) -> ShelfKey:
-        """The shelf that it stands on."""
-        return self.partition, self.producer, self.bucket * _BUCKET // SHELF
+    def block(self) -> BlockKey:
+        """The block that it stands on."""
+        return self.partition, self.producer, self.bucket * _BUCKET // BLOCK

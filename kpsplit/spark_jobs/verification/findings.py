@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from kpsplit.errors import EXIT_CHECK, EXIT_FAILED, EXIT_OK
 from kpsplit.spark_jobs.snapshot import Snapshot
@@ -15,43 +15,77 @@ from kpsplit.splitter.words import many
 
 
 class Check(StrEnum):
-    """The proofs, by name. What ``first`` and ``last`` of a finding count is said with each."""
+    """The proofs: the name of each, and its meaning. That says too what ``first`` and ``last`` count."""
 
-    LINEAGE = "lineage_sound"
-    OFFSETS = "logical_offsets_unique"
-    BOUNDARIES = "boundaries_agree"
-    STRETCHES = "stretches_complete"
-    PLACES = "records_in_their_segments"
-    FOREIGN = "foreign_records"
-    MISSING = "sequences_complete"
-    REPEATED = "sequences_unique"
-    ORDER = "keys_in_order"
-    STRAYS = "strays_sent_again"
-    CERTIFICATES = "certificates_agree"
-    COMMITS_INSIDE = "commits_within_data"
-    COMMITS_FORWARD = "commits_move_forward"
-    COMMITS_WHOLE = "commits_leave_no_gap"
-    COMMITS_END = "commits_reach_the_end"
+    meaning: str
 
+    def __new__(cls, name: str, meaning: str) -> Self:
+        """Make a check whose value is its name."""
+        made = str.__new__(cls, name)
+        made._value_ = name
+        made.meaning = meaning
+        return made
 
-MEANINGS: dict[Check, str] = {
-    Check.LINEAGE: "in every epoch the open ranges tile the key space; stretches do not overlap",
-    Check.OFFSETS: "no two records have one logical offset; numbers rise along the lineage (logical offsets)",
-    Check.BOUNDARIES: "the offset log says all of the layouts that the control topic does, and the same",
-    Check.STRETCHES: "each segment is there from its start to the marker at its end (physical offsets)",
-    Check.PLACES: "every record lies in the segment of its key (physical offsets)",
-    Check.FOREIGN: "nobody else wrote to phantoms, behind ends or in place of markers (physical offsets)",
-    Check.MISSING: "no sequence number of a producer is missing, save those it reported as failed",
-    Check.REPEATED: "no sequence number of a producer is there twice (logical offsets)",
-    Check.ORDER: "per producer and key the sequence numbers rise along the lineage (sequence numbers)",
-    Check.STRAYS: "every stray was sent again (sequence numbers)",
-    Check.CERTIFICATES: "each segment holds as many records of a producer as it says it delivered there",
-    Check.COMMITS_INSIDE: "range commits lie inside the data (physical offsets)",
-    Check.COMMITS_FORWARD: "range commits do not go back, except by a seek (physical offsets)",
-    Check.COMMITS_WHOLE: "no group goes on behind a segment that it has not finished (physical offsets)",
-    Check.COMMITS_END: "range commits end where the data end; nothing went before a group had read it "
-    "(physical offsets)",
-}
+    LINEAGE_SOUND = (
+        "lineage_sound",
+        "in every epoch the open ranges tile the key space; stretches do not overlap",
+    )
+    LOGICAL_OFFSETS_UNIQUE = (
+        "logical_offsets_unique",
+        "no two records have one logical offset; numbers rise along the lineage (logical offsets)",
+    )
+    BOUNDARIES_AGREE = (
+        "boundaries_agree",
+        "the offset log says all of the layouts that the control topic does, and the same",
+    )
+    STRETCHES_COMPLETE = (
+        "stretches_complete",
+        "each segment is there from its start to the marker at its end (physical offsets)",
+    )
+    RECORDS_IN_THEIR_SEGMENTS = (
+        "records_in_their_segments",
+        "every record lies in the segment of its key (physical offsets)",
+    )
+    FOREIGN_RECORDS = (
+        "foreign_records",
+        "nobody else wrote to phantoms, behind ends or in place of markers (physical offsets)",
+    )
+    SEQUENCES_COMPLETE = (
+        "sequences_complete",
+        "no sequence number of a producer is missing, save those it reported as failed",
+    )
+    SEQUENCES_UNIQUE = (
+        "sequences_unique",
+        "no sequence number of a producer is there twice (logical offsets)",
+    )
+    KEYS_IN_ORDER = (
+        "keys_in_order",
+        "per producer and key the sequence numbers rise along the lineage (sequence numbers)",
+    )
+    STRAYS_SENT_AGAIN = (
+        "strays_sent_again",
+        "every stray was sent again (sequence numbers)",
+    )
+    CERTIFICATES_AGREE = (
+        "certificates_agree",
+        "each segment holds as many records of a producer as it says it delivered there",
+    )
+    COMMITS_WITHIN_DATA = (
+        "commits_within_data",
+        "range commits lie inside the data (physical offsets)",
+    )
+    COMMITS_MOVE_FORWARD = (
+        "commits_move_forward",
+        "range commits do not go back, except by a seek (physical offsets)",
+    )
+    COMMITS_LEAVE_NO_GAP = (
+        "commits_leave_no_gap",
+        "no group goes on behind a segment that it has not finished (physical offsets)",
+    )
+    COMMITS_REACH_THE_END = (
+        "commits_reach_the_end",
+        "range commits end where the data end; nothing went before a group had read it (physical offsets)",
+    )
 
 
 class Severity(StrEnum):
@@ -140,7 +174,7 @@ class Verdict:
     @property
     def removed(self) -> int:
         """How many stretches of segments were not judged, because retention or ``retire`` removed them."""
-        return len(self.of(Check.STRETCHES, Severity.NOTE))
+        return len(self.of(Check.STRETCHES_COMPLETE, Severity.NOTE))
 
     def of_partition(self, number: int) -> Verdict:
         """Return what concerns one logical partition; what concerns none stays."""
@@ -196,7 +230,7 @@ class Verdict:
             "checks": [
                 {
                     "name": str(c),
-                    "meaning": MEANINGS[c],
+                    "meaning": c.meaning,
                     "outcome": self.outcome(c),
                     "findings": len(self.of(c)),
                 }
@@ -254,7 +288,7 @@ def summary_lines(verdict: Verdict) -> Iterator[str]:
     yield from _looked_at(verdict)
     yield ""
     for check in Check:
-        yield f"{_SIGNS[verdict.outcome(check)]:<6}{check:<{_WIDTH}}  {MEANINGS[check]}"
+        yield f"{_SIGNS[verdict.outcome(check)]:<6}{check:<{_WIDTH}}  {check.meaning}"
         found = sorted(verdict.of(check), key=lambda f: _ORDER.index(f.severity))
         for finding in found[:_EXAMPLES]:
             yield f"      {_line(finding)}"

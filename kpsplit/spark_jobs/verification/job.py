@@ -23,7 +23,7 @@ from kpsplit.spark_jobs.session import SPARK_ERRORS, explained, reason
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification.findings import Verdict
 from kpsplit.spark_jobs.verification.start import NEAR_MS, Since, Stretches
-from kpsplit.spark_jobs.verification.verifier import Judge, Observer
+from kpsplit.spark_jobs.verification.verifier import Observer, Verifier
 from kpsplit.spark_jobs.view import scan
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
@@ -120,9 +120,9 @@ def judge_snapshot(
     require_certificates: bool = False,
     observer: Observer = lambda _: None,
 ) -> Verdict:
-    """Judge a snapshot by the records: the second half of ``verify``; errors as there.
+    """Verifier a snapshot by the records: the second half of ``verify``; errors as there.
 
-    ``since``: from where on is judged, as ``since_of`` gives it; ``observer``: as for ``Judge``.
+    ``since``: from where on is judged, as ``since_of`` gives it; ``observer``: as for ``Verifier``.
     """
     _check_isolation((options or {}).get(f"kafka.{ISOLATION}"))
     wanted = kafka_options(connection, options)
@@ -133,7 +133,7 @@ def judge_snapshot(
         )
 
     try:
-        return Judge(
+        return Verifier(
             *(spark, snapshot, read, groups, since),
             require_certificates=require_certificates,
             observer=observer,

@@ -20,7 +20,9 @@ def lineage_findings(snapshot: Snapshot) -> Iterator[Finding]:
     """Return what contradicts the invariants of lineages."""
     for state in snapshot.states:
         for problem in state.lineage.problems():
-            check = Check.OFFSETS if "does not begin beyond" in problem else Check.LINEAGE
+            check = (
+                Check.LOGICAL_OFFSETS_UNIQUE if "does not begin beyond" in problem else Check.LINEAGE_SOUND
+            )
             yield Finding(check, Severity.FINDING, state.parent, problem)
         yield from _gaps_at_cuts(state)
         yield from _offsets_used_twice(state)
@@ -36,7 +38,7 @@ def _gaps_at_cuts(state: PartitionState) -> Iterator[Finding]:
                 message = (
                     f"offsets {first} to {last} of {source} lie between segments {a.id} and {b.id}, in none"
                 )
-                yield _finding(Check.LINEAGE, state, message, b.id, first, last)
+                yield _finding(Check.LINEAGE_SOUND, state, message, b.id, first, last)
 
 
 def _offsets_used_twice(state: PartitionState) -> Iterator[Finding]:
@@ -44,7 +46,7 @@ def _offsets_used_twice(state: PartitionState) -> Iterator[Finding]:
         shared = first_shared(a, b)
         if shared is not None:
             message = f"segments {a.id} and {b.id} both give logical offset {shared}"
-            yield _finding(Check.OFFSETS, state, message, b.id, shared, shared)
+            yield _finding(Check.LOGICAL_OFFSETS_UNIQUE, state, message, b.id, shared, shared)
 
 
 def first_shared(a: Segment, b: Segment) -> int | None:
@@ -77,7 +79,7 @@ def boundary_findings(snapshot: Snapshot) -> Iterator[Finding]:
     """Return boundary records that say something else than the lineage, and those that are not there."""
     for state, s in without_boundary(snapshot.states, snapshot.boundaries):
         message = f"segment {s.id} was opened in epoch {s.opened_epoch}, but {s.range} has no boundary record"
-        yield _finding(Check.BOUNDARIES, state, message, s.id, s.range.lo, s.range.hi - 1)
+        yield _finding(Check.BOUNDARIES_AGREE, state, message, s.id, s.range.lo, s.range.hi - 1)
     states = {state.parent: state for state in snapshot.states}
     for boundary in snapshot.boundaries:
         state = states[boundary.parent]
@@ -86,7 +88,7 @@ def boundary_findings(snapshot: Snapshot) -> Iterator[Finding]:
                 f"the boundary record of {boundary.range} in epoch {boundary.epoch} contradicts the lineage"
             )
             yield _finding(
-                Check.BOUNDARIES,
+                Check.BOUNDARIES_AGREE,
                 state,
                 message,
                 boundary.opened_segment,
@@ -100,7 +102,7 @@ def slots_findings(snapshot: Snapshot) -> Iterator[Finding]:
     for parent in sorted(snapshot.unread):
         text = unread_text(parent.topic, range(parent.partition, parent.partition + 1))
         message = f"{text}; run: kpsplit enroll {parent.topic}"
-        yield Finding(Check.COMMITS_END, Severity.NOTE, parent, message)
+        yield Finding(Check.COMMITS_REACH_THE_END, Severity.NOTE, parent, message)
 
 
 def _agrees(state: PartitionState, boundary: Boundary) -> bool:
@@ -130,7 +132,12 @@ def lost_findings(snapshot: Snapshot, start: Start) -> Iterator[Finding]:
         last = None if one.behind is None else one.behind - 1
         count = 1 if one.behind is None else one.behind - one.first
         yield Finding(
-            *(Check.STRETCHES, Severity.FINDING if is_defect(one) else removed, one.state.parent, str(one)),
+            *(
+                Check.STRETCHES_COMPLETE,
+                Severity.FINDING if is_defect(one) else removed,
+                one.state.parent,
+                str(one),
+            ),
             one.segment.id,
             first=one.first,
             last=last,

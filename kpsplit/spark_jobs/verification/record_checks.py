@@ -39,7 +39,14 @@ def foreign_findings(snapshot: Snapshot, totals: Iterable[Total]) -> Iterator[Fi
 def _foreign(parent: PhysicalPartition, t: Total, severity: Severity, where: str) -> Finding:
     message = f"{t.records:,} records {where}, offsets {t.first} to {t.last}"
     return Finding(
-        Check.FOREIGN, severity, parent, message, t.segment, first=t.first, last=t.last, count=t.records
+        Check.FOREIGN_RECORDS,
+        severity,
+        parent,
+        message,
+        t.segment,
+        first=t.first,
+        last=t.last,
+        count=t.records,
     )
 
 
@@ -55,7 +62,13 @@ def marker_findings(snapshot: Snapshot, totals: Iterable[Total], start: Start) -
             if (number, s.id) not in marked and snapshot.holds(s.source, s.end):
                 message = f"segment {s.id} has no marker at its end, offset {s.end} of {s.source}"
                 yield Finding(
-                    Check.STRETCHES, Severity.FINDING, state.parent, message, s.id, first=s.end, last=s.end
+                    Check.STRETCHES_COMPLETE,
+                    Severity.FINDING,
+                    state.parent,
+                    message,
+                    s.id,
+                    first=s.end,
+                    last=s.end,
                 )
 
 
@@ -162,7 +175,14 @@ def _never_given(writer: Writer, certificate: Certificate, held: Mapping[int, Sp
                 f"and number {data.last} is there"
             )
             yield Finding(
-                *(Check.CERTIFICATES, Severity.FINDING, writer.parent, message, segment, writer.producer),
+                *(
+                    Check.CERTIFICATES_AGREE,
+                    Severity.FINDING,
+                    writer.parent,
+                    message,
+                    segment,
+                    writer.producer,
+                ),
                 first=data.last,
                 last=data.last,
             )
@@ -181,7 +201,7 @@ def _miscounted(
         counted = f"producer {writer.producer} delivered {delivered:,} records to segment {segment}"
         message = f"{counted}, which holds {there:,}"
         yield Finding(
-            *(Check.CERTIFICATES, Severity.FINDING, writer.parent, message, segment, writer.producer),
+            *(Check.CERTIFICATES_AGREE, Severity.FINDING, writer.parent, message, segment, writer.producer),
             count=abs(there - delivered),
         )
 
@@ -204,9 +224,11 @@ def uncertified_findings(writers: Writers, spans: Collection[Span], *, required:
                 f"one): judged up to number {top:,}; nothing is known of what it was told behind that"
             )
             parent = writers.get(*who).parent
-            yield Finding(Check.CERTIFICATES, severity, parent, message, producer=who[1], first=top, last=top)
+            yield Finding(
+                Check.CERTIFICATES_AGREE, severity, parent, message, producer=who[1], first=top, last=top
+            )
     here = {producer for _, producer in last}
     for name, parent in sorted(writers.open.items()) if required else ():
         if name not in here:
             message = f"producer {name} registered for the topic, has not closed, and nothing of it is there"
-            yield Finding(Check.CERTIFICATES, severity, parent, message, producer=name)
+            yield Finding(Check.CERTIFICATES_AGREE, severity, parent, message, producer=name)

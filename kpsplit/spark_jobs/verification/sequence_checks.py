@@ -1,7 +1,7 @@
 """Completeness of sequence numbers: which are missing, which strays were never sent again. Pure.
 
-The driver looks at shelves first (2^16 numbers each). A shelf of which nothing is there is missing as a
-whole, with all its neighbours that are not there either: how far numbers reach costs nothing. Only shelves
+The driver looks at blocks first (2^16 numbers each). A block of which nothing is there is missing as a
+whole, with all its neighbours that are not there either: how far numbers reach costs nothing. Only blocks
 that are there and not full are fetched in detail.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kpsplit.spark_jobs.snapshot import Snapshot
-from kpsplit.spark_jobs.verification.counts import SHELF, Bucket, Shelf, ShelfKey, Span, Who
+from kpsplit.spark_jobs.verification.counts import BLOCK, BlockKey, Bucket, SequenceBlock, Span, Who
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
 from kpsplit.spark_jobs.verification.start import Extent, Start, Writer, Writers, held_back
 
@@ -98,8 +98,8 @@ def split_at(runs: Iterable[Run], number: int) -> tuple[list[Run], list[Run]]:
     return below, rest
 
 
-MOST_SHELVES = 256
-"""So many shelves of sequence numbers are looked at number by number: at most 16 million numbers."""
+MOST_BLOCKS = 256
+"""So many blocks of sequence numbers are looked at number by number: at most 16 million numbers."""
 
 _OPEN = "; lost, failed or still under way: the producer left no certificate"
 _EATEN = "; it may be among the data that cannot be read any more"
@@ -132,44 +132,44 @@ def reaching_beyond(spans: Iterable[Span], extents: Mapping[Who, Extent]) -> set
 
 def incomplete(
     extents: Mapping[Who, Extent],
-    shelves: Mapping[ShelfKey, Shelf],
+    blocks: Mapping[BlockKey, SequenceBlock],
     beyond: Collection[Who] = (),
     before: Collection[Who] = (),
-) -> set[ShelfKey]:
-    """Return the shelves that are there and not full as far as is judged, or hold strays never sent again.
+) -> set[BlockKey]:
+    """Return the blocks that are there and not full as far as is judged, or hold strays never sent again.
 
-    A shelf only counts what it holds: where numbers that are not judged may be among them, it is no proof.
+    A block only counts what it holds: where numbers that are not judged may be among them, it is no proof.
 
     Args:
         extents: which numbers are judged.
-        shelves: what is there.
+        blocks: what is there.
         beyond: the producers with numbers that they never gave.
         before: the producers of which numbers before the first that is judged count as there.
     """
     found = set()
-    for key, shelf in shelves.items():
+    for key, block in blocks.items():
         partition, producer, number = key
         who = partition, producer
         extent = extents.get(who)
         if extent is None:
             continue
-        wanted = min((number + 1) * SHELF, extent.behind) - max(number * SHELF, extent.first)
-        mixed = (who in beyond and number == extent.behind // SHELF) or (
-            who in before and number == extent.first // SHELF
+        wanted = min((number + 1) * BLOCK, extent.behind) - max(number * BLOCK, extent.first)
+        mixed = (who in beyond and number == extent.behind // BLOCK) or (
+            who in before and number == extent.first // BLOCK
         )
-        if shelf.unsent or shelf.numbers < wanted or (mixed and wanted > 0):
+        if block.unsent or block.numbers < wanted or (mixed and wanted > 0):
             found.add(key)
     return found
 
 
-def absent(extents: Mapping[Who, Extent], shelves: Iterable[ShelfKey]) -> dict[Who, list[Run]]:
-    """Return the numbers that are judged and stand on shelves of which nothing is there."""
+def absent(extents: Mapping[Who, Extent], blocks: Iterable[BlockKey]) -> dict[Who, list[Run]]:
+    """Return the numbers that are judged and lie in blocks of which nothing is there."""
     there: dict[Who, list[int]] = defaultdict(list)
-    for partition, producer, number in shelves:
+    for partition, producer, number in blocks:
         there[partition, producer].append(number)
     found = {}
     for who, extent in extents.items():
-        full = [(n * SHELF, (n + 1) * SHELF - 1) for n in sorted(there[who])]
+        full = [(n * BLOCK, (n + 1) * BLOCK - 1) for n in sorted(there[who])]
         if extent.first < extent.behind and (gaps := minus([(extent.first, extent.behind - 1)], full)):
             found[who] = gaps
     return found
@@ -178,8 +178,8 @@ def absent(extents: Mapping[Who, Extent], shelves: Iterable[ShelfKey]) -> dict[W
 def holes(
     writers: Writers,
     extents: Mapping[Who, Extent],
-    shelves: Collection[ShelfKey],
-    closely: Collection[ShelfKey],
+    blocks: Collection[BlockKey],
+    closely: Collection[BlockKey],
     buckets: Iterable[Bucket],
 ) -> list[Holes]:
     """Return what is not there, apart from what was reported as failed.
@@ -187,17 +187,17 @@ def holes(
     Args:
         writers: who wrote.
         extents: which numbers are judged.
-        shelves: those of which something is there.
+        blocks: those of which something is there.
         closely: those that are looked at number by number.
         buckets: all buckets of the latter.
     """
-    data: dict[ShelfKey, dict[int, int]] = defaultdict(dict)
-    strays: dict[ShelfKey, dict[int, int]] = defaultdict(dict)
+    data: dict[BlockKey, dict[int, int]] = defaultdict(dict)
+    strays: dict[BlockKey, dict[int, int]] = defaultdict(dict)
     for b in buckets:
-        data[b.shelf][b.bucket] = b.data
-        strays[b.shelf][b.bucket] = b.strays
+        data[b.block][b.bucket] = b.data
+        strays[b.block][b.bucket] = b.strays
     runs: dict[Who, list[Run]] = defaultdict(list)
-    for who, gaps in absent(extents, shelves).items():
+    for who, gaps in absent(extents, blocks).items():
         runs[who] += minus(gaps, [(n, n) for n in sorted(writers.get(*who).failed)])
     astray: dict[Who, list[Run]] = defaultdict(list)
     for key in sorted(closely):
@@ -210,7 +210,7 @@ def holes(
             for n in members(bucket, unsigned(bits) & ~unsigned(data[key].get(bucket, 0)))
             if n not in failed
         ]
-        first, behind = max(number * SHELF, extent.first), min((number + 1) * SHELF, extent.behind)
+        first, behind = max(number * BLOCK, extent.first), min((number + 1) * BLOCK, extent.behind)
         runs[who] += missing(first, behind, data[key], failed | frozenset(n for n, _ in unsent))
         astray[who] += unsent
     return [
@@ -239,8 +239,8 @@ class Decider:
         """Yield one finding per run of numbers that are lost, and one for all others of a producer."""
         for h in found:
             for check, runs, what in (
-                (Check.MISSING, h.runs, "is not there"),
-                (Check.STRAYS, h.strays, "went astray and was not sent again"),
+                (Check.SEQUENCES_COMPLETE, h.runs, "is not there"),
+                (Check.STRAYS_SENT_AGAIN, h.strays, "went astray and was not sent again"),
             ):
                 eaten, rest = split_at(runs, self._extents[h.who].sure)
                 yield from _told(check, h.writer, eaten, what + _EATEN, self._eaten)

@@ -1,4 +1,4 @@
-"""Looks at producers' sequence numbers: shelf by shelf, and closely only where something is suspicious."""
+"""Looks at producers' sequence numbers: block by block, and closely only where something is suspicious."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from kpsplit.spark_jobs.verification import bitmaps
-from kpsplit.spark_jobs.verification.counts import Shelf, ShelfKey, Span, Who
+from kpsplit.spark_jobs.verification.counts import BlockKey, SequenceBlock, Span, Who
 from kpsplit.spark_jobs.verification.sequence_checks import (
-    MOST_SHELVES,
+    MOST_BLOCKS,
     Holes,
     holes,
     incomplete,
@@ -30,7 +30,7 @@ Buckets = Callable[[set[int]], Iterable[DataFrame]]
 
 
 @dataclass
-class Looked:
+class SequenceScan:
     """What was seen of the numbers.
 
     Attributes:
@@ -38,21 +38,21 @@ class Looked:
         holes: what is missing.
         missing_first: whose numbers are missing among committed records.
         again: numbers that are there now and before the time.
-        repeated: shelves on which numbers are there more than once.
-        answered: shelves on which numbers are there that went astray, too.
-        not_looked_at: shelves on which more is missing than was looked at.
+        repeated: blocks on which numbers are there more than once.
+        answered: blocks on which numbers are there that went astray, too.
+        not_looked_at: blocks on which more is missing than was looked at.
     """
 
     beyond: set[Who]
     holes: list[Holes] = field(default_factory=list)
     missing_first: set[Who] = field(default_factory=set)
     again: dict[Who, list[int]] = field(default_factory=dict)
-    repeated: set[ShelfKey] = field(default_factory=set)
-    answered: set[ShelfKey] = field(default_factory=set)
-    not_looked_at: set[ShelfKey] = field(default_factory=set)
+    repeated: set[BlockKey] = field(default_factory=set)
+    answered: set[BlockKey] = field(default_factory=set)
+    not_looked_at: set[BlockKey] = field(default_factory=set)
 
 
-class Sequences:
+class SequenceScanner:
     """One look at all numbers.
 
     Args:
@@ -76,16 +76,16 @@ class Sequences:
         self._spark, self._writers, self._extents = spark, writers, extents
         self._buckets, self._given, self._uncommitted = buckets, given, uncommitted
 
-    def look(self, spans: Collection[Span]) -> Looked:
+    def look(self, spans: Collection[Span]) -> SequenceScan:
         """Look at everything; ``spans``: the producers' data by segment.
 
         What is missing among committed records is looked for before the time, then among the records of
         aborted transactions.
         """
-        found = _Search(self._buckets, bitmaps.shelf_rows(bitmaps.shelves(self._buckets)))
-        looked = Looked(reaching_beyond(spans, self._extents))
-        looked.repeated = {key for key, shelf in found.shelves.items() if shelf.records > shelf.numbers}
-        looked.answered = {key for key, shelf in found.shelves.items() if shelf.answered}
+        found = _Search(self._buckets, bitmaps.block_rows(bitmaps.blocks(self._buckets)))
+        looked = SequenceScan(reaching_beyond(spans, self._extents))
+        looked.repeated = {key for key, block in found.blocks.items() if block.records > block.numbers}
+        looked.answered = {key for key, block in found.blocks.items() if block.answered}
         try:
             self._find(found, looked)
             if found.suspects:
@@ -105,26 +105,28 @@ class Sequences:
                 frame.unpersist()
         return looked
 
-    def _look_also_at(self, others: DataFrame, wanted: set[Who], found: _Search, looked: Looked) -> None:
+    def _look_also_at(
+        self, others: DataFrame, wanted: set[Who], found: _Search, looked: SequenceScan
+    ) -> None:
         """Count the numbers of other records of some producers as there; find again what is missing."""
         found.buckets = self._with(found.buckets, others, wanted).persist(StorageLevel.MEMORY_AND_DISK)
         found.kept.append(found.buckets)
         found.before |= wanted
-        found.shelves |= bitmaps.shelf_rows(bitmaps.shelves(found.buckets))
+        found.blocks |= bitmaps.block_rows(bitmaps.blocks(found.buckets))
         self._find(found, looked)
 
-    def _find(self, found: _Search, looked: Looked, *, last: bool = False) -> None:
+    def _find(self, found: _Search, looked: SequenceScan, *, last: bool = False) -> None:
         """Find what is missing, and whose it is. If it is too much, it is looked at closely at the last."""
-        wanted = incomplete(self._extents, found.shelves, looked.beyond, found.before)
-        found.too_many = len(wanted) > MOST_SHELVES and not last
-        closely = set() if found.too_many else set(sorted(wanted)[:MOST_SHELVES])
+        wanted = incomplete(self._extents, found.blocks, looked.beyond, found.before)
+        found.too_many = len(wanted) > MOST_BLOCKS and not last
+        closely = set() if found.too_many else set(sorted(wanted)[:MOST_BLOCKS])
         looked.not_looked_at = wanted - closely
         rows = bitmaps.bucket_rows(self._on(found.buckets, closely)) if closely else []
-        looked.holes = holes(self._writers, self._extents, found.shelves.keys(), closely, rows)
+        looked.holes = holes(self._writers, self._extents, found.blocks.keys(), closely, rows)
         found.incomplete = {(p, who) for p, who, _ in wanted} | {h.who for h in looked.holes}
         found.suspects = {h.who for h in looked.holes} | {(p, who) for p, who, _ in looked.not_looked_at}
 
-    def _note_again(self, given: DataFrame, wanted: Collection[Who], looked: Looked) -> None:
+    def _note_again(self, given: DataFrame, wanted: Collection[Who], looked: SequenceScan) -> None:
         """Note numbers that are there before the time and again behind it; aborted ones are not."""
         key = ["logical_partition", "instance", "bucket"]
         plain = [who for who in wanted if not self._writers.get(*who).transactional]
@@ -156,8 +158,8 @@ class Sequences:
             F.coalesce("records", zero).alias("records"),
         )
 
-    def _on(self, frame: DataFrame, wanted: Collection[ShelfKey]) -> DataFrame:
-        return bitmaps.on_shelves(frame, bitmaps.shelf_frame(self._spark, wanted)).drop("shelf")
+    def _on(self, frame: DataFrame, wanted: Collection[BlockKey]) -> DataFrame:
+        return bitmaps.in_blocks(frame, bitmaps.block_frame(self._spark, wanted)).drop("block")
 
     def _theirs(self, wanted: Collection[Who]) -> DataFrame:
         return bitmaps.who_frame(self._spark, wanted)
@@ -169,7 +171,7 @@ class _Search:
 
     Attributes:
         buckets: what counts as there; from the second look on only of producers that were not complete.
-        shelves: the same, shelf by shelf.
+        blocks: the same, block by block.
         incomplete: producers of which something has to be looked at closely.
         suspects: those of them whose numbers are missing, as far as is known.
         before: those of which numbers before the first that is judged count as there.
@@ -178,7 +180,7 @@ class _Search:
     """
 
     buckets: DataFrame
-    shelves: dict[ShelfKey, Shelf]
+    blocks: dict[BlockKey, SequenceBlock]
     incomplete: set[Who] = field(default_factory=set)
     suspects: set[Who] = field(default_factory=set)
     before: set[Who] = field(default_factory=set)

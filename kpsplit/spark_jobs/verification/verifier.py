@@ -13,7 +13,7 @@ from kpsplit.spark_jobs.schemas import REGIONS, Fate, small_frame
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification import bitmaps
 from kpsplit.spark_jobs.verification.commit_checks import commit_findings
-from kpsplit.spark_jobs.verification.counts import ShelfKey, Span, Total, Who
+from kpsplit.spark_jobs.verification.counts import BlockKey, Span, Total, Who
 from kpsplit.spark_jobs.verification.findings import COUNTED, Check, Finding, Severity, Verdict, limited
 from kpsplit.spark_jobs.verification.lineage_checks import (
     boundary_findings,
@@ -31,7 +31,7 @@ from kpsplit.spark_jobs.verification.record_checks import (
     unjudged,
 )
 from kpsplit.spark_jobs.verification.sequence_checks import Decider
-from kpsplit.spark_jobs.verification.sequence_scan import Looked, Sequences
+from kpsplit.spark_jobs.verification.sequence_scan import SequenceScan, SequenceScanner
 from kpsplit.spark_jobs.verification.start import (
     Extent,
     Since,
@@ -52,7 +52,7 @@ Read = Callable[[Stretches, bool], DataFrame]
 """Reads stretches of logs (``schemas.RAW``); True: with the records of aborted transactions."""
 
 
-class Judge:
+class Verifier:
     """One verification: condenses the records once, looks closely only where something is suspicious.
 
     Args:
@@ -85,10 +85,10 @@ class Judge:
         self._regions = small_frame(spark, rows, REGIONS)
         self._judged = to_read(snapshot, self._start)
         self._records = bitmaps.judged(read(self._judged, False), self._regions)
-        self._cells = bitmaps.cells(self._records).persist(StorageLevel.MEMORY_AND_DISK)
+        self._bitmaps = bitmaps.sequence_bitmaps(self._records).persist(StorageLevel.MEMORY_AND_DISK)
 
     def verdict(self) -> Verdict:
-        """Run all checks. Blocks until Spark is done; the cells are let go of at the end."""
+        """Run all checks. Blocks until Spark is done; the bitmaps are let go of at the end."""
         since = self._start.since
         try:
             found = list(self._findings())
@@ -104,25 +104,25 @@ class Judge:
                 judged_since_ms=0 if since is None else since.ms,
             )
         finally:
-            self._cells.unpersist()
+            self._bitmaps.unpersist()
 
     @cached_property
     def _totals(self) -> list[Total]:
-        return bitmaps.total_rows(bitmaps.totals(self._cells))
+        return bitmaps.total_rows(bitmaps.totals(self._bitmaps))
 
     @cached_property
     def _spans(self) -> list[Span]:
-        return bitmaps.span_rows(bitmaps.spans(self._cells))
+        return bitmaps.span_rows(bitmaps.spans(self._bitmaps))
 
     @cached_property
     def _extents(self) -> dict[Who, Extent]:
-        firsts = bitmaps.first_rows(bitmaps.firsts(self._cells))
+        firsts = bitmaps.first_rows(bitmaps.firsts(self._bitmaps))
         return extents(self._snapshot, self._start, self._writers, self._spans, firsts)
 
     @cached_property
-    def _looked(self) -> Looked:
-        return Sequences(
-            *(self._spark, self._writers, self._extents, bitmaps.buckets(self._cells)),
+    def _looked(self) -> SequenceScan:
+        return SequenceScanner(
+            *(self._spark, self._writers, self._extents, bitmaps.buckets(self._bitmaps)),
             self._before_the_time,
             self._with_aborted,
         ).look(self._spans)
@@ -142,7 +142,9 @@ class Judge:
 
     def _buckets_of(self, stretches: Stretches) -> DataFrame:
         """Return the buckets of stretches, with the records of aborted transactions."""
-        return bitmaps.buckets(bitmaps.cells(bitmaps.judged(self._read(stretches, True), self._regions)))
+        return bitmaps.buckets(
+            bitmaps.sequence_bitmaps(bitmaps.judged(self._read(stretches, True), self._regions))
+        )
 
     def _findings(self) -> Iterator[Finding]:
         snapshot, start, totals = self._snapshot, self._start, self._totals
@@ -189,14 +191,14 @@ class Judge:
     def _misplaced(self) -> Iterator[Finding]:
         if not any(t.wrong for t in self._totals):
             return
-        for r in self._fetched(Check.PLACES, bitmaps.misplaced(self._records)):
+        for r in self._fetched(Check.RECORDS_IN_THEIR_SEGMENTS, bitmaps.misplaced(self._records)):
             who = bitmaps.producer_of(r)
             parent = self._parent(r.logical_partition)
             message = (
                 f"{r.records:,} records whose keys belong to other segments, e.g. key hash {r.key_hash:08x}"
             )
             yield Finding(
-                *(Check.PLACES, Severity.FINDING, parent, message, r.segment, who),
+                *(Check.RECORDS_IN_THEIR_SEGMENTS, Severity.FINDING, parent, message, r.segment, who),
                 key_hash=r.key_hash,
                 first=r.first,
                 last=r.last,
@@ -214,17 +216,17 @@ class Judge:
         """Say that more is missing, or came again, than was looked at number by number."""
         for partition, producer in sorted({(p, who) for p, who, _ in self._looked.not_looked_at}):
             parent, message = self._parent(partition), f"producer {producer}: many more numbers are missing"
-            yield Finding(Check.MISSING, Severity.UNPROVEN, parent, message, None, producer)
+            yield Finding(Check.SEQUENCES_COMPLETE, Severity.UNPROVEN, parent, message, None, producer)
 
-    def _repeated(self, shelves: set[ShelfKey]) -> Iterator[Finding]:
-        if not shelves:
+    def _repeated(self, blocks: set[BlockKey]) -> Iterator[Finding]:
+        if not blocks:
             return
-        wanted = bitmaps.shelf_frame(self._spark, shelves)
-        crowded = bitmaps.on_shelves(bitmaps.buckets(self._cells), wanted).where("records > bit_count(data)")
-        rows = crowded.drop("shelf").limit(COUNTED)
+        wanted = bitmaps.block_frame(self._spark, blocks)
+        crowded = bitmaps.in_blocks(bitmaps.buckets(self._bitmaps), wanted).where("records > bit_count(data)")
+        rows = crowded.drop("block").limit(COUNTED)
         keys = [(b.partition, b.producer, b.bucket) for b in bitmaps.bucket_rows(rows)]
         closely = bitmaps.repeated(self._records, bitmaps.bucket_frame(self._spark, keys))
-        for r in self._fetched(Check.REPEATED, closely):
+        for r in self._fetched(Check.SEQUENCES_UNIQUE, closely):
             who = bitmaps.producer_of(r)
             message = (
                 f"producer {who}: number {r.sequence} is there {r.records} times, "
@@ -232,7 +234,7 @@ class Judge:
             )
             yield Finding(
                 *(
-                    Check.REPEATED,
+                    Check.SEQUENCES_UNIQUE,
                     Severity.FINDING,
                     self._parent(r.logical_partition),
                     message,
@@ -245,15 +247,15 @@ class Judge:
                 count=r.records - 1,
             )
 
-    def _copied(self, shelves: set[ShelfKey]) -> Iterator[Finding]:
+    def _copied(self, blocks: set[BlockKey]) -> Iterator[Finding]:
         """Report strays that are copies: readers skip them, and nobody sends them again."""
-        if not shelves:
+        if not blocks:
             return
-        wanted = bitmaps.shelf_frame(self._spark, shelves)
-        both = bitmaps.on_shelves(bitmaps.buckets(self._cells), wanted).where("strays & data != 0")
+        wanted = bitmaps.block_frame(self._spark, blocks)
+        both = bitmaps.in_blocks(bitmaps.buckets(self._bitmaps), wanted).where("strays & data != 0")
         excused = bitmaps.number_frame(self._spark, self._failed)
         closely = bitmaps.copied(self._records, both, excused)
-        for r in self._fetched(Check.STRAYS, closely):
+        for r in self._fetched(Check.STRAYS_SENT_AGAIN, closely):
             who, parent = bitmaps.producer_of(r), self._parent(r.logical_partition)
             message = (
                 f"producer {who}: {r.records:,} records with numbers from {r.first} to {r.last}, at physical "
@@ -261,7 +263,7 @@ class Judge:
                 "they are copies that another program wrote back, and their originals are delivered"
             )
             yield Finding(
-                *(Check.STRAYS, Severity.FINDING, parent, message, r.segment, who),
+                *(Check.STRAYS_SENT_AGAIN, Severity.FINDING, parent, message, r.segment, who),
                 first=r.first,
                 last=r.last,
                 count=r.records,
@@ -282,7 +284,7 @@ class Judge:
         if not numbers:
             return
         places = bitmaps.places(self._records, bitmaps.number_frame(self._spark, numbers))
-        for r in self._fetched(Check.REPEATED, places):
+        for r in self._fetched(Check.SEQUENCES_UNIQUE, places):
             who = bitmaps.producer_of(r)
             parent = self._parent(r.logical_partition)
             message = (
@@ -290,7 +292,7 @@ class Judge:
                 "it is there before the time, too"
             )
             yield Finding(
-                *(Check.REPEATED, Severity.FINDING, parent, message, r.segment, who),
+                *(Check.SEQUENCES_UNIQUE, Severity.FINDING, parent, message, r.segment, who),
                 key_hash=r.key_hash,
                 first=r.logical_offset,
                 last=r.logical_offset,
@@ -305,11 +307,18 @@ class Judge:
             bitmaps.segment_frame(self._spark, wanted),
             bitmaps.number_frame(self._spark, self._failed),
         )
-        for r in self._fetched(Check.ORDER, found):
+        for r in self._fetched(Check.KEYS_IN_ORDER, found):
             who = bitmaps.producer_of(r)
             message = f"producer {who}: number {r.sequence} stands behind {r.before} of the same key"
             yield Finding(
-                *(Check.ORDER, Severity.FINDING, self._parent(r.logical_partition), message, r.segment, who),
+                *(
+                    Check.KEYS_IN_ORDER,
+                    Severity.FINDING,
+                    self._parent(r.logical_partition),
+                    message,
+                    r.segment,
+                    who,
+                ),
                 key_hash=r.key_hash,
                 first=r.sequence,
                 last=r.before,

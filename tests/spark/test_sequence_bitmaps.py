@@ -1,4 +1,4 @@
-"""The order of numbers is told from cells, however Spark cuts and mixes the records."""
+"""The order of numbers is told from bitmaps, however Spark cuts and mixes the records."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ JUDGED = (
     "logical_partition INT, segment BIGINT, fate TINYINT, wrong BOOLEAN, instance BINARY, "
     "sequence BIGINT, offset BIGINT"
 )
-BLOCK = 1 << bitmaps.BLOCK_BITS
-STARTS = (0, 1, 50, BLOCK - 70, 3 * BLOCK - 1)
+CHUNK = 1 << bitmaps.CHUNK_BITS
+STARTS = (0, 1, 50, CHUNK - 70, 3 * CHUNK - 1)
 RECORDS = 150
 
 Log = list[tuple[int, int]]
@@ -65,7 +65,7 @@ def test_numbers_that_do_not_rise_are_seen_wherever_logs_are_cut_and_no_others(s
         rises = all(a < b for (_, a), (_, b) in pairwise(log))
         expected[segment] = RECORDS, rises, log[-1][1] if rises else max(n for _, n in log)
     Random(6).shuffle(rows)
-    condensed = bitmaps.cells(spark.createDataFrame(rows, JUDGED).repartition(3))
+    condensed = bitmaps.sequence_bitmaps(spark.createDataFrame(rows, JUDGED).repartition(3))
     spans = span_rows(bitmaps.spans(condensed))
     assert {s.segment: (s.records, s.descents == 0, s.last) for s in spans} == expected
     assert {rises for _, rises, _ in expected.values()} == {True, False}
@@ -75,5 +75,5 @@ def test_numbers_that_do_not_rise_are_seen_wherever_logs_are_cut_and_no_others(s
 def test_a_number_that_nobody_reaches_hides_no_descent_behind_it(spark, sequence) -> None:
     numbers = [8, sequence, 3]
     rows = [(0, 0, int(Fate.DATA), False, b"producer", n, 100 * i) for i, n in enumerate(numbers)]
-    (span,) = span_rows(bitmaps.spans(bitmaps.cells(spark.createDataFrame(rows, JUDGED))))
+    (span,) = span_rows(bitmaps.spans(bitmaps.sequence_bitmaps(spark.createDataFrame(rows, JUDGED))))
     assert (span.records, bool(span.descents)) == (3, True)
