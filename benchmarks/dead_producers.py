@@ -26,16 +26,16 @@ from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
-from kpsplit.splitter.records.producers import ProducerRecord
+from kpsplit.splitter.records.producers import ProducerRegistration
 
 PAUSE_MS = 30_000
 WRITE_SECONDS = 300.0
 
 
-def dead(topic: str, count: int, *, transactional: bool) -> list[ProducerRecord]:
+def dead(topic: str, count: int, *, transactional: bool) -> list[ProducerRegistration]:
     """Return the registrations of producers that are gone."""
     return [
-        ProducerRecord(
+        ProducerRegistration(
             random.getrandbits(64), 1, "dead", f"dead-{topic}-{n}" if transactional else None, (topic,)
         )
         for n in range(count)

@@ -23,7 +23,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Attempt, EndedBy, Outcome, PartitionState
 from kpsplit.splitter.ports import Deadline, Fit
-from kpsplit.splitter.records.producers import PauseReport, ProducerRecord
+from kpsplit.splitter.records.producers import PauseReport, ProducerRegistration
 from kpsplit.splitter.records.stamp import instance_name
 from kpsplit.splitter.states import Phase
 from kpsplit.splitter.steps import numbered
@@ -187,7 +187,7 @@ class WarmingWriters:
         self._keep_warm()
         self._log.await_change(seconds)
 
-    def remove(self, producers: Iterable[ProducerRecord], deadline: Deadline) -> None:
+    def remove(self, producers: Iterable[ProducerRegistration], deadline: Deadline) -> None:
         """Remove registrations that are over."""
         self._log.remove(producers, deadline)
 

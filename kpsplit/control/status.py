@@ -12,7 +12,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Outcome, PartitionState
 from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import slots_topic
-from kpsplit.splitter.records.producers import PauseReport, ProducerRecord
+from kpsplit.splitter.records.producers import PauseReport, ProducerRegistration
 from kpsplit.splitter.slots import without_slots
 from kpsplit.splitter.writers import Registrations
 
@@ -40,7 +40,7 @@ class PartitionStatus:
     state: PartitionState
     enrolment: Enrolment
     ends: dict[int, int | None]
-    writers: tuple[ProducerRecord, ...]
+    writers: tuple[ProducerRegistration, ...]
     attempt_age_seconds: float | None
     unread: bool = False
 

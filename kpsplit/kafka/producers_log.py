@@ -13,7 +13,7 @@ from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
-from kpsplit.splitter.records.producers import ProducerRecord, decode_entry
+from kpsplit.splitter.records.producers import ProducerRegistration, decode_entry
 from kpsplit.splitter.writers import Registrations
 
 
@@ -132,7 +132,7 @@ class ProducersLog:
         """Return when a record arrived, or after that many seconds."""
         self._tail.poll(seconds)
 
-    def remove(self, producers: Iterable[ProducerRecord], deadline: Deadline) -> None:
+    def remove(self, producers: Iterable[ProducerRegistration], deadline: Deadline) -> None:
         """Remove registrations that are over, all together."""
         self._writer = self._writer or AcknowledgedWriter(self._connection, "registrations")
         self._writer.write_all(PRODUCERS_TOPIC, [(record.key, None) for record in producers], deadline)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kpsplit.producer.coordinator import Coordinator
+from kpsplit.producer.coordinator import BackgroundThread
 from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.reentry import holds_lock, refuse_reentry
 from kpsplit.producer.routes import Fence
@@ -12,7 +12,7 @@ from kpsplit.splitter.records.stamp import instance_name
 
 
 @holds_lock
-def layout_stats(dispatcher: Dispatcher, coordinator: Coordinator | None) -> LayoutStats:
+def layout_stats(dispatcher: Dispatcher, background: BackgroundThread | None) -> LayoutStats:
     """Return what a producer knows about layouts, fences, held records and strays.
 
     Raises:
@@ -22,8 +22,8 @@ def layout_stats(dispatcher: Dispatcher, coordinator: Coordinator | None) -> Lay
     with dispatcher.lock:
         partitions = {str(f.state.parent): _partition_stats(f) for f in dispatcher.fences()}
         valid = dispatcher.lease_valid()
-    pauses = tuple(coordinator.pauses_ms) if coordinator else ()
-    error = coordinator.last_error if coordinator else None
+    pauses = tuple(background.pauses_ms) if background else ()
+    error = background.last_error if background else None
     return LayoutStats(instance_name(dispatcher.instance), valid, partitions, pauses, error)
 
 

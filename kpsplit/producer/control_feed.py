@@ -1,4 +1,4 @@
-"""What the library's thread knows of the control topic and of its own answers; shared by its duties."""
+"""What the library's thread knows of the control topic and of its own answers; shared by its tasks."""
 
 from __future__ import annotations
 

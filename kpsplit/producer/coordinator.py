@@ -1,7 +1,7 @@
-"""The library's own thread in a Producer: follows the control topic and does its duties in turn.
+"""The library's own thread in a Producer: follows the control topic and does its tasks in turn.
 
 It is the only writer of the registration and the only one that applies control states to fences. It never
-runs a callback of the application, and never waits for the application. Its duties: ``lease_duty``,
+runs a callback of the application, and never waits for the application. Its tasks: ``lease_duty``,
 ``topic_duty``, ``fence_duty``.
 """
 
@@ -20,9 +20,9 @@ from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.producer.control_feed import ControlFeed
 from kpsplit.producer.dispatcher import Dispatcher
-from kpsplit.producer.fence_duty import FenceDuty, only_holds
-from kpsplit.producer.lease_duty import LeaseDuty
-from kpsplit.producer.topic_duty import TopicDuty, not_allowed
+from kpsplit.producer.fence_duty import FenceTask, only_holds
+from kpsplit.producer.lease_duty import LeaseTask
+from kpsplit.producer.topic_duty import TopicTask, not_allowed
 from kpsplit.producer.topic_lookup import AutoCreation, control_topic_exists
 from kpsplit.producer.weak_call import ProducerGone
 from kpsplit.splitter.ports import Deadline
@@ -38,10 +38,10 @@ HOLDING_SECONDS = 0.02
 ERROR_PAUSE_SECONDS = 0.25
 
 
-class Coordinator(threading.Thread):
+class BackgroundThread(threading.Thread):
     """See the module. ``poll`` and ``queued`` are poll() and len() of the application's plain producer.
 
-    ``learn`` has that producer look at a topic, as for ``TopicDuty``.
+    ``learn`` has that producer look at a topic, as for ``TopicTask``.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class Coordinator(threading.Thread):
         queued: Callable[[], int],
         learn: Callable[[str], int],
     ) -> None:
-        super().__init__(name="kpsplit-coordinator", daemon=True)
+        super().__init__(name="kpsplit-background", daemon=True)
         self._dispatcher = dispatcher
         self._queued = queued
         self._stopping = threading.Event()
         self._feed = ControlFeed(connection, dispatcher)
-        self._lease = LeaseDuty(self._feed)
-        self._fences = FenceDuty(self._feed, self._lease, poll, queued, self._stopping.is_set)
+        self._lease = LeaseTask(self._feed)
+        self._fences = FenceTask(self._feed, self._lease, poll, queued, self._stopping.is_set)
         create = AutoCreation(connection, dispatcher.settings.auto_create).look_at
-        self._topics = TopicDuty(self._feed, self._lease, self._fences, queued, learn, create)
+        self._topics = TopicTask(self._feed, self._lease, self._fences, queued, learn, create)
         self._failures: dict[str, float] = {}
         self.pauses_ms = self._fences.pauses_ms
         self.last_error: str | None = None
@@ -118,17 +118,17 @@ class Coordinator(threading.Thread):
 
     # -- errors ------------------------------------------------------------------------------------
 
-    def _attempt(self, duty: Callable[[], None], *, by_topic: bool = False) -> bool:
-        """Do one duty; tell whether it was done.
+    def _attempt(self, task: Callable[[], None], *, by_topic: bool = False) -> bool:
+        """Do one task; tell whether it was done.
 
         One that failed is told, and rests for a moment; it never keeps the others from being done.
-        ``by_topic``: a right that is missing is one topic's affair, and the duty itself sees to its records.
+        ``by_topic``: a right that is missing is one topic's affair, and the task itself sees to its records.
         """
-        name = duty.__name__
+        name = task.__name__
         if monotonic() < self._failures.get(name, 0.0):
             return False
         try:
-            duty()
+            task()
         except (FutureVersionError, ProducerGone):
             raise
         except KpsplitError as error:
@@ -147,8 +147,8 @@ class Coordinator(threading.Thread):
         self._failures.pop(name, None)
         return True
 
-    def _note(self, duty: str, error: KpsplitError) -> bool:
-        self._failures[duty] = monotonic() + ERROR_PAUSE_SECONDS
+    def _note(self, task: str, error: KpsplitError) -> bool:
+        self._failures[task] = monotonic() + ERROR_PAUSE_SECONDS
         text = str(error)
         if self.last_error != text:
             log.warning("kpsplit: %s", text)

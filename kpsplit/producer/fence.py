@@ -37,7 +37,7 @@ W = TypeVar("W", bound="SegmentWriter[Any]")
 Item = TypeVar("Item")
 
 
-class PartitionFence(Generic[P, W]):
+class PartitionSendState(Generic[P, W]):
     """All segments of one logical partition as this producer writes to them.
 
     ``writers``: of the open segments, in the order of their ranges; ``closing``: of closed segments that have

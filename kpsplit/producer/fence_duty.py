@@ -10,8 +10,8 @@ from confluent_kafka import KafkaError
 
 from kpsplit.kafka.clock import Deadline
 from kpsplit.producer.control_feed import ControlFeed
-from kpsplit.producer.fence import PartitionFence
-from kpsplit.producer.lease_duty import LeaseDuty
+from kpsplit.producer.fence import PartitionSendState
+from kpsplit.producer.lease_duty import LeaseTask
 from kpsplit.producer.lookup import Lookup, Search
 from kpsplit.producer.pauses import PauseClock
 from kpsplit.producer.routes import Fence, RouteWriter
@@ -31,7 +31,7 @@ _LOG_GONE = KafkaError(
 )
 
 
-class FenceDuty:
+class FenceTask:
     """Owned by the library's thread. ``poll`` and ``queued`` are those of the application's plain producer.
 
     ``stopping`` tells whether the thread is to end.
@@ -40,7 +40,7 @@ class FenceDuty:
     def __init__(
         self,
         feed: ControlFeed,
-        lease: LeaseDuty,
+        lease: LeaseTask,
         poll: Callable[[float], int],
         queued: Callable[[], int],
         stopping: Callable[[], bool],
@@ -178,6 +178,6 @@ class FenceDuty:
             self._dispatcher.reporter.tell(fence, finals, None if search.complete else _LOG_GONE)
 
 
-def only_holds(fence: PartitionFence[Any, Any]) -> bool:
+def only_holds(fence: PartitionSendState[Any, Any]) -> bool:
     """Tell whether a fence is on, nothing of it is in flight and no report of it waits for the outcome."""
     return bool(fence.state.fenced_segments()) and fence.quiescent() and not fence.pending()

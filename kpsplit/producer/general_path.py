@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.producer.dispatcher import Dispatcher
-from kpsplit.producer.messages import Callback, Content, Headers
+from kpsplit.producer.messages import Callback, Headers, PendingRecord
 from kpsplit.producer.reentry import holds_lock, refuse_reentry
 from kpsplit.producer.routes import PASS_THROUGH, TopicRoute
 from kpsplit.splitter.key_range import key_hash
@@ -57,7 +57,7 @@ class GeneralPath:
                 dispatcher.plain.send(topic, value, key, partition, callback, timestamp, headers)
                 return
             self._check_transaction()
-            content = Content(value, key, timestamp, headers, callback, monotonic())
+            content = PendingRecord(value, key, timestamp, headers, callback, monotonic())
             if isinstance(route, TopicRoute):
                 self._enrolled(route, partition, content)
             else:
@@ -74,7 +74,7 @@ class GeneralPath:
             outside = "a transactional producer sends inside a transaction: begin one"
             raise KafkaException(KafkaError(KafkaError._STATE, outside))
 
-    def _enrolled(self, route: TopicRoute, partition: int, content: Content) -> None:
+    def _enrolled(self, route: TopicRoute, partition: int, content: PendingRecord) -> None:
         dispatcher = self._dispatcher
         fence = route.choose(content.key, index(partition))
         hashed = None if content.key is None else key_hash(content.key)
@@ -85,7 +85,7 @@ class GeneralPath:
             dispatcher.held.room(self._queued())
             dispatcher.held.hold(fence, content)
 
-    def _unrouted(self, topic: str, partition: int, content: Content) -> None:
+    def _unrouted(self, topic: str, partition: int, content: PendingRecord) -> None:
         """Keep a record until its topic was looked up."""
         dispatcher = self._dispatcher
         if dispatcher.fatal is not None:

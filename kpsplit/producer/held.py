@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.producer.callbacks import CallbackQueue
 from kpsplit.producer.context import Context
-from kpsplit.producer.messages import Content, Unrouted, failed_message
+from kpsplit.producer.messages import PendingRecord, Unrouted, failed_message
 from kpsplit.producer.pass_through import PassThroughSender
 from kpsplit.producer.routes import Fence, PassThrough, TopicRoute
 from kpsplit.producer.segment_writer import Outgoing
@@ -54,7 +54,7 @@ class HeldRecords:
         """Return how many records wait to be sent."""
         return self._context.tally.count
 
-    def hold(self, fence: Fence, content: Content) -> None:
+    def hold(self, fence: Fence, content: PendingRecord) -> None:
         """Keep a record until its segment opens (``lock`` held).
 
         Raises:
@@ -68,7 +68,7 @@ class HeldRecords:
         fence.hold(None if content.key is None else key_hash(content.key), content)
         self._context.wake.set()
 
-    def hold_unrouted(self, topic: str, content: Content, partition: int) -> None:
+    def hold_unrouted(self, topic: str, content: PendingRecord, partition: int) -> None:
         """Keep a record until its topic is looked up (``lock`` held).
 
         Raises:
@@ -157,7 +157,7 @@ class HeldRecords:
         self.bytes -= content.size()
 
     def _release_fence(self, fence: Fence) -> int:
-        gone: list[Outgoing[Content]] = []
+        gone: list[Outgoing[PendingRecord]] = []
         try:
             for writer, record in fence.sendable(RELEASED_AT_ONCE):
                 content = record.payload
@@ -179,7 +179,7 @@ class HeldRecords:
                 self._context.refresh(fence)
         return len(gone)
 
-    def _fail(self, parent: PhysicalPartition, content: Content, error: Any) -> None:
+    def _fail(self, parent: PhysicalPartition, content: PendingRecord, error: Any) -> None:
         self._context.failures += 1
         if content.message is None:
             self.bytes -= content.size()

@@ -18,9 +18,9 @@ from collections.abc import Iterable
 
 from kpsplit.splitter.fence_answers import to_answer
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.producers import ProducerRecord
+from kpsplit.splitter.records.producers import ProducerRegistration
 
 
-def owes(states: Iterable[PartitionState], own: ProducerRecord) -> bool:
+def owes(states: Iterable[PartitionState], own: ProducerRegistration) -> bool:
     """Tell whether an operator waits for the answer to a PREPARE."""
     return bool(to_answer(states, own))

@@ -12,7 +12,7 @@ EXPIRY_SECONDS = 0.5
 RETRY_SECONDS = 0.05
 
 
-class LeaseDuty:
+class LeaseTask:
     """Owned by the library's thread. ``adopted``: the tail's progress that is applied to the fences."""
 
     def __init__(self, feed: ControlFeed) -> None:

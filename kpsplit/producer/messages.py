@@ -70,7 +70,7 @@ def lost_message(
 
 
 @dataclass(slots=True)
-class Content:
+class PendingRecord:
     """What the application gave for one record, and what librdkafka said about it so far."""
 
     value: bytes | str | None
@@ -114,7 +114,7 @@ class Content:
 class Unrouted:
     """A record of a topic that was not looked up yet, or whose lookup is stale: produce()'s arguments."""
 
-    content: Content
+    content: PendingRecord
     partition: int
 
 
@@ -136,7 +136,7 @@ def logical_message(
     return told
 
 
-def failed_message(parent: PhysicalPartition, content: Content, error: Any) -> Any:
+def failed_message(parent: PhysicalPartition, content: PendingRecord, error: Any) -> Any:
     """Return the delivery report of a record that was never given to librdkafka.
 
     It is made whatever the record holds: a report that is lost is never made up for.

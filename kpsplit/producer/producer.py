@@ -18,7 +18,7 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.producer import accounts, closing, fork_guard
 from kpsplit.producer.batch import send_batch
 from kpsplit.producer.config import split_config
-from kpsplit.producer.coordinator import Coordinator
+from kpsplit.producer.coordinator import BackgroundThread
 from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.general_path import GeneralPath
 from kpsplit.producer.hot_path import make_produce
@@ -66,7 +66,7 @@ class Producer(confluent_kafka.Producer):
         super().__init__(rdkafka, *args, **extra)
         self._dispatcher = dispatcher
         self._connection = Connection.of_application(rdkafka)
-        self._coordinator: Coordinator | None = None
+        self._background: BackgroundThread | None = None
         queued = super().__len__
         self._polling = Polling(dispatcher)
         self._transactions = Transactions(dispatcher, self._polling, super().flush, queued)
@@ -114,16 +114,16 @@ class Producer(confluent_kafka.Producer):
 
     def _start(self) -> None:
         """Start the library's thread with the first record (the dispatcher's lock is held)."""
-        if self._coordinator is None:
-            self._coordinator = Coordinator(
+        if self._background is None:
+            self._background = BackgroundThread(
                 self._connection,
                 self._dispatcher,
                 weakly(self, confluent_kafka.Producer.poll),
                 weakly(self, confluent_kafka.Producer.__len__),
                 weakly(self, partitions_known),
             )
-        if self._coordinator.ident is None:  # also after a start that was interrupted, or failed
-            self._coordinator.start()
+        if self._background.ident is None:  # also after a start that was interrupted, or failed
+            self._background.start()
 
     # -- polling -----------------------------------------------------------------------------------
 
@@ -285,20 +285,20 @@ class Producer(confluent_kafka.Producer):
 
     def _leave(self, deadline: Deadline) -> None:
         """Say that it closed; for the interpreter's exit only (``closing``)."""
-        if self._general.closed or self._dispatcher.forked or self._coordinator is None:
+        if self._general.closed or self._dispatcher.forked or self._background is None:
             return
         self._general.closed = True
-        coordinator = self._retire(min(ABANDON_SECONDS, deadline.left()))
-        if coordinator is not None and not coordinator.is_alive():
-            coordinator.certify(accounts.certificates(self._dispatcher), deadline)
+        background = self._retire(min(ABANDON_SECONDS, deadline.left()))
+        if background is not None and not background.is_alive():
+            background.certify(accounts.certificates(self._dispatcher), deadline)
 
-    def _retire(self, timeout: float | None) -> Coordinator | None:
+    def _retire(self, timeout: float | None) -> BackgroundThread | None:
         """End the library's thread, and give up the lease."""
-        coordinator = self._coordinator
-        if coordinator is not None:
-            coordinator.stop(timeout)
+        background = self._background
+        if background is not None:
+            background.stop(timeout)
         closing.locked(self._dispatcher, self._dispatcher.end)
-        return coordinator
+        return background
 
     def _end(self, timeout: float) -> bool:
         dispatcher, raised = self._dispatcher, list[Exception]()
@@ -310,15 +310,15 @@ class Producer(confluent_kafka.Producer):
             while super().__len__() and last.left() > 0:
                 closing.noting(raised, self._polling.serve, super().flush, SLICE_SECONDS)
         finally:
-            coordinator = self._retire(None if timeout is None else max(timeout, ABANDON_SECONDS))
+            background = self._retire(None if timeout is None else max(timeout, ABANDON_SECONDS))
         closing.locked(dispatcher, dispatcher.fail_rest)
         closed = closing.noting(raised, self._polling.guarded, super().close)
         closing.locked(dispatcher, dispatcher.fail_rest)  # what was reported meanwhile
         closing.noting(raised, self._polling.guarded, dispatcher.callbacks.run)
-        if coordinator is not None:
+        if background is not None:
             # The certificate is a help to verification, not a part of delivery.
             with suppress(KpsplitError, KafkaException):
-                coordinator.certify(accounts.certificates(dispatcher), Deadline(CERTIFY_SECONDS))
+                background.certify(accounts.certificates(dispatcher), Deadline(CERTIFY_SECONDS))
         closing.locked(dispatcher, dispatcher.clear_routes)
         if raised:
             raise raised[0]
@@ -336,4 +336,4 @@ class Producer(confluent_kafka.Producer):
 
     def layout_stats(self) -> LayoutStats:
         """Return what this producer knows about layouts, fences, held records and strays."""
-        return accounts.layout_stats(self._dispatcher, self._coordinator)
+        return accounts.layout_stats(self._dispatcher, self._background)

@@ -11,7 +11,7 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
-from kpsplit.splitter.records.producers import Certificate, PauseReport, ProducerRecord
+from kpsplit.splitter.records.producers import Certificate, PauseReport, ProducerRegistration
 
 
 class Registration:
@@ -41,7 +41,7 @@ class Registration:
         self._registered: frozenset[str] = frozenset()
         self._began = self._good_until = 0.0
         self._over: list[bytes] = []
-        self.record = ProducerRecord(
+        self.record = ProducerRegistration(
             instance=instance,
             generation=1,
             client_id=client_id,
@@ -109,7 +109,7 @@ class Registration:
                 del said[max(said, key=lambda parent: len(said[parent].failed))]
             self._publish(replace(closed, certificates=said), deadline)
 
-    def _publish(self, record: ProducerRecord, deadline: Deadline) -> None:
+    def _publish(self, record: ProducerRegistration, deadline: Deadline) -> None:
         anew, began = not self._published or self.is_over(), monotonic()
         if anew:
             record = self._renumbered(record)
@@ -121,7 +121,7 @@ class Registration:
         self.record = record
         self._registered = frozenset(record.topics)
 
-    def _renumbered(self, record: ProducerRecord) -> ProducerRecord:
+    def _renumbered(self, record: ProducerRegistration) -> ProducerRegistration:
         """Return the record of the next registration; it is over until it is known to be written."""
         if self._published:
             self._over.append(self.record.key)
@@ -130,7 +130,7 @@ class Registration:
         return replace(record, generation=self.record.generation)
 
 
-def _fits(record: ProducerRecord) -> bool:
+def _fits(record: ProducerRegistration) -> bool:
     try:
         record.encode()
     except RecordError:

@@ -15,7 +15,7 @@ from kpsplit.producer.messages import (
     MAX_CACHED_REPORTS,
     Bound,
     Callback,
-    Content,
+    PendingRecord,
     Report,
     is_itself,
     logical_message,
@@ -110,7 +110,7 @@ class Reporter:
             return quietly
         return as_is if writer.identity else in_logical_terms
 
-    def tell(self, fence: Fence, finals: list[Final[Content]], gave_up: Any = None) -> None:
+    def tell(self, fence: Fence, finals: list[Final[PendingRecord]], gave_up: Any = None) -> None:
         """Queue the callbacks of records that became final (``lock`` held).
 
         ``gave_up``: why those of them that failed did, whatever the broker had said before.
@@ -124,7 +124,7 @@ class Reporter:
                 continue
             self._callbacks.put(content.callback, error, self._message(fence, final, error))
 
-    def _message(self, fence: Fence, final: Final[Content], error: Any) -> Any:
+    def _message(self, fence: Fence, final: Final[PendingRecord], error: Any) -> Any:
         content, parent = final.record.payload, fence.state.parent
         if error is content.error or not final.failed:
             return logical_message(content.message, final.segment, parent, final.offset)
@@ -143,7 +143,7 @@ class Reporter:
         sequence, every = bound if isinstance(bound, tuple) else (bound, None)
         headers = every and every[:-1]  # without the stamp
         key = message.key()
-        content = Content(
+        content = PendingRecord(
             message.value(), key, timestamp_of(message), headers, callback, monotonic(), message, error
         )
         record = Outgoing(None if key is None else key_hash(key), sequence, content)

@@ -11,8 +11,8 @@ from confluent_kafka import murmur2
 from kpsplit.errors import ConfigurationError, UsageError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.logical_message import is_identity
-from kpsplit.producer.fence import PartitionFence
-from kpsplit.producer.messages import Callback, Content, Report
+from kpsplit.producer.fence import PartitionSendState
+from kpsplit.producer.messages import Callback, PendingRecord, Report
 from kpsplit.producer.segment_writer import SegmentWriter
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
@@ -27,7 +27,7 @@ stamp_header = HEADER
 complete_stamp = _PREFIX_AND_NUMBER
 
 
-class RouteWriter(SegmentWriter[Content]):
+class RouteWriter(SegmentWriter[PendingRecord]):
     """A segment's writer with what the hot path needs at hand.
 
     ``good_until`` (monotonic seconds): acknowledgements taken in hand before it are final at once; set by the
@@ -54,7 +54,7 @@ class RouteWriter(SegmentWriter[Content]):
             self._stamped, self.stamp_prefix = stamped, prefix(stamped[0], instance, stamped[1])
 
 
-Fence = PartitionFence[Content, RouteWriter]
+Fence = PartitionSendState[PendingRecord, RouteWriter]
 
 
 class PassThrough:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MethodType
 from typing import Any
 
-from kpsplit.producer.messages import Content, Headers, Send
+from kpsplit.producer.messages import Headers, PendingRecord, Send
 from kpsplit.producer.refusals import REFUSALS, is_refusal, raise_swallowed
 from kpsplit.producer.reports import Reporter
 from kpsplit.producer.routes import Fence, RouteWriter, complete_stamp, stamp_header
@@ -18,7 +18,7 @@ class StampedSender:
         self._send = send
         self._reporter = reporter
 
-    def send(self, fence: Fence, writer: RouteWriter, sequence: int, content: Content) -> None:
+    def send(self, fence: Fence, writer: RouteWriter, sequence: int, content: PendingRecord) -> None:
         """Give one record to librdkafka (``lock`` held).
 
         Raises:
@@ -38,7 +38,7 @@ class StampedSender:
                 writer.sent -= 1
             raise
 
-    def send_new(self, fence: Fence, writer: RouteWriter, content: Content) -> None:
+    def send_new(self, fence: Fence, writer: RouteWriter, content: PendingRecord) -> None:
         """Give a record that never waited to librdkafka, with the next number (``lock`` held).
 
         Raises:

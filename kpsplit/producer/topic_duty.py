@@ -11,8 +11,8 @@ from kpsplit.errors import AuthorizationError, ConfigurationError, KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.producer.control_feed import ControlFeed
-from kpsplit.producer.fence_duty import FenceDuty
-from kpsplit.producer.lease_duty import LeaseDuty
+from kpsplit.producer.fence_duty import FenceTask
+from kpsplit.producer.lease_duty import LeaseTask
 from kpsplit.producer.routes import PASS_THROUGH, Fence, RouteWriter, TopicRoute, check_partitioner
 from kpsplit.producer.topic_lookup import PartitionCounts
 from kpsplit.splitter.control_view import ControlView
@@ -26,7 +26,7 @@ LEARN_AGAIN_SECONDS = 1.0
 """How soon a topic that grows is looked at again: brokers, and the client, see it one after the other."""
 
 
-class TopicDuty:
+class TopicTask:
     """Owned by the library's thread. ``queued`` is len() of the application's plain producer.
 
     ``learn`` has that producer look at a topic; it tells how many partitions the producer knows then.
@@ -37,8 +37,8 @@ class TopicDuty:
     def __init__(
         self,
         feed: ControlFeed,
-        lease: LeaseDuty,
-        fences: FenceDuty,
+        lease: LeaseTask,
+        fences: FenceTask,
         queued: Callable[[], int],
         learn: Callable[[str], int],
         create: Callable[[str], None],

@@ -54,7 +54,7 @@ from kpsplit.splitter.records.offsets import (
     parse_offset_key,
     read_commit,
 )
-from kpsplit.splitter.records.producers import ProducerRecord, decode_entry
+from kpsplit.splitter.records.producers import ProducerRegistration, decode_entry
 from kpsplit.splitter.slots import without_slots
 from kpsplit.splitter.states import Phase
 from kpsplit.splitter.writers import Registrations
@@ -207,8 +207,8 @@ class Gatherer:
         found = self._admin.known(topic)
         return None if found is None else found.topic_id
 
-    def _producers(self) -> tuple[ProducerRecord, ...]:
-        found: dict[int, ProducerRecord] = {}
+    def _producers(self) -> tuple[ProducerRegistration, ...]:
+        found: dict[int, ProducerRegistration] = {}
 
         registrations = Registrations()
 
@@ -219,7 +219,7 @@ class Gatherer:
                 self._garbage.append(f"{PRODUCERS_TOPIC}, offset {message.offset()}: {error.message}")
                 return
             registrations.fold(record)
-            if isinstance(record, ProducerRecord):
+            if isinstance(record, ProducerRegistration):
                 found[record.instance] = record
 
         tail = LogTail(self._connection, PRODUCERS_TOPIC, fold, everything=True)

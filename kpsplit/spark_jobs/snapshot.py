@@ -11,7 +11,7 @@ from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.offsets import Boundary, NewerCommit, RangeCommit
-from kpsplit.splitter.records.producers import ProducerRecord
+from kpsplit.splitter.records.producers import ProducerRegistration
 
 
 class LostReason(StrEnum):
@@ -76,7 +76,7 @@ class Snapshot:
     states: tuple[PartitionState, ...]
     bounds: Mapping[PhysicalPartition, LogBounds]
     gone: Mapping[PhysicalPartition, LostReason] = field(default_factory=dict)
-    producers: tuple[ProducerRecord, ...] = ()
+    producers: tuple[ProducerRegistration, ...] = ()
     commits: tuple[LoggedCommit, ...] = ()
     boundaries: tuple[Boundary, ...] = ()
     garbage: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ from kpsplit.splitter.partition_state import (
     Result,
 )
 from kpsplit.splitter.ports import Clock, ControlPort, Deadline, Fit, TopicsPort, WritersPort
-from kpsplit.splitter.records.producers import ProducerRecord
+from kpsplit.splitter.records.producers import ProducerRegistration
 from kpsplit.splitter.states import Phase
 from kpsplit.splitter.steps import Progress, Step
 from kpsplit.splitter.words import many
@@ -63,7 +63,7 @@ class StepDone:
 
 
 Observer = Callable[[StepDone], None]
-Missing = Callable[[Iterable[ProducerRecord], str, str], tuple[ProducerRecord, ...]]
+Missing = Callable[[Iterable[ProducerRegistration], str, str], tuple[ProducerRegistration, ...]]
 
 
 class Driver:
@@ -255,13 +255,13 @@ class Driver:
 
     def _await_answers(
         self, state: PartitionState, attempt: Attempt, missing: Missing, what: str, limit: Deadline
-    ) -> tuple[int, tuple[ProducerRecord, ...], writers.Silence]:
+    ) -> tuple[int, tuple[ProducerRegistration, ...], writers.Silence]:
         """Wait until nobody's answer is missing, or a lease has certainly run out.
 
         Returns how many were asked, who stayed silent, and for how long.
         """
         silence = writers.Silence(self._ports.control.lease_seconds() * writers.LEASE_MARGIN)
-        waiting: tuple[ProducerRecord, ...] = ()
+        waiting: tuple[ProducerRegistration, ...] = ()
         while True:
             awaited = f"the producers' {what}{writers.named(waiting)}"
             limit.check(awaited)
@@ -288,7 +288,7 @@ class Driver:
             return None
 
     def _remove_ended(
-        self, silent: Iterable[ProducerRecord], silence: writers.Silence, attempt: Attempt
+        self, silent: Iterable[ProducerRegistration], silence: writers.Silence, attempt: Attempt
     ) -> None:
         """Remove the registrations of dead producers, so that nobody waits for them again.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.producers import ProducerRecord
+from kpsplit.splitter.records.producers import ProducerRegistration
 from kpsplit.splitter.states import Phase
 
 
-def to_answer(states: Iterable[PartitionState], own: ProducerRecord) -> list[PartitionState]:
+def to_answer(states: Iterable[PartitionState], own: ProducerRegistration) -> list[PartitionState]:
     """Return the partitions whose PREPARE is not answered yet."""
     return [
         s
@@ -18,7 +18,7 @@ def to_answer(states: Iterable[PartitionState], own: ProducerRecord) -> list[Par
     ]
 
 
-def to_acknowledge(quiescent: Iterable[PartitionState], own: ProducerRecord) -> list[PartitionState]:
+def to_acknowledge(quiescent: Iterable[PartitionState], own: ProducerRegistration) -> list[PartitionState]:
     """Return the fences to be acknowledged: those of attempts that we answered, with nothing in flight."""
     return [
         s

@@ -8,7 +8,7 @@ from typing import Protocol
 from kpsplit.splitter.events import Cut, Event
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Attempt, PartitionState, SubTopic
-from kpsplit.splitter.records.producers import ProducerRecord
+from kpsplit.splitter.records.producers import ProducerRegistration
 from kpsplit.splitter.steps import PlannedMarker
 from kpsplit.splitter.writers import Registrations
 
@@ -81,7 +81,7 @@ class WritersPort(Protocol):
         """Return when a record arrived, or after that many seconds."""
         ...
 
-    def remove(self, producers: Iterable[ProducerRecord], deadline: Deadline) -> None:
+    def remove(self, producers: Iterable[ProducerRegistration], deadline: Deadline) -> None:
         """Remove registrations that are over."""
         ...
 

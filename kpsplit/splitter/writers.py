@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from kpsplit.errors import FutureVersionError
 from kpsplit.splitter.partition_state import PartitionState, Result
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
-from kpsplit.splitter.records.producers import Entry, Newer, ProducerRecord, Removed
+from kpsplit.splitter.records.producers import Entry, Newer, ProducerRegistration, Removed
 from kpsplit.splitter.states import Phase
 
 LEASE_MARGIN = 1.1
@@ -38,7 +38,7 @@ class Registrations:
     """The folded producers topic. Not thread safe; owned by whoever reads the topic."""
 
     def __init__(self) -> None:
-        self._records: dict[int, ProducerRecord] = {}
+        self._records: dict[int, ProducerRegistration] = {}
         self._instances: dict[bytes, int] = {}
         self.newer: dict[bytes, Newer] = {}
         """What stands under keys in a newer format than this kpsplit reads."""
@@ -62,11 +62,11 @@ class Registrations:
             self._records[record.instance] = record
             self._instances[record.key] = record.instance
 
-    def all(self) -> tuple[ProducerRecord, ...]:
+    def all(self) -> tuple[ProducerRegistration, ...]:
         """Return every producer that is registered or has closed."""
         return tuple(self._records.values())
 
-    def to_ask(self, topic: str) -> tuple[ProducerRecord, ...]:
+    def to_ask(self, topic: str) -> tuple[ProducerRegistration, ...]:
         """Return the producers of a topic that an operator must ask: all that did not close.
 
         Raises:
@@ -81,7 +81,7 @@ class Registrations:
             )
         return self.open(topic)
 
-    def open(self, topic: str) -> tuple[ProducerRecord, ...]:
+    def open(self, topic: str) -> tuple[ProducerRegistration, ...]:
         """Return the producers of a topic that did not close, as far as they can be read."""
         return tuple(r for r in self._records.values() if topic in r.topics and not r.closed)
 
@@ -99,7 +99,7 @@ class Silence:
         self._at: float | None = None
         self._first: frozenset[bytes] = frozenset()
 
-    def reading(self, began: float, ended: float, registered: Iterable[ProducerRecord]) -> None:
+    def reading(self, began: float, ended: float, registered: Iterable[ProducerRegistration]) -> None:
         """Note a reading that succeeded: its begin and end on a monotonic clock, and who is to be asked."""
         if self._at is None or ended - self._at >= max(self._seconds, OUTAGE_SECONDS):
             self._counted, self._at = 0.0, ended
@@ -113,8 +113,8 @@ class Silence:
         return max(0.0, self._seconds - self._counted)
 
     def ended(
-        self, silent: Iterable[ProducerRecord], state: PartitionState, attempt_id: str
-    ) -> tuple[ProducerRecord, ...]:
+        self, silent: Iterable[ProducerRegistration], state: PartitionState, attempt_id: str
+    ) -> tuple[ProducerRegistration, ...]:
         """Return those of the silent producers whose registration is over for good.
 
         They were registered when counting began, and had to answer all the time since: ``state``, read after
@@ -126,12 +126,12 @@ class Silence:
         return tuple(r for r in silent if r.key in self._first and not r.keeps_key)
 
 
-def in_doubt(state: PartitionState, waiting: Iterable[ProducerRecord]) -> bool:
+def in_doubt(state: PartitionState, waiting: Iterable[ProducerRegistration]) -> bool:
     """Tell whether somebody must be waited for whatever its lease says: the fence waits for a transaction."""
     return state.phase is Phase.FENCED and any(r.transactional_id for r in waiting)
 
 
-def named(waiting: Sequence[ProducerRecord]) -> str:
+def named(waiting: Sequence[ProducerRegistration]) -> str:
     """Return which producers are waited for, as the end of a message: by their own words, so cut."""
     if not waiting:
         return ""
@@ -140,7 +140,9 @@ def named(waiting: Sequence[ProducerRecord]) -> str:
     return f" (of {', '.join(names)}{more})"
 
 
-def unacknowledged(registered: Iterable[ProducerRecord], state: PartitionState) -> tuple[ProducerRecord, ...]:
+def unacknowledged(
+    registered: Iterable[ProducerRegistration], state: PartitionState
+) -> tuple[ProducerRegistration, ...]:
     """Return for whose acknowledgement the latest attempt waited in vain until it was rolled back."""
     last = state.last
     if last is None or last.result is not Result.ROLLED_BACK or ACKNOWLEDGEMENT not in last.reason:
@@ -149,14 +151,16 @@ def unacknowledged(registered: Iterable[ProducerRecord], state: PartitionState) 
     return not_acknowledged(open_, str(state.parent), last.attempt.id)
 
 
-def not_ready(live: Iterable[ProducerRecord], partition: str, attempt_id: str) -> tuple[ProducerRecord, ...]:
+def not_ready(
+    live: Iterable[ProducerRegistration], partition: str, attempt_id: str
+) -> tuple[ProducerRegistration, ...]:
     """Return the producers that have not answered PREPARE of this attempt."""
     return tuple(r for r in live if r.ready.get(partition) != attempt_id)
 
 
 def not_acknowledged(
-    live: Iterable[ProducerRecord], partition: str, attempt_id: str
-) -> tuple[ProducerRecord, ...]:
+    live: Iterable[ProducerRegistration], partition: str, attempt_id: str
+) -> tuple[ProducerRegistration, ...]:
     """Return the producers that answered PREPARE of this attempt and have not acknowledged its fence."""
     return tuple(
         r

@@ -23,7 +23,7 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
-from kpsplit.splitter.records.producers import ProducerRecord
+from kpsplit.splitter.records.producers import ProducerRegistration
 from kpsplit.splitter.rights import Role, rights_for
 from tests.broker.guarded import ADMIN, AccessLists, Guarded, await_login, password_of, set_passwords
 from tests.broker.guarded_topic import PARENT, TOPIC, consumer, guarded_topic, read_all, send
@@ -72,13 +72,13 @@ def write(attacker: confluent_kafka.Producer, records: Mapping[bytes, bytes | No
     assert not refused
 
 
-def forged(record: ProducerRecord, **changes: object) -> dict[bytes, bytes | None]:
+def forged(record: ProducerRegistration, **changes: object) -> dict[bytes, bytes | None]:
     """What a producer would write, with fields that kpsplit would not write."""
     return {record.key: json.dumps(json.loads(record.encode()) | changes).encode()}
 
 
-def silent(instance: int, topic: str = TOPIC) -> ProducerRecord:
-    return ProducerRecord(instance, 1, "attacker", topics=(topic,))
+def silent(instance: int, topic: str = TOPIC) -> ProducerRegistration:
+    return ProducerRegistration(instance, 1, "attacker", topics=(topic,))
 
 
 def resized(operations: Operations, pause_ms: int = PAUSE_MS, **options: object) -> None:

@@ -130,7 +130,7 @@ def test_a_producer_writes_to_added_partitions_before_its_client_looks_at_the_to
         send_until(journal, producer, topic, KEYS, lambda: True)
         add_partitions(admin, topic, 3)
         wait_for(lambda: partitions_of(admin, topic) == 3, "the new partitions")
-        coordinator = producer._coordinator
+        coordinator = producer._background
         assert coordinator is not None
         coordinator._topics._metadata_at = 0.0
         wait_for(lambda: producer._dispatcher.routes[topic].count == 3, "the producer's look", 60)

@@ -13,7 +13,7 @@ from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
 from kpsplit.splitter.partition_state import Result, SubTopicState
 from kpsplit.splitter.records.marker import MarkerKind
-from kpsplit.splitter.records.producers import PauseReport, ProducerRecord
+from kpsplit.splitter.records.producers import PauseReport, ProducerRegistration
 from kpsplit.splitter.states import Phase
 from tests.broker.operating import (
     PAUSE_MS,
@@ -161,11 +161,11 @@ def test_a_dead_producer_is_asked_once_and_the_pauses_of_the_others_are_reported
     operations, bootstrap, make_topic
 ) -> None:
     parent = enrolled(operations, make_topic(partitions=1))
-    silent = ProducerRecord(0xDEAD, 1, "silent", topics=(parent.topic,))
-    lively = ProducerRecord(0xA11F, 1, "lively", topics=(parent.topic,))
+    silent = ProducerRegistration(0xDEAD, 1, "silent", topics=(parent.topic,))
+    lively = ProducerRegistration(0xA11F, 1, "lively", topics=(parent.topic,))
     writer = operations._acknowledged()
 
-    def publish(record: ProducerRecord) -> None:
+    def publish(record: ProducerRegistration) -> None:
         from kpsplit.kafka.clock import Deadline
         from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
 
@@ -177,9 +177,11 @@ def test_a_dead_producer_is_asked_once_and_the_pauses_of_the_others_are_reported
             return
         done = {str(parent): attempt.id}
         pauses = {str(parent): PauseReport(attempt.id, 12, 3, 0)}
-        answered = ProducerRecord(lively.instance, 1, "lively", topics=(parent.topic,), ready=done)
+        answered = ProducerRegistration(lively.instance, 1, "lively", topics=(parent.topic,), ready=done)
         if step.name == "Fence":
-            answered = ProducerRecord(lively.instance, 1, "lively", None, (parent.topic,), done, done, pauses)
+            answered = ProducerRegistration(
+                lively.instance, 1, "lively", None, (parent.topic,), done, done, pauses
+            )
         publish(answered)
 
     publish(silent)

@@ -163,7 +163,7 @@ def test_a_closed_producer_refuses_everything(bootstrap: str, topic: str) -> Non
     with pytest.raises(KpsplitError, match="closed"):
         producer.produce(topic, b"v")
     assert not [
-        t for t in threading.enumerate() if t.name == "kpsplit-coordinator" and t is producer._coordinator
+        t for t in threading.enumerate() if t.name == "kpsplit-background" and t is producer._background
     ]
 
 
@@ -333,7 +333,7 @@ def test_a_producer_that_is_dropped_is_collected_and_its_thread_ends(bootstrap: 
     producer = Producer({"bootstrap.servers": bootstrap})
     producer.produce(topic, b"v", b"k", on_delivery=lambda *_: None)
     assert producer.flush(30) == 0
-    alive, thread = weakref.ref(producer), producer._coordinator
+    alive, thread = weakref.ref(producer), producer._background
     assert thread is not None and thread.is_alive()
     del producer
     gc.collect()
@@ -343,18 +343,18 @@ def test_a_producer_that_is_dropped_is_collected_and_its_thread_ends(bootstrap: 
 def test_an_internal_error_is_told_and_does_not_end_the_librarys_thread(
     bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kpsplit.producer.lease_duty import LeaseDuty
+    from kpsplit.producer.lease_duty import LeaseTask
 
-    real, failed = LeaseDuty.renew, threading.Event()
+    real, failed = LeaseTask.renew, threading.Event()
 
-    def broken(self: LeaseDuty) -> None:
+    def broken(self: LeaseTask) -> None:
         if not failed.is_set():
             failed.set()
             raise RuntimeError("a defect")
         real(self)
 
     with Producer({"bootstrap.servers": bootstrap}) as producer:
-        monkeypatch.setattr(LeaseDuty, "renew", broken)
+        monkeypatch.setattr(LeaseTask, "renew", broken)
         producer.produce(topic, b"v", b"k")
         assert producer.flush(30) == 0
         assert failed.is_set()

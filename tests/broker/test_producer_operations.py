@@ -22,7 +22,7 @@ from kpsplit.devcluster.jvm import KafkaRuntime
 from kpsplit.errors import DeadlineExceededError, KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
-from kpsplit.producer.lease_duty import LeaseDuty
+from kpsplit.producer.lease_duty import LeaseTask
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import EndedBy, Result
@@ -237,7 +237,7 @@ def test_a_record_not_known_to_be_final_in_time_is_reported_as_such_and_never_se
             topic, b"late", b"first", on_delivery=lambda error, _: told.append((error.name(), error.str()))
         )
         eventually(lambda: ours().waiting == 0, "librdkafka to have the record")
-        monkeypatch.setattr(LeaseDuty, "renew", lambda self: None)
+        monkeypatch.setattr(LeaseTask, "renew", lambda self: None)
         eventually(lambda: not producer.layout_stats().lease_valid, "the lease to run out")
         eventually(lambda: producer.poll(0) or ours().pending, "the broker's acknowledgement")
         assert told == [] and len(producer) == 1

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Producer
 
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
-from kpsplit.splitter.records.producers import ProducerRecord
+from kpsplit.splitter.records.producers import ProducerRegistration
 
 pytestmark = pytest.mark.broker
 
@@ -263,7 +263,7 @@ def test_what_is_kept_by_retire_is_said_in_full_and_by_the_exit_code(inline, new
 
 def silent_producer(bootstrap: str, topic: str) -> None:
     """Register a producer that never answers, so that an operation waits for a whole lease."""
-    record = ProducerRecord(instance=os.getpid() << 20 | int(time.time()), generation=1,
+    record = ProducerRegistration(instance=os.getpid() << 20 | int(time.time()), generation=1,
                             client_id="silent", topics=(topic,))  # fmt: skip
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all"})
     producer.produce(PRODUCERS_TOPIC, record.encode(), record.key)

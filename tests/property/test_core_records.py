@@ -51,7 +51,7 @@ from kpsplit.splitter.records.producers import VERSION as PRODUCER_VERSION
 from kpsplit.splitter.records.producers import (
     Certificate,
     PauseReport,
-    ProducerRecord,
+    ProducerRegistration,
     decode_entry,
     decode_record,
 )
@@ -97,7 +97,7 @@ certificates = st.builds(
     st.lists(INT64, max_size=3).map(tuple),
 )
 producer_records = st.builds(
-    ProducerRecord,
+    ProducerRegistration,
     instance=UINT64,
     generation=st.integers(1, 2**63 - 1),
     client_id=texts,
@@ -186,7 +186,7 @@ def test_a_boundary_is_read_back(record: Boundary) -> None:
 
 
 @given(producer_records)
-def test_a_record_of_the_producers_topic_is_read_back(record: ProducerRecord) -> None:
+def test_a_record_of_the_producers_topic_is_read_back(record: ProducerRegistration) -> None:
     assert decode_record(record.key, record.encode()) == record
 
 

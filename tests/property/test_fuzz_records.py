@@ -47,7 +47,7 @@ from kpsplit.splitter.records.offsets import (
 from kpsplit.splitter.records.producers import (
     Certificate,
     PauseReport,
-    ProducerRecord,
+    ProducerRegistration,
     decode_record,
 )
 from kpsplit.splitter.records.stamp import Stamp
@@ -120,7 +120,7 @@ SHORT_STATES = [
 COMMIT = RangeCommit("g", PARENT, WHOLE, {0: Position(7, 1), 2: Position(1)}, "m", 1)
 MARKER = Marker(MarkerKind.SEAL, PARENT, "a")
 BOUNDARIES = boundaries(life().nested)
-REGISTERED = ProducerRecord(
+REGISTERED = ProducerRegistration(
     instance=INSTANCE,
     generation=1,
     client_id="app",

@@ -10,7 +10,7 @@ from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Attempt, EndedBy, OperationKind, PartitionState, Target
 from kpsplit.splitter.records.marker import MarkerKind
-from kpsplit.splitter.records.producers import ProducerRecord
+from kpsplit.splitter.records.producers import ProducerRegistration
 from kpsplit.splitter.states import Phase
 from tests.sim.fence_real import RealCode
 from tests.sim.fence_states import NOBODY, PARENT, STALE, Global, Move, Operator, marker_entry, put
@@ -95,7 +95,7 @@ class OperatorMoves(RealCode):
                 raise AssertionError(f"a world does not know {other}")
 
     def _await(
-        self, world: Global, attempt: Attempt, who: Callable[..., tuple[ProducerRecord, ...]], what: str
+        self, world: Global, attempt: Attempt, who: Callable[..., tuple[ProducerRegistration, ...]], what: str
     ) -> Iterator[Move]:
         operator = world.operator
         if what == "ready" and operator.first is None:
@@ -119,7 +119,7 @@ class OperatorMoves(RealCode):
             yield f"patience is over with {waiting}", False, world._replace(operator=done)
 
     def _removable(
-        self, world: Global, first: frozenset[int], silent: tuple[ProducerRecord, ...], attempt_id: str
+        self, world: Global, first: frozenset[int], silent: tuple[ProducerRegistration, ...], attempt_id: str
     ) -> frozenset[int]:
         """Return whose registrations are over, as the driver decides it."""
         silence = writers.Silence(1.0)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from kpsplit.producer.backlog import Tally
 from kpsplit.producer.context import Context
-from kpsplit.producer.fence import PartitionFence
+from kpsplit.producer.fence import PartitionSendState
 from kpsplit.producer.fence_transactions import FenceTransactions
 from kpsplit.producer.lease import owes
 from kpsplit.producer.routes import RouteWriter
@@ -17,7 +17,7 @@ from kpsplit.splitter import writers
 from kpsplit.splitter.fence_answers import to_acknowledge, to_answer
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.producers import ProducerRecord
+from kpsplit.splitter.records.producers import ProducerRegistration
 from tests.sim.fence_states import PARENT, Global, Held, Scope
 
 
@@ -42,8 +42,8 @@ class RealCode:
         ]
         self._source_ids = {s: i for i, s in enumerate(self.sources)}
 
-    def _record(self, index: int, producer: Held) -> ProducerRecord:
-        return ProducerRecord(
+    def _record(self, index: int, producer: Held) -> ProducerRegistration:
+        return ProducerRegistration(
             instance=index,
             generation=1,
             client_id="p",
@@ -52,7 +52,7 @@ class RealCode:
             acknowledged={} if producer.acknowledged is None else {str(PARENT): producer.acknowledged},
         )
 
-    def _live(self, producers: tuple[Held, ...]) -> tuple[ProducerRecord, ...]:
+    def _live(self, producers: tuple[Held, ...]) -> tuple[ProducerRegistration, ...]:
         registrations = writers.Registrations()
         for index, producer in enumerate(producers):
             if producer.registered and not producer.removed:
@@ -191,8 +191,8 @@ class RealCode:
     def _finals(self, finals: list[Final[Any]]) -> tuple[Any, ...]:
         return tuple((f.record.sequence, f.segment.id, f.offset) for f in finals)
 
-    def _new_fence(self, state: PartitionState) -> PartitionFence[Any, RouteWriter]:
-        return PartitionFence(state, lambda segment: RouteWriter(segment, PARENT), Tally())
+    def _new_fence(self, state: PartitionState) -> PartitionSendState[Any, RouteWriter]:
+        return PartitionSendState(state, lambda segment: RouteWriter(segment, PARENT), Tally())
 
     def _snapshot(self, fence: Any) -> int:
         """Return the number of a fence's state; counters that steer nothing are left out."""
@@ -219,7 +219,7 @@ class RealCode:
         """Tell whether that a record went astray matters later."""
         return False
 
-    def _restore(self, taken: Any) -> PartitionFence[Any, RouteWriter]:
+    def _restore(self, taken: Any) -> PartitionSendState[Any, RouteWriter]:
         state, suspended, next_sequence, queues, unsorted, writers_, closing, transactions, astray = taken
         fence = self._new_fence(self.states[state])
         fence.suspended = suspended

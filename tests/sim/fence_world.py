@@ -1,7 +1,7 @@
 """A small world around the project's own fence code, for exhaustive exploration (design, section 6).
 
 The world is one logical partition, one or two producers with one or two records each, and an operator that
-splits the partition and merges it back. What decides is the project's code: ``PartitionFence``, the hot
+splits the partition and merges it back. What decides is the project's code: ``PartitionSendState``, the hot
 path's rule (``Context.refresh``), the lease's rule (``owes``), ``to_answer`` and
 ``to_acknowledge``, ``machine.apply``, ``steps.decide``, ``Registrations``, ``not_ready``,
 ``not_acknowledged`` and ``classify``. The world only chooses what happens next.

@@ -12,7 +12,7 @@ import pytest
 from kpsplit.producer import finality
 from kpsplit.producer.backlog import Backlog
 from kpsplit.producer.context import Context
-from kpsplit.producer.fence import PartitionFence
+from kpsplit.producer.fence import PartitionSendState
 from kpsplit.splitter import reading, writers
 from kpsplit.splitter.lineage import SegmentKind
 
@@ -50,7 +50,7 @@ def do_not_wait_for_readiness(patch: pytest.MonkeyPatch) -> None:
 
 
 def acknowledge_with_records_in_flight(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PartitionFence, "quiescent", lambda self: True)
+    patch.setattr(PartitionSendState, "quiescent", lambda self: True)
 
 
 def remove_registrations_whatever_became_of_the_attempt(patch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def open_new_segments_at_once(patch: pytest.MonkeyPatch) -> None:
     def blocked(self: Any, writer: Any) -> bool:
         return bool(self.suspended or writer.fenced)
 
-    patch.setattr(PartitionFence, "_blocked", blocked)
+    patch.setattr(PartitionSendState, "_blocked", blocked)
 
 
 def send_what_was_held_before_the_strays(patch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def send_strays_in_any_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def send_again_what_was_given_up(patch: pytest.MonkeyPatch) -> None:
-    real = PartitionFence.give_up_pending
+    real = PartitionSendState.give_up_pending
 
     def give_up_pending(self: Any, keep: Any) -> Any:
         finals = real(self, keep)
@@ -100,14 +100,14 @@ def send_again_what_was_given_up(patch: pytest.MonkeyPatch) -> None:
         self._reopen()
         return finals
 
-    patch.setattr(PartitionFence, "give_up_pending", give_up_pending)
+    patch.setattr(PartitionSendState, "give_up_pending", give_up_pending)
 
 
 def send_rejected_records_again_blindly(patch: pytest.MonkeyPatch) -> None:
     def unplaced(self: Any, writer: Any, record: Any, _: Any, *, lease_valid: bool) -> Any:
         return self.acknowledged(writer, record, 1 << 40, lease_valid=lease_valid)
 
-    patch.setattr(PartitionFence, "unplaced", unplaced)
+    patch.setattr(PartitionSendState, "unplaced", unplaced)
 
 
 def take_any_attempts_answers(patch: pytest.MonkeyPatch) -> None:
@@ -139,11 +139,11 @@ def read_past_an_unknown_marker(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_what_is_astray(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PartitionFence, "unclear", lambda self: [])
+    patch.setattr(PartitionSendState, "unclear", lambda self: [])
 
 
 def send_without_a_lease(patch: pytest.MonkeyPatch) -> None:
-    real = PartitionFence._blocked
+    real = PartitionSendState._blocked
 
     def blocked(self: Any, writer: Any) -> bool:
         suspended, self.suspended = self.suspended, False
@@ -152,4 +152,4 @@ def send_without_a_lease(patch: pytest.MonkeyPatch) -> None:
         finally:
             self.suspended = suspended
 
-    patch.setattr(PartitionFence, "_blocked", blocked)
+    patch.setattr(PartitionSendState, "_blocked", blocked)

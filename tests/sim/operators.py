@@ -22,7 +22,7 @@ from kpsplit.splitter.partition_state import Attempt, PartitionState, SubTopic
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.claims import Claim
 from kpsplit.splitter.records.marker import newest_of
-from kpsplit.splitter.records.producers import ProducerRecord, Removed
+from kpsplit.splitter.records.producers import ProducerRegistration, Removed
 from kpsplit.splitter.steps import PlannedMarker
 from kpsplit.splitter.writers import Registrations
 from tests.sim.clock import ProcessClock, SimDeadline
@@ -179,7 +179,7 @@ class Operator(ClaimedLog):
         """See WritersPort."""
         self.process.call(lambda: self._await_change(seconds))
 
-    def remove(self, producers: Iterable[ProducerRecord], deadline: Deadline) -> None:
+    def remove(self, producers: Iterable[ProducerRegistration], deadline: Deadline) -> None:
         """See WritersPort."""
         wanted = tuple(producers)
         self.process.call(lambda: self._remove(wanted))
@@ -199,7 +199,7 @@ class Operator(ClaimedLog):
         topic, clock = self.world.producers_topic, self.clock
         yield Blocked("has waited for answers", lambda: topic.length > known or clock.now() >= at)
 
-    def _remove(self, producers: tuple[ProducerRecord, ...]) -> Effect:
+    def _remove(self, producers: tuple[ProducerRegistration, ...]) -> Effect:
         names = ", ".join(f"{r.instance}.{r.generation}" for r in producers)
         fault = yield f"removes registrations {names}"
         if fault == "lost" or self.world.producers_topic.frozen:

@@ -11,14 +11,14 @@ from kpsplit.producer import accounts
 from kpsplit.producer.config import ProducerSettings
 from kpsplit.producer.control_feed import ControlFeed
 from kpsplit.producer.dispatcher import Dispatcher
-from kpsplit.producer.fence_duty import FenceDuty
+from kpsplit.producer.fence_duty import FenceTask
 from kpsplit.producer.general_path import GeneralPath
 from kpsplit.producer.hot_path import make_produce
-from kpsplit.producer.lease_duty import LeaseDuty
+from kpsplit.producer.lease_duty import LeaseTask
 from kpsplit.producer.lookup import Search
 from kpsplit.producer.registration import Registration
 from kpsplit.producer.routes import Fence, TopicRoute
-from kpsplit.producer.topic_duty import TopicDuty
+from kpsplit.producer.topic_duty import TopicTask
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.ports import Deadline
@@ -196,9 +196,9 @@ class SimProducer:
         self.writer = SimRegistrationWriter(world)
         self.registration._writer = cast(Any, self.writer)
         queued = self.client.__len__
-        self.lease = LeaseDuty(feed)
-        self.fences = FenceDuty(feed, self.lease, self.client.poll, queued, lambda: False)
-        self.topics = TopicDuty(feed, self.lease, self.fences, queued, lambda _: 0, lambda _: None)
+        self.lease = LeaseTask(feed)
+        self.fences = FenceTask(feed, self.lease, self.client.poll, queued, lambda: False)
+        self.topics = TopicTask(feed, self.lease, self.fences, queued, lambda _: 0, lambda _: None)
         general = GeneralPath(dispatcher, queued, lambda: None)
         self._produce = make_produce(dispatcher, self.client.send, self._callback, general.produce)
         self._duties = {

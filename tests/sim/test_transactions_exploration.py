@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kpsplit.producer.fence import PartitionFence
+from kpsplit.producer.fence import PartitionSendState
 from kpsplit.producer.fence_transactions import FenceTransactions
 from kpsplit.splitter import writers
 from kpsplit.splitter.fence_answers import to_acknowledge, to_answer
@@ -53,21 +53,21 @@ def test_what_is_committed_is_read_once_in_order_and_every_operation_ends(name: 
 
 
 def defer_a_fence_that_is_seen_without_a_lease(patch: pytest.MonkeyPatch) -> None:
-    real: Any = PartitionFence.observe
+    real: Any = PartitionSendState.observe
 
     def observe(self: Any, state: Any, *, lease_valid: bool) -> Any:
         return real(self, state, lease_valid=True)
 
-    patch.setattr(PartitionFence, "observe", observe)
+    patch.setattr(PartitionSendState, "observe", observe)
 
 
 def defer_a_fence_that_was_there_when_we_registered(patch: pytest.MonkeyPatch) -> None:
-    real: Any = PartitionFence._adopt
+    real: Any = PartitionSendState._adopt
 
     def adopt(self: Any, state: Any, *, awaited: bool = False) -> None:
         real(self, state, awaited=awaited or self.suspended)
 
-    patch.setattr(PartitionFence, "_adopt", adopt)
+    patch.setattr(PartitionSendState, "_adopt", adopt)
 
 
 def defer_the_next_fence_as_the_one_before(patch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def defer_the_next_fence_as_the_one_before(patch: pytest.MonkeyPatch) -> None:
 
 
 def acknowledge_inside_the_transaction(patch: pytest.MonkeyPatch) -> None:
-    real: Any = PartitionFence.quiescent
+    real: Any = PartitionSendState.quiescent
 
     def quiescent(self: Any) -> bool:
         deferred, self.transactions.deferred = self.transactions.deferred, False
@@ -89,7 +89,7 @@ def acknowledge_inside_the_transaction(patch: pytest.MonkeyPatch) -> None:
         self._fence_writers()
         return answer
 
-    patch.setattr(PartitionFence, "quiescent", quiescent)
+    patch.setattr(PartitionSendState, "quiescent", quiescent)
 
 
 def hold_back_reports_until_the_fence_is_over(patch: pytest.MonkeyPatch) -> None:
@@ -102,8 +102,8 @@ def hold_back_reports_until_the_fence_is_over(patch: pytest.MonkeyPatch) -> None
             return True
         return any(w.segment.range.overlaps(writer.segment.range) for w in self.closing)
 
-    patch.setattr(PartitionFence, "_fence_writers", fence)
-    patch.setattr(PartitionFence, "_blocked", blocked)
+    patch.setattr(PartitionSendState, "_fence_writers", fence)
+    patch.setattr(PartitionSendState, "_blocked", blocked)
 
 
 def let_the_lease_run_out_while_the_fence_waits(patch: pytest.MonkeyPatch) -> None:

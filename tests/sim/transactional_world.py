@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from kpsplit.splitter.records.producers import ProducerRecord
+from kpsplit.splitter.records.producers import ProducerRegistration
 from tests.sim.fence_world import Global, Held, Move, World
 
 
@@ -57,7 +57,7 @@ class TransactionalWorld(World):
             producer = producer._replace(spoilt=True)
         return super()._with(world, index, producer)
 
-    def _record(self, index: int, producer: Held) -> ProducerRecord:
+    def _record(self, index: int, producer: Held) -> ProducerRegistration:
         return replace(super()._record(index, producer), transactional_id=f"t{index}")
 
     # -- what must hold ----------------------------------------------------------------------------

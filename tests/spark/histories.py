@@ -30,7 +30,7 @@ from kpsplit.splitter.records.keys import OFFSETS_TOPIC, subtopic_name
 from kpsplit.splitter.records.marker import HEADER as MARKER
 from kpsplit.splitter.records.marker import Marker, MarkerKind
 from kpsplit.splitter.records.offsets import Boundary, Cause, Position, RangeCommit, boundaries
-from kpsplit.splitter.records.producers import Certificate, ProducerRecord
+from kpsplit.splitter.records.producers import Certificate, ProducerRegistration
 from kpsplit.splitter.records.stamp import HEADER, Stamp
 
 TOPIC = "orders"
@@ -203,7 +203,7 @@ class World:
             if place not in self.retired
         }
         producers = tuple(
-            ProducerRecord(
+            ProducerRegistration(
                 instance,
                 1,
                 "test",

@@ -22,7 +22,7 @@ from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
-from kpsplit.splitter.records.producers import Certificate, ProducerRecord
+from kpsplit.splitter.records.producers import Certificate, ProducerRegistration
 from kpsplit.splitter.records.stamp import HEADER, Stamp, instance_name
 from tests.broker.operating import enrolled, split
 
@@ -63,7 +63,7 @@ class Forger:
     def close(self, next_sequence: int) -> None:
         """Leave a certificate that counts what was written."""
         certificates = {str(self.state.parent): Certificate(next_sequence, self.delivered, ())}
-        record = ProducerRecord(
+        record = ProducerRegistration(
             self.instance,
             1,
             "forger",

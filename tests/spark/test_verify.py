@@ -18,7 +18,7 @@ from kpsplit.spark_jobs.report import times_of
 from kpsplit.spark_jobs.snapshot import without_boundary
 from kpsplit.spark_jobs.verification.findings import Check, Severity
 from kpsplit.spark_jobs.verification.job import take_snapshot
-from kpsplit.splitter.records.producers import ProducerRecord
+from kpsplit.splitter.records.producers import ProducerRegistration
 from kpsplit.splitter.records.stamp import HEADER, Stamp
 from tests.broker.operating import PAUSE_MS, DiedError, dying_after, enrolled, split, state_of
 
@@ -87,7 +87,7 @@ def test_a_split_behind_the_reading_of_the_offset_log_has_its_boundary_records(
     parent = enrolled(operations, make_topic())
 
     class Overtaken(Gatherer):
-        def _producers(self) -> tuple[ProducerRecord, ...]:
+        def _producers(self) -> tuple[ProducerRegistration, ...]:
             split(operations, parent, 2)
             return super()._producers()
 

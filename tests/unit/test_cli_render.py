@@ -28,7 +28,7 @@ from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.partition_state import OperationKind, Target
 from kpsplit.splitter.reading import SkipReason
 from kpsplit.splitter.records.control import Enrolment, Partitioner
-from kpsplit.splitter.records.producers import PauseReport, ProducerRecord
+from kpsplit.splitter.records.producers import PauseReport, ProducerRegistration
 from kpsplit.splitter.records.stamp import Stamp
 from kpsplit.splitter.sizing import Sizing, assess
 from tests.unit.samples import PARENT, UNSPLIT, fenced, life, split_attempt
@@ -84,7 +84,7 @@ def a_status() -> PartitionStatus:
         state=replace(state, attempt=attempt),
         enrolment=Enrolment("orders", "id", Partitioner.CONSISTENT_RANDOM, True),
         ends={s.id: 1234 for s in state.lineage if s.is_open},
-        writers=(ProducerRecord(7, 1, EVIL, topics=("orders",)),),
+        writers=(ProducerRegistration(7, 1, EVIL, topics=("orders",)),),
         attempt_age_seconds=75.0,
     )
 

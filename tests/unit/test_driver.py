@@ -23,7 +23,7 @@ from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Attempt, EndedBy, PartitionState, Result, SubTopic
-from kpsplit.splitter.records.producers import ProducerRecord, Removed
+from kpsplit.splitter.records.producers import ProducerRegistration, Removed
 from kpsplit.splitter.states import Phase
 from kpsplit.splitter.steps import PlannedMarker
 from kpsplit.splitter.writers import Registrations
@@ -68,7 +68,7 @@ class Cluster:
 
     def producer(self, instance: int, behaviour: str = "answers") -> None:
         self.answers[instance] = behaviour
-        self.registrations.fold(ProducerRecord(instance, 1, f"p{instance}", topics=(PARENT.topic,)))
+        self.registrations.fold(ProducerRegistration(instance, 1, f"p{instance}", topics=(PARENT.topic,)))
 
     def let_producers_answer(self) -> None:
         attempt = self.state.attempt
@@ -171,7 +171,7 @@ class Simulated:
     def await_change(self, seconds: float) -> None:
         self.cluster.now += seconds
 
-    def remove(self, producers: Iterable[ProducerRecord], deadline: Any) -> None:
+    def remove(self, producers: Iterable[ProducerRegistration], deadline: Any) -> None:
         def effect() -> None:
             for record in producers:
                 self.cluster.registrations.fold(Removed(record.key))

@@ -6,7 +6,7 @@ from kpsplit.splitter.events import Prepare
 from kpsplit.splitter.fence_answers import to_acknowledge, to_answer
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.records.producers import ProducerRecord
+from kpsplit.splitter.records.producers import ProducerRegistration
 from tests.unit.samples import PARENT, UNSPLIT, committed, fenced, split_attempt
 
 SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2), "mine")
@@ -14,9 +14,9 @@ PREPARING, FENCED = apply(UNSPLIT, Prepare(SPLIT)), fenced(UNSPLIT, SPLIT)
 EVERY = [UNSPLIT, PREPARING, FENCED, committed(UNSPLIT, SPLIT, {0: 1})]
 
 
-def own(ready: str = "older", acknowledged: str = "older") -> ProducerRecord:
+def own(ready: str = "older", acknowledged: str = "older") -> ProducerRegistration:
     place = str(PARENT)
-    return ProducerRecord(1, 1, "c", None, ("orders",), {place: ready}, {place: acknowledged})
+    return ProducerRegistration(1, 1, "c", None, ("orders",), {place: ready}, {place: acknowledged})
 
 
 def test_each_prepare_is_answered_once_per_attempt() -> None:

@@ -21,7 +21,7 @@ from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import EndedBy, PartitionState, SubTopicState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.keys import slots_topic
-from kpsplit.splitter.records.producers import Entry, Newer, ProducerRecord
+from kpsplit.splitter.records.producers import Entry, Newer, ProducerRegistration
 from kpsplit.splitter.writers import ACKNOWLEDGEMENT, Registrations
 from tests.unit.samples import PARENT, UNSPLIT, committed, fenced, merge_attempt, phantom, split_attempt
 
@@ -125,7 +125,7 @@ def with_registrations(*entries: Entry, state: PartitionState = SPLIT, **garbage
     return replace(findings, set_aside=tuple(producers_set_aside(findings.view, registrations, keys)))
 
 
-READY = ProducerRecord(1, 1, "ready", topics=("orders",), ready={"orders/3": ATTEMPT.id})
+READY = ProducerRegistration(1, 1, "ready", topics=("orders",), ready={"orders/3": ATTEMPT.id})
 UNACKNOWLEDGED = apply(
     fenced(UNSPLIT, ATTEMPT),
     Abort(ATTEMPT.id, EndedBy.OPERATOR, f"waited for the producers' {ACKNOWLEDGEMENT}"),
@@ -166,7 +166,7 @@ CASES = {
         "of no enrolled topic: producers/0:00000000000000ff",
     ),
     "registration of nothing": (
-        with_registrations(ProducerRecord(1, 1, "a", topics=("none",))),
+        with_registrations(ProducerRegistration(1, 1, "a", topics=("none",))),
         "registrations",
         "no operation asks its producer: producers/0:0000000000000001",
     ),
@@ -228,7 +228,7 @@ CASES = {
 
 
 def test_a_registration_that_operations_can_ask_is_in_order() -> None:
-    sound = (READY, ProducerRecord(2, 1, "closed", topics=("none",), closed=True))
+    sound = (READY, ProducerRegistration(2, 1, "closed", topics=("none",), closed=True))
     assert troubles(with_registrations(*sound)) == []
 
 

@@ -36,7 +36,7 @@ class Library:
 
 def closing_producer(ground: Ground) -> tuple[Producer, Library]:
     producer, library = whole_producer(ground), Library()
-    producer._coordinator = library  # type: ignore[assignment]
+    producer._background = library  # type: ignore[assignment]
     return producer, library
 
 

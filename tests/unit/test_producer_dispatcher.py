@@ -16,10 +16,10 @@ from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.producer.accounts import certificates
 from kpsplit.producer.config import split_config
 from kpsplit.producer.dispatcher import Dispatcher
-from kpsplit.producer.fence import PartitionFence
+from kpsplit.producer.fence import PartitionSendState
 from kpsplit.producer.general_path import GeneralPath
 from kpsplit.producer.hot_path import make_produce
-from kpsplit.producer.messages import Content
+from kpsplit.producer.messages import PendingRecord
 from kpsplit.producer.polling import Polling
 from kpsplit.producer.routes import PASS_THROUGH, Fence, RouteWriter, TopicRoute
 from kpsplit.producer.transactions import Transactions
@@ -82,7 +82,9 @@ class Ground:
         _, parsed = split_config(settings)
         self.rdkafka = Librdkafka()
         self.dispatcher = Dispatcher(parsed, 7, self.rdkafka.produce)
-        self.fence: Fence = PartitionFence(UNSPLIT, lambda s: RouteWriter(s, PARENT), self.dispatcher.tally)
+        self.fence: Fence = PartitionSendState(
+            UNSPLIT, lambda s: RouteWriter(s, PARENT), self.dispatcher.tally
+        )
         enrolment = Enrolment("orders", "id", Partitioner.CONSISTENT_RANDOM, True)
         self.dispatcher.add_route("orders", TopicRoute(enrolment, [self.fence]))
         self.dispatcher.renew(monotonic() + 1000)
@@ -91,9 +93,9 @@ class Ground:
     def callback(self, error: Any, message: Any) -> None:
         self.told.append((error and error.code(), message.value()))
 
-    def content(self, value: bytes = b"v", **more: Any) -> Content:
+    def content(self, value: bytes = b"v", **more: Any) -> PendingRecord:
         given = {"timestamp": 0, "headers": None, "callback": self.callback, "accepted_at": monotonic()}
-        return Content(**{"value": value, "key": b"k", **given, **more})
+        return PendingRecord(**{"value": value, "key": b"k", **given, **more})
 
     def send(self, value: bytes = b"v", **more: Any) -> RouteWriter:
         writer = self.fence.writers[0]
@@ -310,7 +312,7 @@ def test_beside_a_record_that_cannot_be_sent_each_is_sent_at_most_once_and_repor
     ground.dispatcher.lapse()
     ground.hold(b"a")
     with monkeypatch.context() as past_the_check:
-        past_the_check.setattr(Content, "check", lambda _: None)
+        past_the_check.setattr(PendingRecord, "check", lambda _: None)
         ground.dispatcher.held.hold(ground.fence, ground.content(**{"value": b"?", **bad}))
     ground.hold(b"b")
     if end == "release":

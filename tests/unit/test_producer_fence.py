@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kpsplit.producer.backlog import Tally
-from kpsplit.producer.fence import PartitionFence
+from kpsplit.producer.fence import PartitionSendState
 from kpsplit.producer.segment_writer import Answer, Outgoing, SegmentWriter
 from kpsplit.splitter.events import Abort
 from kpsplit.splitter.key_range import WHOLE
@@ -19,11 +19,11 @@ from tests.unit.samples import UNSPLIT, committed, fenced, merge_attempt, operat
 LOW, HIGH = 0x10000000, 0xF0000000
 SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(4))
 
-Fence = PartitionFence[str, SegmentWriter[str]]
+Fence = PartitionSendState[str, SegmentWriter[str]]
 
 
 def fence_of(state: PartitionState = UNSPLIT) -> Fence:
-    return PartitionFence(state, SegmentWriter, Tally())
+    return PartitionSendState(state, SegmentWriter, Tally())
 
 
 def send(fence: Fence, key: int | None = LOW) -> tuple[Any, Outgoing[str]]:

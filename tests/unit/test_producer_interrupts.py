@@ -335,7 +335,7 @@ def test_a_report_behind_close_is_not_final_for_nobody_waits_for_a_closed_produc
             dispatcher.renew(monotonic() + 1000)  # as a thread does that was not quick enough
             good_at_the_end.append(ground.fence.writers[0].good_until)
 
-    producer._coordinator = Library()  # type: ignore[assignment]
+    producer._background = Library()  # type: ignore[assignment]
     producer.close(0)
     assert good_at_the_end == [0.0]
 

@@ -10,12 +10,12 @@ from kpsplit.producer.config import split_config
 from kpsplit.producer.control_feed import ControlFeed
 from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.lease import owes
-from kpsplit.producer.lease_duty import LeaseDuty
+from kpsplit.producer.lease_duty import LeaseTask
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.events import Prepare
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.records.producers import ProducerRecord
+from kpsplit.splitter.records.producers import ProducerRegistration
 from tests.unit.samples import PARENT, UNSPLIT, committed, fenced, split_attempt
 
 SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2))
@@ -25,8 +25,8 @@ ME, MINE = str(PARENT), SPLIT.id
 
 def own(
     ready: str | None = None, acknowledged: str | None = None, transactional: str | None = None
-) -> ProducerRecord:
-    return ProducerRecord(
+) -> ProducerRegistration:
+    return ProducerRegistration(
         instance=1,
         generation=1,
         client_id="c",
@@ -85,7 +85,7 @@ def test_a_view_that_was_read_and_not_applied_renews_nothing() -> None:
     dispatcher = Dispatcher(settings, 7, lambda *_: None)
     feed = ControlFeed(Connection({"bootstrap.servers": "127.0.0.1:1"}), dispatcher)
     feed.tail = Following()  # type: ignore[assignment]
-    duty = LeaseDuty(feed)
+    duty = LeaseTask(feed)
     duty.renew()
     assert not dispatcher.lease_valid()
     duty.adopted = 7

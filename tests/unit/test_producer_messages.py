@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, Message
 
 from kpsplit.kafka.logical_message import LogicalMessage, is_identity
 from kpsplit.producer.messages import (
-    Content,
+    PendingRecord,
     failed_message,
     logical_message,
     timestamp_of,
@@ -33,8 +33,8 @@ def physical(
     )
 
 
-def content(**more: Any) -> Content:
-    return Content(
+def content(**more: Any) -> PendingRecord:
+    return PendingRecord(
         **{"value": b"v", "key": b"k", "timestamp": 5}
         | {"headers": None, "callback": None, "accepted_at": 0.0}
         | more

@@ -9,7 +9,7 @@ from confluent_kafka import consistent
 
 from kpsplit.errors import ConfigurationError, UsageError
 from kpsplit.producer.backlog import Tally
-from kpsplit.producer.fence import PartitionFence
+from kpsplit.producer.fence import PartitionSendState
 from kpsplit.producer.routes import RouteWriter, TopicRoute, check_partitioner, complete_stamp
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
@@ -20,7 +20,9 @@ from kpsplit.splitter.records.stamp import Stamp, prefix
 def route(partitioner: Partitioner, count: int) -> TopicRoute:
     def fence(partition: int) -> Any:
         parent = PhysicalPartition("orders", partition)
-        return PartitionFence(PartitionState.unsplit(parent, "id"), lambda s: RouteWriter(s, parent), Tally())
+        return PartitionSendState(
+            PartitionState.unsplit(parent, "id"), lambda s: RouteWriter(s, parent), Tally()
+        )
 
     return TopicRoute(Enrolment("orders", "id", partitioner, True), [fence(p) for p in range(count)])
 

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError
 from kpsplit.errors import AuthorizationError, KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
-from kpsplit.producer.coordinator import Coordinator
+from kpsplit.producer.coordinator import BackgroundThread
 from kpsplit.producer.routes import TopicRoute
 from kpsplit.producer.topic_lookup import PartitionCounts
 from kpsplit.splitter.control_view import ControlView
@@ -38,7 +38,7 @@ class Tail:
 
 def library(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, counts: dict[str, Any], *topics: str
-) -> Coordinator:
+) -> BackgroundThread:
     """Return the library's thread, not started; ``counts``: of each topic's partitions, or the error."""
 
     def take(self: PartitionCounts, topic: str) -> int | None:
@@ -54,7 +54,7 @@ def library(
     monkeypatch.setattr(PartitionCounts, "ask", ask)
     monkeypatch.setattr(ControlView, "state", lambda _, parent: PartitionState.unsplit(parent, "id"))
     connection = Connection({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
-    coordinator = Coordinator(connection, ground.dispatcher, lambda _: 0, lambda: 0, counts.__getitem__)
+    coordinator = BackgroundThread(connection, ground.dispatcher, lambda _: 0, lambda: 0, counts.__getitem__)
     coordinator._feed.tail = Tail(*topics)  # type: ignore[assignment]
     monkeypatch.setattr(coordinator._feed.registration, "add_topic", lambda *_: None)
     monkeypatch.setattr(coordinator._lease, "renew", lambda: None)

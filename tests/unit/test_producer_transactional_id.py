@@ -15,4 +15,4 @@ def test_a_transactional_producer_registers_for_nothing_outside_a_transaction() 
         with pytest.raises(KafkaException) as refused:
             one.produce("orders", b"v", b"k")
         assert refused.value.args[0].code() == KafkaError._STATE
-        assert one._coordinator is None
+        assert one._background is None

@@ -13,13 +13,13 @@ from kpsplit.splitter.records.producers import (
     Certificate,
     Newer,
     PauseReport,
-    ProducerRecord,
+    ProducerRegistration,
     Removed,
     decode_entry,
     decode_record,
 )
 
-FULL = ProducerRecord(
+FULL = ProducerRegistration(
     instance=0xA1,
     generation=3,
     client_id="checkout-7",
@@ -33,8 +33,10 @@ FULL = ProducerRecord(
 )
 
 
-@pytest.mark.parametrize("record", [FULL, ProducerRecord(1, 1, ""), ProducerRecord(2**64 - 1, 2**63 - 1, "")])
-def test_a_record_is_read_back_as_it_was_written(record: ProducerRecord) -> None:
+@pytest.mark.parametrize(
+    "record", [FULL, ProducerRegistration(1, 1, ""), ProducerRegistration(2**64 - 1, 2**63 - 1, "")]
+)
+def test_a_record_is_read_back_as_it_was_written(record: ProducerRegistration) -> None:
     assert decode_record(record.key, record.encode()) == record
 
 
@@ -138,8 +140,8 @@ def test_a_malformed_record_is_rejected(changes: dict[str, Any]) -> None:
 
 def test_what_readers_would_reject_is_never_written() -> None:
     with pytest.raises(RecordError):
-        ProducerRecord(1, 0, "").encode()
+        ProducerRegistration(1, 0, "").encode()
     with pytest.raises(RecordError):
-        ProducerRecord(
+        ProducerRegistration(
             1, 1, "", certificates={"orders/3": Certificate(1, {}, tuple(range(200_000)))}
         ).encode()

@@ -38,7 +38,7 @@ from kpsplit.spark_jobs.verification.start import (
 )
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.producers import Certificate, ProducerRecord
+from kpsplit.splitter.records.producers import Certificate, ProducerRegistration
 from tests.spark.histories import World, busy
 
 NUMBERS = st.sets(st.integers(0, 200))
@@ -98,7 +98,7 @@ def extent(
 
 
 def closed(found: Snapshot, certificate: Certificate) -> Snapshot:
-    record = ProducerRecord(
+    record = ProducerRegistration(
         int(NAME, 16), 1, "c", topics=("orders",), closed=True, certificates={str(ORDERS): certificate}
     )
     return replace(found, producers=(record,))
@@ -239,8 +239,8 @@ def test_failed_numbers_are_not_missing_in_a_block_of_which_nothing_is_there() -
 
 def test_producers_without_a_certificate_are_a_note_or_cannot_be_judged() -> None:
     """If certificates are required: also those of which nothing is there."""
-    silent = ProducerRecord(7, 1, "c", topics=("orders",))
-    elsewhere = ProducerRecord(8, 1, "c", topics=("other",))
+    silent = ProducerRegistration(7, 1, "c", topics=("orders",))
+    elsewhere = ProducerRegistration(8, 1, "c", topics=("other",))
     writers = Writers(replace(snapshot(), producers=(silent, elsewhere)))
     spans = [Span(0, 0, NAME, 3, 0, 0, 2)]
     (note,) = uncertified_findings(writers, spans, required=False)

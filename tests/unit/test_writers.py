@@ -12,7 +12,7 @@ from kpsplit.splitter.events import Abort, Prepare
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import EndedBy
-from kpsplit.splitter.records.producers import Entry, Newer, ProducerRecord, Removed
+from kpsplit.splitter.records.producers import Entry, Newer, ProducerRegistration, Removed
 from kpsplit.splitter.writers import (
     ACKNOWLEDGEMENT,
     Registrations,
@@ -25,8 +25,8 @@ from kpsplit.splitter.writers import (
 from tests.unit.samples import PARENT, UNSPLIT, fenced, split_attempt
 from tests.unit.test_driver import assert_resting, run, with_producers
 
-A = ProducerRecord(1, 1, "a", topics=("orders", "bills"))
-B = ProducerRecord(2, 5, "b", topics=("orders",))
+A = ProducerRegistration(1, 1, "a", topics=("orders", "bills"))
+B = ProducerRegistration(2, 5, "b", topics=("orders",))
 SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2))
 PREPARING = apply(UNSPLIT, Prepare(SPLIT))
 

@@ -17,7 +17,7 @@ from kpsplit.control.status import PartitionStatus
 from kpsplit.splitter.lineage import Segment, SegmentKind
 from kpsplit.splitter.partition_state import Result, SubTopicState
 from kpsplit.splitter.records.control import attempt_to_json
-from kpsplit.splitter.records.producers import ProducerRecord
+from kpsplit.splitter.records.producers import ProducerRegistration
 from kpsplit.splitter.records.stamp import instance_name
 from kpsplit.splitter.states import Phase
 from kpsplit.splitter.words import many
@@ -136,7 +136,7 @@ def _writers(status: PartitionStatus) -> str:
     return f"{many(len(status.writers), 'writer')}{f': {names}{more}' if names else ''}"
 
 
-def _writer_name(writer: ProducerRecord) -> str:
+def _writer_name(writer: ProducerRegistration) -> str:
     name = instance_name(writer.instance)
     return f"{one_line(writer.client_id)} ({name})" if writer.client_id else name
 
@@ -200,5 +200,5 @@ def _range_json(status: PartitionStatus, segment: Segment) -> dict[str, Any]:
     }
 
 
-def _writer_json(writer: ProducerRecord) -> dict[str, Any]:
+def _writer_json(writer: ProducerRegistration) -> dict[str, Any]:
     return {"instance": instance_name(writer.instance), "client_id": writer.client_id}

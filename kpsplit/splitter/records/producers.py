@@ -54,7 +54,7 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True)
-class ProducerRecord:
+class ProducerRegistration:
     """The whole record of one producer instance.
 
     ``generation``: which registration of the instance it is. ``ready`` and ``acknowledged`` map a logical
@@ -119,7 +119,7 @@ class Newer:
     topics: tuple[str, ...]
 
 
-Entry = ProducerRecord | Removed | Newer
+Entry = ProducerRegistration | Removed | Newer
 """What can stand under a key of the producers topic."""
 
 
@@ -140,7 +140,7 @@ def decode_entry(key: bytes | None, data: bytes | None) -> Entry:
         return Newer(key or b"", _topics(decode(data, _WHAT, ANY_VERSION)))
 
 
-def decode_record(key: bytes | None, data: bytes | None) -> ProducerRecord:
+def decode_record(key: bytes | None, data: bytes | None) -> ProducerRegistration:
     """Read a producer's record.
 
     Raises:
@@ -157,7 +157,7 @@ def decode_record(key: bytes | None, data: bytes | None) -> ProducerRecord:
     return record
 
 
-def _record(key: int, fields: Fields) -> ProducerRecord:
+def _record(key: int, fields: Fields) -> ProducerRegistration:
     keeps_key = fields.version < 4
     generation = fields.integer("generation", 1)
     if fields.version in (2, 3):
@@ -166,7 +166,7 @@ def _record(key: int, fields: Fields) -> ProducerRecord:
     transactional_id = fields.optional_text("transactional_id", 10_000)
     if transactional_id is not None and not is_writers_id(transactional_id):
         fields.fail("transactional_id is none that a producer of data can have")
-    return ProducerRecord(
+    return ProducerRegistration(
         instance=key if keeps_key else _instance(fields),
         generation=1 if keeps_key else generation,
         client_id=fields.text("client_id"),

@@ -22,7 +22,7 @@ from kpsplit.splitter.records.keys import (
     operator_transactional_id,
     partition_key,
 )
-from kpsplit.splitter.records.producers import ProducerRecord
+from kpsplit.splitter.records.producers import ProducerRegistration
 from kpsplit.splitter.records.stamp import Stamp, home_of
 from kpsplit.testing import Send, SendOutcome
 from tests.broker.raw_names import RawName
@@ -73,7 +73,7 @@ class Strangers:
         """Write the registrations of so many producers of the topic that will never answer."""
         writer = self._connection.open_producer("dead", enable_idempotence=True)
         for _ in range(number):
-            dead = ProducerRecord(secrets.randbits(64), 1, "dead", topics=(self._topic,))
+            dead = ProducerRegistration(secrets.randbits(64), 1, "dead", topics=(self._topic,))
             writer.produce(PRODUCERS_TOPIC, dead.encode(), dead.key, 0)
             writer.poll(0)
         assert writer.flush(ANSWER_SECONDS) == 0
