@@ -1,4 +1,4 @@
-"""docs/failure-scenarios.md names only tests that exist."""
+"""The pages name only tests, files and sections that exist."""
 
 from __future__ import annotations
 
@@ -21,3 +21,16 @@ def test_every_file_that_a_page_links_to_exists() -> None:
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_section_that_a_page_links_to_exists() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        for file, anchor in re.findall(r"\]\(([\w./-]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
+            target = page.parent / file if file else page
+            assert anchor in anchors_of(target), f"{page.name} links to {file}#{anchor}"
