@@ -7,9 +7,7 @@ import logging
 import sys
 from time import monotonic
 
-from tests.sim.run import STEPS, RunResult, run_seed
-from tests.sim.shrink import shrink
-from tests.sim.sweep import sweep
+from tests.sim.run import STEPS, RunResult, run_seed, shrink, sweep
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -18,9 +16,9 @@ def main(arguments: list[str] | None = None) -> int:
     logging.getLogger("kpsplit").setLevel(logging.ERROR)
     if options.seed is not None:
         return _one(options.seed, options.steps, options.no_shrink)
-    first, _, behind = options.seeds.partition(":")
+    first, _, end = options.seeds.partition(":")
     started = monotonic()
-    swept = sweep(int(first), int(behind or int(first) + 1), options.steps, options.workers)
+    swept = sweep(int(first), int(end or int(first) + 1), options.steps, options.workers)
     _say(f"{swept.runs} seeds in {monotonic() - started:.1f} s")
     _say(", ".join(f"{name}: {count}" for name, count in sorted(swept.counts.items())))
     for seed, violation in swept.failed:
@@ -51,11 +49,11 @@ def _one(seed: int, steps: int, as_it_was: bool) -> int:
     if result.violation is not None and not as_it_was:
         result = shrink(result)
     _say(f"seed {seed}, {len(result.events)} events:")
-    _say(told(result))
+    _say(in_words(result))
     return 0 if result.violation is None else 1
 
 
-def told(result: RunResult) -> str:
+def in_words(result: RunResult) -> str:
     """Return a run's trace and what it came to, in lines."""
     lines = [f"  {number:3}. {text}" for number, text in enumerate(result.trace, 1)]
     return "\n".join([*lines, result.violation or f"nothing wrong: {result.counts}"])

@@ -6,12 +6,516 @@ happen does nothing. So a run is a list of events, and shrinking it is leaving s
 
 from __future__ import annotations
 
-from tests.sim.cluster_events import CLUSTER_EVENTS
-from tests.sim.event_words import Event, Happening, Told
-from tests.sim.group_events import GROUP_EVENTS
-from tests.sim.operator_events import OPERATOR_EVENTS
-from tests.sim.producer_events import PRODUCER_EVENTS
-from tests.sim.world import World
+from collections.abc import Callable
+
+from kpsplit.consumer.fetch.batch import OwnedSlot
+from kpsplit.splitter.lineage import PhysicalPartition
+from tests.sim import operators
+from tests.sim.logs import Fate
+from tests.sim.members import SimMember
+from tests.sim.producers import DUTIES, SimProducer
+from tests.sim.world import KEYS, World
+
+# -- what events are made of -----------------------------------------------------------------------
+
+
+Event = tuple[str, *tuple[int, ...]]
+Told = str | None
+"""What was done; None: nothing."""
+Happening = Callable[..., Told]
+"""Takes the world and an event's numbers."""
+
+FAULTS = ("", "lost", "late", "unknown")
+STEPS_OF_TIME = (0.02, 0.3, 1.0, 3.0, 6.0, 70.0)
+
+
+def awake(world: World, index: int) -> SimProducer | None:
+    """Return a producer that can do something now."""
+    producer = world.producers[index]
+    return None if producer.asleep or producer.closed else producer
+
+
+def suspend(process: SimProducer | SimMember, asleep: bool) -> Told:
+    """Suspend a process, or let it go on."""
+    if process.asleep == asleep:
+        return None
+    process.asleep = asleep
+    return f"{process.name} {'is suspended' if asleep else 'goes on'}"
+
+
+def with_fault(fault: int) -> str:
+    """Return what goes wrong, for a trace."""
+    return f" ({FAULTS[fault]} write)" if fault else ""
+
+
+# -- the cluster: time, late arrivals, leaders, retention, plain writers ---------------------------
+
+
+def tick(world: World, step: int) -> Told:
+    """Time passes, and ends transactions that were open for too long."""
+    world.timeline.now += STEPS_OF_TIME[step]
+    world.control.time_out(world.timeline.now)
+    world.offsets.time_out(world.timeline.now)
+    return f"{STEPS_OF_TIME[step]} s pass"
+
+
+def _late(world: World, index: int) -> Told:
+    if index >= len(world.late):
+        return None
+    what, land = world.late.pop(index)
+    land()
+    return f"late, {what} arrives"
+
+
+def _stranger(world: World) -> Told:
+    """Somebody's transaction about another partition begins, or ends."""
+    for record in world.control.records:
+        if record.state is None and record.fate is Fate.OPEN:
+            record.fate = Fate.COMMITTED
+            return "another partition's transaction ends"
+    world.control.begin(0, None, "another partition", world.timeline.now)
+    return "another partition's transaction holds up the control topic"
+
+
+def _leader(world: World, index: int) -> Told:
+    """A leader moves: acknowledgements on their way are late, which the client's queue shows already."""
+    logs = list(world.brokers.logs.values())
+    log = logs[index % len(logs)]
+    log.leader_epoch += 1
+    return f"the leader of {log.source} moves"
+
+
+def _retention(world: World, index: int) -> Told:
+    logs = list(world.brokers.logs)
+    place = logs[index % len(logs)]
+    removed = world.brokers.expire(place, world.timeline.now)
+    return f"retention removes records of {place}" if removed else None
+
+
+def _hole(world: World, index: int) -> Told:
+    logs = list(world.brokers.logs)
+    place = logs[index % len(logs)]
+    if place.topic in world.brokers.sealed or place.topic not in world.brokers.topics:
+        return None
+    if not world.brokers.logs[place].entries:
+        return None
+    world.brokers.leave_hole(place)
+    return f"a transaction's end takes up an offset of {place}"
+
+
+def _foreign(world: World, key: int) -> Told:
+    chosen = KEYS[key] if key < len(KEYS) else None
+    return f"a plain writer writes key {chosen!r} to the parent at {world.send_foreign(chosen)}"
+
+
+CLUSTER_EVENTS: dict[str, Happening] = {
+    "tick": tick,
+    "late": _late,
+    "stranger": _stranger,
+    "leader": _leader,
+    "retention": _retention,
+    "hole": _hole,
+    "foreign": _foreign,
+}
+
+
+# -- producers: application, library thread, client, network ---------------------------------------
+
+
+def _produce(world: World, index: int, key: int) -> Told:
+    producer = awake(world, index)
+    if producer is None:
+        return None
+    chosen = KEYS[key] if key < len(KEYS) else None
+    id_ = world.send(producer, chosen)
+    return f"{producer.name} sends {id_.decode()}, key {chosen!r}"
+
+
+def _poll(world: World, index: int) -> Told:
+    producer = awake(world, index)
+    if producer is None:
+        return None
+    if not producer.poll():
+        return None
+    told = (f"{i.decode()}: {'failed' if at is None else at}" for i, at in producer.told)
+    return f"{producer.name} polls: {', '.join(told) or 'nothing is final'}"
+
+
+def turn(world: World, index: int, fault: int, prompt: int) -> Told:
+    """The library's thread of a producer has a turn; ``prompt``: its questions are answered at once."""
+    producer = awake(world, index)
+    if producer is None:
+        return None
+    producer.turn(FAULTS[fault], prompt=bool(prompt))
+    return f"{producer.name} does a turn{with_fault(fault)}; {_view(producer)}"
+
+
+def _duty(world: World, index: int, duty: int, fault: int) -> Told:
+    producer = awake(world, index)
+    if producer is None:
+        return None
+    producer.duty(DUTIES[duty], FAULTS[fault])
+    return f"{producer.name} does {DUTIES[duty]}{with_fault(fault)}; {_view(producer)}"
+
+
+def _see(world: World, index: int, lag: int) -> Told:
+    producer = awake(world, index)
+    length = world.control.stable() - lag
+    if producer is None or length <= producer.tail.length:
+        return None
+    producer.see(length)
+    return f"{producer.name} reads the control topic; {_view(producer)}"
+
+
+def _answer(world: World, index: int) -> Told:
+    request = world.producers[index].tail.request
+    if request is None or request.done():
+        return None
+    request.ends = {0: world.control.stable()}
+    return f"{world.producers[index].name} gets the control topic's end"
+
+
+def _lose_answer(world: World, index: int) -> Told:
+    request = world.producers[index].tail.request
+    if request is None or request.done():
+        return None
+    request.lost = True
+    return f"{world.producers[index].name} gets no answer about the control topic's end"
+
+
+def _land_registration(world: World, index: int) -> Told:
+    producer = world.producers[index]
+    return f"a late record of {producer.name} reaches the producers topic" if producer.writer.land() else None
+
+
+def _sleep(world: World, index: int, asleep: int) -> Told:
+    return suspend(world.producers[index], bool(asleep))
+
+
+def _crash(world: World, index: int) -> Told:
+    producer = world.producers[index]
+    producer.client.die()
+    world.producers[index] = world.new_producer(producer.name)
+    world.count("producer crashes")
+    return f"{producer.name} is killed and started anew as producer {world.instances}"
+
+
+def _close(world: World, index: int) -> Told:
+    producer = awake(world, index)
+    if producer is None or not producer.idle():
+        return None
+    producer.close()
+    world.producers[index] = world.new_producer(producer.name)
+    return f"{producer.name} is closed and started anew as producer {world.instances}"
+
+
+def _write(world: World, index: int, place: int) -> Told:
+    return _network(world, index, place, lambda p, at: p.client.write(at))
+
+
+def _acknowledge(world: World, index: int, place: int) -> Told:
+    return _network(world, index, place, lambda p, at: p.client.acknowledge(at))
+
+
+def flow(world: World, index: int, place: int) -> Told:
+    """Some records of a producer are written and acknowledged without trouble."""
+
+    def some(producer: SimProducer, at: PhysicalPartition) -> Told:
+        told = [
+            t for _ in range(3) for t in (producer.client.write(at), producer.client.acknowledge(at)) if t
+        ]
+        return "; ".join(told) or None
+
+    return _network(world, index, place, some)
+
+
+def _fail(world: World, index: int, place: int, how: int) -> Told:
+    return _network(world, index, place, lambda p, at: p.client.fail(at, ("lost", "late", "rejected")[how]))
+
+
+def _network(world: World, index: int, place: int, what: Callable[..., Told]) -> Told:
+    producer = world.producers[index]
+    places = producer.client.places()
+    return what(producer, places[place % len(places)]) if places else None
+
+
+def _search(world: World) -> Told:
+    lookup = next((k for k in world.lookups if not k.searched), None)
+    if lookup is None:
+        return None
+    lookup.look()
+    return f"a log is searched for rejected records: {lookup.search.found}"
+
+
+def _view(producer: SimProducer) -> str:
+    state, lease = producer.state, "lease" if producer.dispatcher.lease_valid() else "no lease"
+    return f"{state.phase}@{state.epoch}, {lease}"
+
+
+PRODUCER_EVENTS: dict[str, Happening] = {
+    "produce": _produce,
+    "poll": _poll,
+    "turn": turn,
+    "duty": _duty,
+    "see": _see,
+    "answer": _answer,
+    "lose_answer": _lose_answer,
+    "land_registration": _land_registration,
+    "sleep": _sleep,
+    "crash": _crash,
+    "close": _close,
+    "write": _write,
+    "acknowledge": _acknowledge,
+    "flow": flow,
+    "fail": _fail,
+    "search": _search,
+}
+
+
+# -- operators, and what keeps producers from answering them ---------------------------------------
+
+
+_RUSHED_TURNS, _RUSHED_STEPS = 6, 12
+
+
+def _plan(world: World, lag: int, what: int, first: int, count: int, pause: int, second: int) -> Told:
+    if len(world.operators) > 2 * second:
+        return None
+    state = world.control.states[max(0, world.control.stable() - lag)]
+    name = f"a{world.attempts + 1}"
+    attempt = operators.planned(state, name, (what, first, count), pause)
+    operator = world.new_operator("a", operators.run(attempt, state.epoch))
+    ranges = ", ".join(map(str, attempt.ranges))
+    return f"{operator.name} wants a {attempt.kind} of {list(attempt.sources)} into {ranges}"
+
+
+def _rush(world: World, what: int, first: int, count: int) -> Told:
+    """An operation goes through without trouble, as far as the producers are awake."""
+    if world.operators or any(p.asleep for p in world.producers):
+        return None
+    told = _plan(world, 0, what, first, count, 2, 0)
+    operator = world.operators[0]
+    for _ in range(_RUSHED_TURNS):
+        for _ in range(_RUSHED_STEPS):
+            if operator.process.ready():
+                operator.step()
+                world.oracle.check()
+        if operator.process.over:
+            world.operators.remove(operator)
+            break
+        for producer in world.producers:
+            producer.turn()
+            for place in producer.client.places():
+                while producer.client.write(place) or producer.client.acknowledge(place):
+                    world.oracle.check()
+    state = world.control.truth
+    return f"{told}, without trouble; {state.phase}@{state.epoch}"
+
+
+def _cut_off(world: World, index: int, cut: int) -> Told:
+    """A producer can read, but its writes to the producers topic are lost."""
+    writer = world.producers[index].writer
+    if writer.cut_off == bool(cut):
+        return None
+    writer.cut_off = bool(cut)
+    return f"{world.producers[index].name} {'cannot' if cut else 'can'} write to the producers topic"
+
+
+def _freeze(world: World, frozen: int) -> Told:
+    """The broker that leads the producers topic stands still: nobody reads it, writes arrive later."""
+    topic = world.producers_topic
+    if topic.frozen == bool(frozen):
+        return None
+    topic.frozen = bool(frozen)
+    if not frozen:
+        for producer in world.producers:
+            producer.writer.land()
+    return f"the producers topic {'stands still' if frozen else 'is back'}"
+
+
+def _call_on(world: World, what: int, second: int) -> Told:
+    if len(world.operators) > 2 * second:
+        return None
+    name, work = (("resume", operators.resume), ("abort", operators.abort), ("retire", operators.retire))[
+        what
+    ]
+    return f"{world.new_operator(name, work).name} begins"
+
+
+def _take_over(world: World, index: int) -> Told:
+    producer = awake(world, index)
+    attempt_id = operators.due_for_takeover(world, producer.state) if producer else None
+    if attempt_id is None or producer is None or len(world.operators) >= 3:
+        return None
+    operator = world.new_operator("takeover", operators.take_over(attempt_id))
+    return f"{operator.name} of {attempt_id} by {producer.name} begins"
+
+
+def _operate(world: World, index: int, steps: int, fault: int) -> Told:
+    """An operator does some steps; what goes wrong goes wrong in the last of them.
+
+    While it waits, a producer has a turn, or time passes; while there is none, records go their way.
+    """
+    if not world.operators:
+        return flow(world, steps % 2, 0)
+    operator, told = world.operators[index % len(world.operators)], []
+    if not operator.process.ready():
+        return tick(world, 2) if steps > 3 else turn(world, steps % 2, 0, 1)
+    for number in range(steps):
+        if not operator.process.ready():
+            break
+        told.append(operator.step(FAULTS[fault] if number == steps - 1 else ""))
+        world.oracle.check()
+    if operator.process.over:
+        world.operators.remove(operator)
+    state = world.control.truth
+    return f"{operator.name} {', '.join(told)}; {state.phase}@{state.epoch}" if told else None
+
+
+def _kill(world: World, index: int) -> Told:
+    if index >= len(world.operators):
+        return None
+    world.count("operator crashes")
+    return f"{world.operators.pop(index).name} is killed"
+
+
+OPERATOR_EVENTS: dict[str, Happening] = {
+    "plan": _plan,
+    "rush": _rush,
+    "cut_off": _cut_off,
+    "freeze": _freeze,
+    "call_on": _call_on,
+    "take_over": _take_over,
+    "operate": _operate,
+    "kill": _kill,
+}
+
+
+# -- the consumer group: read, work, commit, get and lose slots ------------------------------------
+
+
+def _member(world: World, index: int) -> SimMember | None:
+    member = world.members[index]
+    return None if member.asleep else member
+
+
+def _read(world: World, index: int, lag: int) -> Told:
+    member = _member(world, index)
+    if member is None or not member.see(world.control.stable() - lag):
+        return None
+    return f"{member.name} reads the control topic; {member.state.phase}@{member.state.epoch}"
+
+
+def _refresh(world: World, index: int) -> Told:
+    member = _member(world, index)
+    return f"{member.name} refreshes its view" if member and member.refresh() else None
+
+
+def _heartbeat(world: World, index: int) -> Told:
+    member = _member(world, index)
+    if member is None or not member.heartbeat():
+        return None
+    return f"{member.name} is in generation {member.generation} with {len(member.holdings)} slots"
+
+
+def _start(world: World, index: int) -> Told:
+    member = _member(world, index)
+    for slot in list(member.holdings) if member else ():
+        if member and member.start(slot):
+            return f"{member.name} looks up where {slot} begins"
+    return None
+
+
+def _fetch(world: World, index: int, place: int, most: int) -> Told:
+    member = _member(world, index)
+    wanted = sorted(member.tracks.wanted()) if member else []
+    if member is None or not wanted:
+        return None
+    source = wanted[place % len(wanted)]
+    return f"{member.name} fetches from {source}" if member.fetch(source, most) else None
+
+
+def _work(world: World, index: int, most: int) -> Told:
+    member = _member(world, index)
+    if member is None or not member.work(most):
+        return None
+    return f"{member.name} is given {[(m.value() or b'').decode() for m in member.in_work]}"
+
+
+def _commit(world: World, index: int, fault: int) -> Told:
+    member = _member(world, index)
+    told = member.commit(FAULTS[fault]) if member else None
+    return f"{member.name} {told}" if member and told else None
+
+
+def _doze(world: World, index: int, asleep: int) -> Told:
+    return suspend(world.members[index], bool(asleep))
+
+
+def _die(world: World, index: int) -> Told:
+    """A member is killed; a new one joins, and the coordinator gives it the slots."""
+    gone = world.members[index]
+    world.joined += 1
+    member = world.members[index] = SimMember(world, f"m{world.joined}")
+    _give(world, [s for s, name in world.coordinator.owner.items() if name == gone.name], member.name)
+    return f"{gone.name} is killed, {member.name} takes its place"
+
+
+def _expel(world: World, index: int) -> Told:
+    """The coordinator thinks that a member is gone, which does not know it yet."""
+    gone, other = world.members[index], world.members[1 - index]
+    slots = [s for s, name in world.coordinator.owner.items() if name == gone.name]
+    if not slots:
+        return None
+    _give(world, slots, other.name)
+    return f"{gone.name} is expelled, {other.name} gets {', '.join(map(str, slots))}"
+
+
+def _move(world: World, number: int) -> Told:
+    """The next step of handing a slot over in good order."""
+    slot = world.coordinator.slots[number % len(world.coordinator.slots)]
+    index = next(i for i, m in enumerate(world.members) if m.name == world.coordinator.owner[slot])
+    member = _member(world, index)
+    if member is None or slot not in member.holdings:
+        return None
+    return f"{member.name}, giving up {slot}, {_give_up(world, member, slot, world.members[1 - index].name)}"
+
+
+def _give_up(world: World, member: SimMember, slot: OwnedSlot, other: str) -> str:
+    member.holdings[slot].leaving = True
+    if not member.release(slot):
+        member.work(0)
+        return "finishes its work"
+    if member.job is not None or (member.holdings[slot].reading and not _clean(member, slot)):
+        return member.commit() or "waits"
+    member.drop(slot)
+    _give(world, [slot], other)
+    return f"lets it go to {other}"
+
+
+def _clean(member: SimMember, slot: OwnedSlot) -> bool:
+    processed = member.buffer.cursor(slot)[0].settled(member.state.lineage)
+    return member.holdings[slot].committed == processed
+
+
+def _give(world: World, slots: list[OwnedSlot], name: str) -> None:
+    world.count("hand-overs")
+    world.coordinator.assign(slots, name)
+
+
+GROUP_EVENTS: dict[str, Happening] = {
+    "read": _read,
+    "refresh": _refresh,
+    "heartbeat": _heartbeat,
+    "start": _start,
+    "fetch": _fetch,
+    "work": _work,
+    "commit": _commit,
+    "doze": _doze,
+    "die": _die,
+    "expel": _expel,
+    "move": _move,
+}
 
 EVENTS: dict[str, Happening] = {**PRODUCER_EVENTS, **OPERATOR_EVENTS, **CLUSTER_EVENTS, **GROUP_EVENTS}
 

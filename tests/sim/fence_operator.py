@@ -12,8 +12,7 @@ from kpsplit.splitter.partition_state import Attempt, EndedBy, OperationKind, Pa
 from kpsplit.splitter.records.marker import MarkerKind
 from kpsplit.splitter.records.producers import ProducerRegistration
 from kpsplit.splitter.states import Phase
-from tests.sim.fence_real import RealCode
-from tests.sim.fence_states import NOBODY, PARENT, STALE, Global, Move, Operator, marker_entry, put
+from tests.sim.fence_real import NOBODY, PARENT, STALE, Global, Move, Operator, RealCode, marker_entry, put
 
 
 class OperatorMoves(RealCode):

@@ -1,4 +1,4 @@
-"""A small world around the project's own fence code, for exhaustive exploration (design, section 6).
+"""A small world around the project's own fence code, for exhaustive exploration.
 
 The world is one logical partition, one or two producers with one or two records each, and an operator that
 splits the partition and merges it back. What decides is the project's code: ``PartitionSendState``, the hot
@@ -9,7 +9,7 @@ path's rule (``Context.refresh``), the lease's rule (``owes``), ``to_answer`` an
 Time is not modelled by clocks. A lease remembers how long the control topic was when its end was asked for;
 it may run out at any moment; and an operator's patience, counted from one of its records, ends only when
 every lease that was asked for before that record has run out. That is all that monotonic clocks of equal rate
-promise. Whoever waits or renews asks only whether a lease was asked for behind the latest record; so all that
+promise. Whoever waits or renews asks only whether a lease was asked for after the latest record; so all that
 were asked for before it are one value (``STALE``), and states that differ in nothing else are one state.
 
 States are tuples of small values. What the real objects do is remembered per (snapshot, input), so that each
@@ -19,6 +19,7 @@ distinct step of the real code runs once, however many global states contain it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from kpsplit.splitter import steps
@@ -26,9 +27,10 @@ from kpsplit.splitter.events import Commit, Cut, Fence, Finish, Prepare
 from kpsplit.splitter.fence_answers import to_answer
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import PartitionState
-from tests.sim.fence_judging import Judged
+from kpsplit.splitter.records.producers import ProducerRegistration
+from tests.sim.explore import Judged
 from tests.sim.fence_operator import OperatorMoves
-from tests.sim.fence_states import (
+from tests.sim.fence_real import (
     HIGH,
     LOW,
     PARENT,
@@ -310,3 +312,82 @@ class World(OperatorMoves, Judged):
 def _good(producer: Held) -> bool:
     """Tell whether a registration is good: anything may be written under it."""
     return producer.lease >= 0 or producer.fresh
+
+
+# -- producers with transactional ids --------------------------------------------------------------
+
+
+class TransactionalWorld(World):
+    """A world where every producer has a transactional id.
+
+    The application writes inside transactions and flushes before it commits, as ``Consumer.run`` does.
+    Readers see what was committed. An operator waits for the acknowledgement of a producer that answered its
+    PREPARE, whatever the producer's lease says. It goes on without one that is silent, and touches no
+    transactional id.
+    """
+
+    def _application(self, world: Global, index: int, name: str) -> Iterator[Move]:
+        producer = world.producers[index]
+        number = self._call(producer.fence, "next", ())[1]
+        if producer.begun < 0:
+            if number < len(self.scope.keys[index]):
+                begun = producer._replace(
+                    fence=self._call(producer.fence, "begin", ())[0], begun=number, spoilt=False
+                )
+                yield f"{name} begins a transaction", False, self._with(world, index, begun)
+        else:
+            yield from super()._application(world, index, name)
+            if number > producer.begun and None not in producer.outcomes[producer.begun : number]:
+                yield self._ended(world, index, name, range(producer.begun, number))
+
+    def _ended(self, world: Global, index: int, name: str, records: range) -> Move:
+        """Everything is flushed: commit, or abort what may not be committed."""
+        producer = world.producers[index]
+        aborted = producer.spoilt or any(producer.outcomes[n] == "failed" for n in records)
+        fence, _ = self._call(producer.fence, "end", (aborted,))
+        committed = producer.committed if aborted else (*producer.committed, *records)
+        after = producer._replace(fence=fence, begun=-1, spoilt=False, committed=committed)
+        verb = "aborts" if aborted else "commits"
+        return f"{name} {verb} {list(records)}", False, self._with(world, index, after)
+
+    def _went_astray(self, fence: Any) -> bool:
+        return bool(fence.statistics.strays)
+
+    def _do_begin(self, fence: Any) -> None:
+        fence.statistics.strays = 0
+        fence.transaction(True)
+
+    def _do_end(self, fence: Any, aborted: bool) -> None:
+        fence.transaction(False, aborted=aborted)
+
+    def _with(self, world: Global, index: int, producer: Held) -> Global:
+        if producer.begun >= 0 and producer.fence >= 0 and self.snapshots[producer.fence][-1]:
+            producer = producer._replace(spoilt=True)
+        return super()._with(world, index, producer)
+
+    def _record(self, index: int, producer: Held) -> ProducerRegistration:
+        return replace(super()._record(index, producer), transactional_id=f"t{index}")
+
+    # -- what must hold ----------------------------------------------------------------------------
+
+    def violation(self, world: Global) -> str | None:
+        """Return what is wrong with what was committed, None if nothing is."""
+        logs = tuple(tuple(self._seen_by_readers(world, entry) for entry in log) for log in world.logs)
+        told = tuple(
+            p._replace(outcomes=tuple(o if n in p.committed else None for n, o in enumerate(p.outcomes)))
+            for p in world.producers
+        )
+        return super().violation(world._replace(logs=logs, producers=told))
+
+    def _seen_by_readers(self, world: Global, entry: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden = entry[0] == "r" and entry[2] not in world.producers[entry[1]].committed
+        return ("aborted",) if hidden else entry
+
+    def _wrong_reading(self, world: Global) -> str | None:
+        return None  # what readers decide by older views does not depend on transactions
+
+    def unfinished(self, world: Global) -> str | None:
+        """Return what is missing at an end."""
+        if any(p.begun >= 0 for p in world.producers):
+            return "a transaction stays open"
+        return super().unfinished(world)

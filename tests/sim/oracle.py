@@ -1,4 +1,4 @@
-"""What must hold after every event (design, section 13), checked on what is true, whoever knows it by now.
+"""The invariants of docs/protocol.md, checked after every event on what is true, whoever knows it by now.
 
 The truth is the last committed record of the control topic and everything that was ever written. A record is
 *effective* where the reading rules, in the true state, deliver it. Everything is checked as it changes, so
@@ -7,7 +7,7 @@ a check costs little; at the end of a run ``judge`` looks at everything anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,12 +22,17 @@ from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.partition_state import PartitionState, SubTopicState
 from kpsplit.splitter.reading import Deliver, classify
 from kpsplit.splitter.records.offsets import RangeCommit
-from kpsplit.testing.history import SendOutcome
-from tests.sim.logs import Entry
+from kpsplit.testing.history import Delivery, HistoryChecker, HistoryReport, Send, SendOutcome
+from kpsplit.testing.readings import RawRecord, ReadingChecker
+from tests.sim.logs import PARENT, Entry
 
 if TYPE_CHECKING:
     from tests.sim.members import SimMember
     from tests.sim.world import World
+
+
+FOREIGN = "plain"
+"""The name of the writer that does not use kpsplit."""
 
 
 class ViolationError(Exception):
@@ -58,7 +63,7 @@ class Effective(NamedTuple):
 
 
 class Oracle:
-    """See the module. ``given_up``: records whose failure is on its way to the application."""
+    """Keeps what was sent and read. ``given_up``: records whose failure is on its way to the application."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -127,7 +132,7 @@ class Oracle:
                 self._check_layout(before, after)
 
     def _check_layout(self, before: PartitionState, after: PartitionState) -> None:
-        """Look again at what stands behind the ends of segments that closed."""
+        """Look again at what stands after the ends of segments that closed."""
         if after.epoch != before.epoch + 1:
             raise ViolationError(f"EPOCH {after.epoch} follows {before.epoch}")
         problems = after.lineage.problems()
@@ -175,7 +180,7 @@ class Oracle:
         name = entry.source.topic
         subtopic = self._state.subtopic(name)
         if subtopic is not None and subtopic.state in (SubTopicState.SEALED, SubTopicState.RETIRED):
-            raise ViolationError(f"WRITTEN behind the hard seal: {entry.source}@{entry.offset}")
+            raise ViolationError(f"WRITTEN after the hard seal: {entry.source}@{entry.offset}")
         if entry.marker is not None:
             return
         self._place(entry)
@@ -193,7 +198,7 @@ class Oracle:
                 and other.outcome is not SendOutcome.FAILED
                 and other.id not in self.given_up
             ):
-                raise ViolationError(f"OUT OF ORDER: {send.id!r} is written behind {other.id!r}")
+                raise ViolationError(f"OUT OF ORDER: {send.id!r} is written after {other.id!r}")
 
     def _check_report(self, id_: bytes, logical: int | None) -> None:
         send = self.sends[id_]
@@ -255,7 +260,7 @@ class Oracle:
         return place.offset < self._world.brokers.logs[place.entry.source].start
 
     def _check_commit(self, record: RangeCommit) -> None:
-        """Neither passes a record that is not processed, nor goes back behind one that was (invariant 7).
+        """Neither passes a record that is not processed, nor goes back before one that was (invariant 7).
 
         It passes one that is gone only if the group worked on it, or some application was told of it.
         """
@@ -274,7 +279,7 @@ class Oracle:
                 if id_ not in self.processed:
                     raise ViolationError(f"{what} passes {id_!r}, not processed")
             elif left_before is not None and _passed(place, left_before):
-                raise ViolationError(f"BACK goes a {what.lower()}, behind {id_!r}")
+                raise ViolationError(f"BACK goes a {what.lower()}, before {id_!r}")
         self._committed[record.range] = cursor
 
     def _was_told(self, place: Effective) -> bool:
@@ -297,3 +302,69 @@ class Oracle:
 def _passed(place: Effective, left: Mapping[int, int]) -> bool:
     """Tell whether a cursor that has this left has passed a record."""
     return place.segment not in left or place.offset < left[place.segment]
+
+
+# -- the last word: the public history checker looks at everything anew ----------------------------
+
+
+def judge(world: World) -> HistoryReport:
+    """Check all sends against what a reader finds who goes through the logs along the lineage, once at rest.
+
+    Raises:
+        ViolationError: the history checker found something.
+    """
+    checker = HistoryChecker([world.control.truth.lineage], {FOREIGN}, examples=3)
+    for sent in world.oracle.sends.values():
+        checker.sent(_send(sent, given_up=sent.id in world.oracle.given_up))
+    for delivery in _deliveries(world):
+        checker.delivered(delivery)
+    report = checker.report()
+    if not report.clean:
+        raise ViolationError(f"HISTORY: {report}")
+    _judge_readings(world)
+    return report
+
+
+def _judge_readings(world: World) -> None:
+    """Check what each member was given, unless records have gone that it may have been given or not."""
+    logs = world.brokers.logs.values()
+    if any(log.start or log.source.topic not in world.brokers.topics for log in logs):
+        return
+    checker = ReadingChecker([world.control.truth], examples=3)
+    for log in logs:
+        for e in log.entries:
+            checker.raw(RawRecord(e.source, e.offset, e.id, e.key, e.stamp, e.marker))
+    for reader, (slot, given) in world.oracle.readers.items():
+        checker.began(reader, PARENT, [slot.range])
+        for at in given:
+            e = at.entry
+            checker.read(reader, Delivery(PARENT, at.logical, at.segment, e.key, e.id, e.source, e.offset))
+    report = checker.report()
+    if not report.clean:
+        raise ViolationError(f"READINGS: {report}")
+
+
+def _send(sent: Sent, *, given_up: bool) -> Send:
+    """Return a send. The client gave up a record whose application died before it was told: it failed."""
+    place = (PARENT, sent.offset) if sent.offset is not None else None
+    outcome = sent.outcome or (SendOutcome.FAILED if given_up else SendOutcome.UNKNOWN)
+    return Send(sent.producer, PARENT, sent.key, sent.id, sent.number, outcome, sent.logical, place)
+
+
+def _deliveries(world: World) -> Iterator[Delivery]:
+    state = world.control.truth
+    for segment in state.lineage:
+        for entry in world.brokers.logs[segment.source].entries:
+            if not segment.holds(entry.offset):
+                continue
+            verdict = classify(state, entry.source, entry.offset, entry.stamp, entry.marker, refreshed=True)
+            if isinstance(verdict, Deliver):
+                yield Delivery(
+                    PARENT,
+                    verdict.logical_offset,
+                    segment.id,
+                    entry.key,
+                    entry.id,
+                    entry.source,
+                    entry.offset,
+                )

@@ -27,11 +27,10 @@ from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.claims import Claim
 from kpsplit.splitter.states import Phase
-from tests.sim import operations
-from tests.sim.clock import ProcessClock, simulated_seams
+from tests.sim import operators
 from tests.sim.logs import PARENT
 from tests.sim.operators import Operator
-from tests.sim.process import Blocked, Effect, Process
+from tests.sim.processes import Blocked, Effect, Process, ProcessClock, simulated_seams
 from tests.sim.producers import SimLookup
 from tests.sim.world import SimOperationLog, World
 
@@ -98,7 +97,7 @@ def fenced_world() -> World:
     """A partition in the fence, whose operator is gone."""
     world = World()
     control = world.control
-    attempt = operations.planned(control.truth, "dead", (9, 0, 1), 0)
+    attempt = operators.planned(control.truth, "dead", (9, 0, 1), 0)
     for event in (Prepare(attempt), Fence(attempt.id, "some-id")):
         holder = control.claim()
         record = control.begin(holder, apply(control.truth, event), str(event.kind), world.timeline.now)

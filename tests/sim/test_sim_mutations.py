@@ -13,10 +13,190 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.sim import guards, scenarios, sim_guards
-from tests.sim.event_words import Event
-from tests.sim.run import run_events, run_seed
-from tests.sim.shrink import kind_of
+from tests.sim import guards
+from tests.sim.events import Event
+from tests.sim.run import kind_of, run_events, run_seed
+
+# -- runs that somebody wrote down -----------------------------------------------------------------
+
+
+LOW, HIGH = 0, 5
+"""Keys of the first and of the last slot."""
+
+SENT: list[Event] = [("flow", 0, 0), ("flow", 1, 0)]
+"""The record that each producer has sent at the beginning is in the log."""
+SPLIT: Event = ("rush", 9, 0, 1)
+MERGE: Event = ("rush", 0, 0, 0)
+
+
+def reads(member: int, most: int, places: int = 1) -> list[Event]:
+    """A member fetches, works, and finishes its work."""
+    fetched: list[Event] = [("fetch", member, place, most) for place in range(places)]
+    return [*fetched, ("work", member, 9), ("work", member, 9)]
+
+
+def commits(member: int) -> list[Event]:
+    """A member's whole commit."""
+    return [("commit", member, 0)] * 3
+
+
+def takes_over(member: int) -> list[Event]:
+    """The other member is expelled; this one hears of it and begins, if it may."""
+    return [("expel", 1 - member), ("heartbeat", member), ("start", member), ("start", member)]
+
+
+WAITING_FOR_COMMITS: list[Event] = [
+    *SENT,
+    *reads(0, 5),
+    ("commit", 0, 0),
+    ("commit", 0, 0),
+    *takes_over(1),
+    ("commit", 0, 0),
+    *reads(1, 1),
+    *commits(1),
+]
+"""A commit whose offsets were taken is ended while the next owner looks where to begin."""
+
+RECORDS_FIRST: list[Event] = [
+    *SENT,
+    *reads(0, 1),
+    ("commit", 0, 0),
+    *takes_over(1),
+    *reads(1, 5),
+    *commits(1),
+    *commits(0),
+]
+"""A member is expelled between two steps of its commit, and the next owner commits more."""
+
+OLD_VIEW: list[Event] = [
+    *SENT,
+    SPLIT,
+    ("read", 0, 0),
+    *reads(0, 9),
+    *reads(0, 9, 3),
+    *commits(0),
+    *takes_over(1),
+    *reads(1, 1),
+    *commits(1),
+]
+"""The next owner of a slot has not heard of the split that the committed cursor is about."""
+
+EMPTY_SEGMENT: list[Event] = [
+    *SENT,
+    SPLIT,
+    ("produce", 1, HIGH),
+    ("flow", 1, 0),
+    MERGE,
+    SPLIT,
+    ("produce", 1, HIGH),
+    ("turn", 1, 0, 1),
+    ("flow", 1, 0),
+    ("read", 0, 0),
+    *reads(0, 9, 3),
+    *commits(0),
+    *takes_over(0),
+    ("fetch", 0, 2, 9),
+    *reads(0, 9, 4),
+]
+"""The parent was reopened and split again with nothing written to it; ordinary offsets are known of some."""
+
+UNTOLD_GAP: list[Event] = [
+    *SENT,
+    ("tick", 5),
+    ("tick", 5),
+    ("retention", 0),
+    ("fetch", 0, 0, 9),
+    *commits(0),
+    ("die", 0),
+]
+"""Retention takes records before a member reads them; it commits before it polls, and is killed."""
+
+REJECTED: list[Event] = [
+    *SENT,
+    SPLIT,
+    ("turn", 0, 0, 1),
+    ("produce", 0, LOW),
+    ("write", 0, 0),
+    ("sleep", 0, 1),
+    ("plan", 0, 0, 0, 0, 2, 0),
+    *[("operate", 0, steps, 0) for _ in range(16) for steps in (5, 3)],
+    ("sleep", 0, 0),
+    ("fail", 0, 0, 2),
+]
+"""A record was written, its acknowledgement lost, and the retry meets the seal of a merge."""
+
+CANNOT_ANSWER: list[Event] = [
+    *SENT,
+    ("cut_off", 0, 1),
+    ("plan", 0, 9, 0, 1, 2, 0),
+    *[e for _ in range(15) for e in (("operate", 0, 4, 0), ("turn", 1, 0, 1), ("turn", 0, 0, 1))],
+    *[("operate", 0, 1, 0)] * 4,
+    ("produce", 0, LOW),
+    *[("operate", 0, 1, 0)] * 8,
+    ("flow", 0, 0),
+    ("poll", 0),
+]
+"""A producer can read the control topic, but its answers do not arrive."""
+
+ASLEEP: list[Event] = [("operate", 0, steps, 0) for _ in range(17) for steps in (5, 3)]
+"""An operation ends although a producer is suspended: its lease runs out, twice."""
+
+STRAY_IN_THE_REOPENED_PARENT: list[Event] = [
+    *SENT,
+    ("produce", 0, LOW),
+    ("sleep", 0, 1),
+    ("plan", 0, 9, 0, 1, 2, 0),
+    *ASLEEP,
+    ("plan", 0, 0, 0, 0, 2, 0),
+    *ASLEEP,
+    ("write", 0, 0),
+]
+"""A producer is suspended before a split; what it had queued lands in the parent that a merge reopened."""
+
+READING_IN_THE_FENCE: list[Event] = [
+    *SENT,
+    ("plan", 0, 9, 0, 1, 2, 0),
+    *[e for _ in range(9) for e in (("operate", 0, 1, 0), ("turn", 1, 0, 1), ("turn", 0, 0, 1))],
+    *[e for _ in range(12) for e in (("operate", 0, 1, 0), ("turn", 0, 0, 1))],
+    ("foreign", LOW),
+    ("read", 0, 0),
+    ("fetch", 0, 0, 9),
+    ("refresh", 0),
+    ("refresh", 0),
+    *reads(0, 9),
+]
+"""A reader meets the marker of an attempt whose end is not decided, and a plain writer's record after it."""
+
+SLOW_READ_BACK: list[Event] = [
+    ("plan", 0, 9, 0, 0, 2, 0),
+    *[("operate", 0, 1, 0)] * 9,
+    ("kill", 0),
+    ("plan", 0, 9, 0, 0, 2, 0),
+    *[("operate", 0, 1, 0)] * 10,
+    ("stranger",),
+    *[("operate", 0, 1, 0)] * 3,
+    *[("tick", 3)] * 3,
+    *[("tick", 1)] * 3,
+    ("operate", 0, 1, 0),
+]
+"""A retirement is recorded, and another partition's transaction hides it for longer than anybody waits."""
+
+END_BEFORE_CLAIM: list[Event] = [
+    *SENT,
+    ("plan", 0, 9, 0, 1, 2, 0),
+    ("operate", 0, 12, 0),
+    ("turn", 0, 0, 1),
+    ("turn", 1, 0, 1),
+    ("operate", 0, 9, 0),
+    ("turn", 0, 0, 1),
+    ("turn", 1, 0, 1),
+    ("operate", 0, 3, 0),
+    ("call_on", 1, 1),
+    ("operate", 1, 5, 0),
+    ("operate", 0, 3, 0),
+    *[("operate", 1, 4, 0)] * 3,
+]
+"""An operator commits while somebody who aborts it is between two steps of the claim."""
 
 BUDGET = 300
 
@@ -33,33 +213,33 @@ FOUND: list[tuple[LeaveOut, int, set[str]]] = [
     (guards.take_any_attempts_answers, 28, {"LOST"}),
     (guards.take_any_attempts_readiness, 10, {"LOST"}),
     (guards.read_past_an_unknown_marker, 12, {"READER", "READ", "TOO"}),
-    (sim_guards.report_without_a_lease, 56, {"LOST"}),
-    (sim_guards.do_not_wait_for_leases, 0, {"LOST"}),
-    (sim_guards.take_an_unknown_outcome_for_success, 18, {"TWO"}),
-    (sim_guards.work_without_a_claim, 0, {"TWO"}),
-    (sim_guards.claim_up_to_the_last_stable_offset, 0, {"TWO"}),
-    (sim_guards.take_the_stamp_of_a_copy_at_its_word, 0, {"READER", "HISTORY"}),
-    (sim_guards.read_children_before_their_parents_are_drained, 8, {"TOO"}),
-    (sim_guards.read_a_merged_child_when_one_parent_is_drained, 8, {"TOO"}),
-    (sim_guards.commit_offsets_for_ranges_without_a_commit, 0, {"COMMIT", "TOO", "STUCK"}),
-    (sim_guards.commit_in_any_generation, 600, {"BACK", "COMMIT"}),
-    (sim_guards.delete_sub_topics_whoever_reads_them, 88, {"DELETED"}),
-    (sim_guards.do_not_seal, 700, {"WRITTEN"}),
+    (guards.report_without_a_lease, 56, {"LOST"}),
+    (guards.do_not_wait_for_leases, 0, {"LOST"}),
+    (guards.take_an_unknown_outcome_for_success, 18, {"TWO"}),
+    (guards.work_without_a_claim, 0, {"TWO"}),
+    (guards.claim_up_to_the_last_stable_offset, 0, {"TWO"}),
+    (guards.take_the_stamp_of_a_copy_at_its_word, 0, {"READER", "HISTORY"}),
+    (guards.read_children_before_their_parents_are_drained, 8, {"TOO"}),
+    (guards.read_a_merged_child_when_one_parent_is_drained, 8, {"TOO"}),
+    (guards.commit_offsets_for_ranges_without_a_commit, 0, {"COMMIT", "TOO", "STUCK"}),
+    (guards.commit_in_any_generation, 600, {"BACK", "COMMIT"}),
+    (guards.delete_sub_topics_whoever_reads_them, 88, {"DELETED"}),
+    (guards.do_not_seal, 700, {"WRITTEN"}),
 ]
 WRITTEN: list[tuple[LeaveOut, list[Event], str]] = [
-    (sim_guards.start_without_waiting_for_earlier_commits, scenarios.WAITING_FOR_COMMITS, "BACK"),
-    (sim_guards.write_range_commits_behind_the_check_of_the_generation, scenarios.RECORDS_FIRST, "BACK"),
-    (sim_guards.read_with_an_older_view_than_the_cursors, scenarios.OLD_VIEW, "BACK"),
-    (sim_guards.take_an_empty_segment_for_drained, scenarios.EMPTY_SEGMENT, "TOO"),
-    (sim_guards.go_on_behind_a_gap_that_is_not_told_yet, scenarios.UNTOLD_GAP, "UNTOLD"),
-    (sim_guards.ask_for_the_end_before_the_claim, scenarios.END_BEFORE_CLAIM, "TWO"),
-    (sim_guards.renew_the_lease_while_something_is_owed, scenarios.CANNOT_ANSWER, "LOST"),
-    (guards.send_rejected_records_again_blindly, scenarios.REJECTED, "DUPLICATE"),
-    (guards.read_strays_of_an_older_epoch, scenarios.STRAY_IN_THE_REOPENED_PARENT, "DUPLICATE"),
-    (guards.read_past_the_marker_of_an_attempt_under_way, scenarios.READING_IN_THE_FENCE, "READINGS"),
+    (guards.start_without_waiting_for_earlier_commits, WAITING_FOR_COMMITS, "BACK"),
+    (guards.write_range_commits_after_the_check_of_the_generation, RECORDS_FIRST, "BACK"),
+    (guards.read_with_an_older_view_than_the_cursors, OLD_VIEW, "BACK"),
+    (guards.take_an_empty_segment_for_drained, EMPTY_SEGMENT, "TOO"),
+    (guards.go_on_after_a_gap_that_is_not_reported_yet, UNTOLD_GAP, "UNTOLD"),
+    (guards.ask_for_the_end_before_the_claim, END_BEFORE_CLAIM, "TWO"),
+    (guards.renew_the_lease_while_something_is_owed, CANNOT_ANSWER, "LOST"),
+    (guards.send_rejected_records_again_blindly, REJECTED, "DUPLICATE"),
+    (guards.read_strays_of_an_older_epoch, STRAY_IN_THE_REOPENED_PARENT, "DUPLICATE"),
+    (guards.read_past_the_marker_of_an_attempt_under_way, READING_IN_THE_FENCE, "READINGS"),
     (
-        sim_guards.go_on_with_an_old_state_when_a_retirement_is_not_read_back,
-        scenarios.SLOW_READ_BACK,
+        guards.go_on_with_an_old_state_when_a_retirement_is_not_read_back,
+        SLOW_READ_BACK,
         "TWO",
     ),
 ]

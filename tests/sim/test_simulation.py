@@ -11,11 +11,9 @@ import sys
 
 import pytest
 
-from tests.sim import sim_guards
-from tests.sim.__main__ import told
-from tests.sim.run import RunResult, run_events, run_seed
-from tests.sim.shrink import kind_of, shrink
-from tests.sim.sweep import sweep
+from tests.sim import guards
+from tests.sim.__main__ import in_words
+from tests.sim.run import RunResult, kind_of, run_events, run_seed, shrink, sweep
 
 SEEDS = os.environ.get("KPSPLIT_SIM_SEEDS", "0:2500")
 
@@ -23,13 +21,13 @@ SEEDS = os.environ.get("KPSPLIT_SIM_SEEDS", "0:2500")
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_all_invariants_hold_after_every_event_and_everything_comes_to_rest() -> None:
-    first, behind = map(int, SEEDS.split(":"))
-    swept = sweep(first, behind)
+    first, end = map(int, SEEDS.split(":"))
+    swept = sweep(first, end)
     print(f"{swept.runs} seeds: {dict(sorted(swept.counts.items()))}")
-    assert swept.runs == behind - first
+    assert swept.runs == end - first
     if swept.failed:
         seed, violation = swept.failed[0]
-        trace = told(shrink(run_seed(seed)))
+        trace = in_words(shrink(run_seed(seed)))
         pytest.fail(f"{len(swept.failed)} seeds fail; seed {seed}: {violation}\n{trace}")
     assert swept.counts["epochs"] >= swept.runs, "too few operations take effect"
     assert swept.counts["strays"] > 0 and swept.counts["retired"] > 0
@@ -50,7 +48,7 @@ def test_a_list_of_events_runs_as_the_seed_did() -> None:
 
 
 def _failing(monkeypatch: pytest.MonkeyPatch) -> RunResult:
-    sim_guards.work_without_a_claim(monkeypatch)
+    guards.work_without_a_claim(monkeypatch)
     result = next(r for r in map(run_seed, range(100)) if r.violation is not None)
     assert result.violation is not None
     return result
@@ -63,7 +61,7 @@ def test_a_failing_run_shrinks_to_few_events_that_fail_alike(monkeypatch: pytest
     assert kind_of(short.violation) == kind_of(failed.violation)
     assert len(short.events) <= len(failed.events) / 2
     assert run_events(short.events).violation == short.violation
-    assert told(short).splitlines()[-1] == short.violation
+    assert in_words(short).splitlines()[-1] == short.violation
 
 
 def test_an_error_of_the_product_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,7 @@ from kpsplit.splitter import writers
 from kpsplit.splitter.fence_answers import to_acknowledge, to_answer
 from tests.sim import fence_real
 from tests.sim.explore import check_missed, explore
-from tests.sim.fence_world import LOW, Scope
-from tests.sim.transactional_world import TransactionalWorld
+from tests.sim.fence_world import LOW, Scope, TransactionalWorld
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -11,13 +11,11 @@ from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.stamp import Stamp
 from kpsplit.testing.history import SendOutcome
-from tests.sim.clock import Timeline
-from tests.sim.control import ControlLog, ProducersTopic
-from tests.sim.group import Coordinator, OffsetLog
-from tests.sim.logs import PARENT, Brokers, RefusedError
-from tests.sim.members import SimMember
+from tests.sim.logs import PARENT, Brokers, ControlLog, ProducersTopic, RefusedError
+from tests.sim.members import Coordinator, OffsetLog, SimMember
 from tests.sim.operators import Operator
-from tests.sim.oracle import Oracle, Sent
+from tests.sim.oracle import FOREIGN, Oracle, Sent
+from tests.sim.processes import Timeline
 from tests.sim.producers import SimLookup, SimProducer
 
 KEYS = sorted((b"a", b"b", b"c", b"d", b"e", b"f"), key=key_hash)
@@ -25,7 +23,6 @@ KEYS = sorted((b"a", b"b", b"c", b"d", b"e", b"f"), key=key_hash)
 RATES = (1.0, 0.98, 1.02, 0.99)
 """Of the clocks of processes: they may differ, by less than ``LEASE_MARGIN`` allows for."""
 PRODUCERS, MEMBERS = 2, 2
-FOREIGN = "plain"
 
 
 class World:
