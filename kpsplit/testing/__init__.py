@@ -1,8 +1,9 @@
 """For tests of applications that use kpsplit, and of kpsplit itself."""
 
-from kpsplit.testing.findings import Anomaly, Finding
 from kpsplit.testing.history import (
+    Anomaly,
     Delivery,
+    Finding,
     HistoryChecker,
     HistoryReport,
     Send,

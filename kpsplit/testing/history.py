@@ -19,7 +19,7 @@ cannot help it:
 * a second copy in the same segment with the same stamp: the library wrote a batch twice (its duplicates after
   a leader change), and reports either copy's place. What kpsplit sends again goes to a later segment, with
   a newer epoch in its stamp;
-* a record that failed and is not there while later ones of its key are (the library's gaps): it was told.
+* a record that failed and is not there while later ones of its key are (the library's gaps): it was reported.
 
 What the members of a group were given is checked by ``kpsplit.testing.readings``.
 """
@@ -27,22 +27,156 @@ What the members of a group were given is checked by ``kpsplit.testing.readings`
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from kpsplit.errors import UsageError
 from kpsplit.splitter.key_range import key_hash
-from kpsplit.splitter.lineage import Lineage, PhysicalPartition, SegmentKind
-from kpsplit.testing.findings import DEFAULT_EXAMPLES, Anomaly, Finding, Findings, told
-from kpsplit.testing.segments_read import SegmentRead
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment, SegmentKind
+
+DEFAULT_EXAMPLES = 10
+
+
+class Anomaly(StrEnum):
+    """What must not be."""
+
+    LOST = "lost"
+    """Reported as delivered, and not there."""
+    UNSEEN = "unseen"
+    """Reported as delivered after the place where the reading of an open segment ended."""
+    DUPLICATE = "duplicate"
+    """Delivered more than once."""
+    OUT_OF_ORDER = "out of order"
+    """Delivered after a later record of the same producer and key."""
+    NEVER_SENT = "never sent"
+    """Delivered, and nobody sent it."""
+    WRONG_PLACE = "wrong place"
+    """Not where its report says, or not where its logical offset says, or in another logical partition."""
+    WRONG_SEGMENT = "wrong segment"
+    """In a segment that does not take its key, or that its producer must not write to."""
+    WRONG_KEY = "wrong key"
+    """Read back with another key than it was sent with."""
+    OFFSET_REUSED = "logical offset used twice"
+    """Two records of a logical partition have one logical offset."""
+    OFFSET_NOT_RISING = "logical offset not rising"
+    """Not above every logical offset before it in its segment and in the segments that this one follows."""
+    ABORTED_READ = "aborted read"
+    """Delivered although its transaction was aborted."""
+    NEVER_WRITTEN = "never written"
+    """A reader was given it, and the log has something else at that place, or nothing."""
+    LATE_STRAY = "late stray"
+    """A reader was given a stray: a copy that its producer sends again, or has sent again."""
+    SKIPPED = "skipped"
+    """A reader was given what comes after it in the segment, and never it itself."""
+    NOT_MONOTONIC = "not monotonic"
+    """A reader was given it after later ones of its segment, or again, without having begun anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """How often an anomaly was found, and the first examples in words."""
+
+    anomaly: Anomaly
+    count: int
+    examples: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Findings:
+    """Counts per anomaly, with the first ``examples`` of each."""
+
+    examples: int
+    _counts: dict[Anomaly, int] = field(default_factory=dict)
+    _texts: dict[Anomaly, list[str]] = field(default_factory=dict)
+
+    def note(self, anomaly: Anomaly, text: str) -> None:
+        """Count an anomaly."""
+        self._counts[anomaly] = self._counts.get(anomaly, 0) + 1
+        texts = self._texts.setdefault(anomaly, [])
+        if len(texts) < self.examples:
+            texts.append(text)
+
+    def copy(self) -> Findings:
+        """Return findings of their own, with what these have so far."""
+        return Findings(self.examples, dict(self._counts), {a: list(t) for a, t in self._texts.items()})
+
+    def all(self) -> list[Finding]:
+        """Return what was found, in the order of ``Anomaly``."""
+        return [Finding(a, self._counts[a], tuple(self._texts[a])) for a in Anomaly if a in self._counts]
+
+
+def in_words(findings: Iterable[Finding]) -> str:
+    """Return findings for people, one line each with its first examples."""
+    return "\n".join(f"{f.anomaly}: {f.count}, e.g. {'; '.join(f.examples)}" for f in findings)
+
+
+NOTHING = -1
+"""Below every logical offset."""
+
+
+class SegmentRead:
+    """What the lineage says about a segment, flat for speed, and how far it was read.
+
+    ``last``: the latest logical offset read from it, ``NOTHING`` at first.
+    """
+
+    __slots__ = (
+        "_base",
+        "_end",
+        "_hi",
+        "_inherited",
+        "_lo",
+        "_predecessors",
+        "_source",
+        "_start",
+        "_stride",
+        "kind",
+        "last",
+    )
+
+    def __init__(self, segment: Segment, predecessors: tuple[Self, ...]) -> None:
+        self.kind: SegmentKind = segment.kind
+        self.last = NOTHING
+        self._lo, self._hi = segment.range.lo, segment.range.hi
+        self._source, self._start, self._end = segment.source, segment.start, segment.end
+        self._base, self._stride = segment.progression.base, segment.progression.stride
+        self._predecessors = predecessors
+        self._inherited: int | None = None
+
+    @classmethod
+    def all_of(cls, lineage: Lineage) -> dict[int, Self]:
+        """Return all segments of a lineage by their ids."""
+        found: dict[int, Self] = {}
+        for segment in lineage:
+            found[segment.id] = cls(segment, tuple(found[i] for i in segment.predecessors))
+        return found
+
+    def logical(self, source: PhysicalPartition, offset: int) -> int | None:
+        """Return the logical offset that belongs to a physical place, None if it is outside the segment."""
+        if source != self._source or offset < self._start or (self._end is not None and offset >= self._end):
+            return None
+        return self._base + self._stride * (offset - self._start)
+
+    def takes(self, hash_: int) -> bool:
+        """Tell whether a key hash lies in the segment's range."""
+        return self._lo <= hash_ < self._hi
+
+    def floor(self) -> int:
+        """Return the logical offset that the next record must be above."""
+        if self.last != NOTHING:
+            return self.last
+        if self._inherited is None:  # asked for when the predecessors have been read
+            self._inherited = max((p.floor() for p in self._predecessors), default=NOTHING)
+        return self._inherited
+
 
 Key = bytes | int | None
 """A key, or its key hash where the key itself is not recorded; None: no key, and so no order to keep."""
 
 
 class SendOutcome(StrEnum):
-    """What the producer told the application. A time-out is unknown unless the client says that it failed."""
+    """What the application was told. A time-out is unknown unless the client says that it failed."""
 
     OK = "ok"
     FAILED = "failed"
@@ -91,7 +225,7 @@ class HistoryReport:
     ``sent`` = ``ok`` + ``failed`` + ``unknown`` + ``aborted``. ``delivered``: how many of the records sent
     were read back, each counted once; ``read``: how many deliveries there were. ``failed_but_written``,
     ``unknown_but_written``: read back although their outcome was not ok; ``failed_out_of_order``: of the
-    former, those behind later ones of their key. ``library_duplicates`` and ``library_gaps``: what the client
+    former, those after later ones of their key. ``library_duplicates`` and ``library_gaps``: what the client
     library did, see the module.
     """
 
@@ -126,7 +260,7 @@ class HistoryReport:
 
     @property
     def out_of_order(self) -> int:
-        """Records behind later ones of the same producer and key."""
+        """Records after later ones of the same producer and key."""
         return self.count(Anomaly.OUT_OF_ORDER)
 
     def count(self, anomaly: Anomaly) -> int:
@@ -137,7 +271,7 @@ class HistoryReport:
         """Return the findings for people, one line each with its first examples."""
         if self.clean:
             return f"clean: {self.delivered} of {self.sent} records delivered, each once and in order"
-        return told(self.findings)
+        return in_words(self.findings)
 
 
 class HistoryChecker:
@@ -291,7 +425,7 @@ class HistoryChecker:
             )
 
     def _beyond_reading(self, send: Send) -> bool:
-        """Tell whether a missing record's place lies behind what was read of a segment that is still open."""
+        """Tell whether a missing record's place lies after what was read of a segment that is still open."""
         partition = self._partitions.get(send.partition)
         if partition is None:
             return True

@@ -1,8 +1,9 @@
 """Checks what the members of a group were given, one by one, against the raw logs.
 
 Pure: it sees values only. A fresh plain client reads every physical partition from its start to its end and
-hands over each record, strays and markers too (``raw``). Each reader tells when it began with some key ranges
-(``began``: an assignment, a seek) and every record that it was given, in its own order (``read``). Then:
+hands over each record, strays and markers too (``raw``). Each reader records when it began with some key
+ranges (``began``: an assignment, a seek) and every record that it was given, in its own order (``read``).
+Then:
 
     checker = ReadingChecker([state])
     for record in plain_client: checker.raw(record)
@@ -26,8 +27,7 @@ from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Deliver, Skip, SkipReason, classify, reader_hash
 from kpsplit.splitter.records.marker import Marker
 from kpsplit.splitter.records.stamp import Stamp
-from kpsplit.testing.findings import DEFAULT_EXAMPLES, Anomaly, Finding, Findings, told
-from kpsplit.testing.history import Delivery
+from kpsplit.testing.history import DEFAULT_EXAMPLES, Anomaly, Delivery, Finding, Findings, in_words
 
 _Place = tuple[PhysicalPartition, int]
 
@@ -59,7 +59,7 @@ class ReadingReport:
 
     def __str__(self) -> str:
         """Return the findings for people, one line each with its first examples."""
-        return told(self.findings) or f"clean: {self.read} records read, {self.strays} strays passed over"
+        return in_words(self.findings) or f"clean: {self.read} records read, {self.strays} strays passed over"
 
 
 @dataclass(slots=True)
@@ -159,7 +159,7 @@ class ReadingChecker:
             return
         last = known.given.get((delivery.segment, range_))
         if last is not None and delivery.offset <= last:
-            self._found.note(Anomaly.NOT_MONOTONIC, f"{what} behind offset {last}")
+            self._found.note(Anomaly.NOT_MONOTONIC, f"{what} after offset {last}")
             return
         first = self._first(known, delivery, range_, last, at)
         known.given[delivery.segment, range_] = delivery.offset

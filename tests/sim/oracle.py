@@ -1,8 +1,8 @@
-"""The invariants of docs/protocol.md, checked after every event on what is true, whoever knows it by now.
+"""The invariants (docs/protocol.md, section 13), checked after every event on what is true.
 
-The truth is the last committed record of the control topic and everything that was ever written. A record is
-*effective* where the reading rules, in the true state, deliver it. Everything is checked as it changes, so
-a check costs little; at the end of a run ``judge`` looks at everything anew.
+The truth is the last committed record of the control topic and everything that was ever written, whoever
+knows it by now. A record is *effective* where the reading rules, in the true state, deliver it. Everything is
+checked as it changes, so a check costs little; at the end of a run ``judge`` looks at everything anew.
 """
 
 from __future__ import annotations

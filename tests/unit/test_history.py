@@ -107,7 +107,7 @@ class Story:
         return next(s for s in layout if key_hash(key) in s.range)
 
     def _operate(self, attempt: Attempt) -> None:
-        """Markers go behind the last record of every segment that the attempt closes."""
+        """Markers go after the last record of every segment that the attempt closes."""
         closing = fenced(self.state, attempt).closing_segments()
         ends = {}
         for segment in map(self.state.lineage.get, closing):
@@ -173,7 +173,7 @@ def test_a_record_that_was_reported_and_is_not_there_is_lost() -> None:
     assert repr(gone.id) in report.findings[0].examples[0]
 
 
-def test_a_record_behind_the_end_of_reading_is_unseen_and_counts_as_lost() -> None:
+def test_a_record_after_the_end_of_reading_is_unseen_and_counts_as_lost() -> None:
     story = told()
     while story.sends[-1].outcome is not SendOutcome.OK:
         story.write(1)
@@ -248,7 +248,7 @@ def test_a_logical_offset_that_does_not_belong_to_its_physical_place_is_found() 
     only(check(story, [*deliveries[:-1], shifted], sends), Anomaly.WRONG_PLACE)
 
 
-def test_a_record_behind_its_segments_end_is_in_the_wrong_place() -> None:
+def test_a_record_after_its_segments_end_is_in_the_wrong_place() -> None:
     story = told()
     phantom = next(s for s in story.state.lineage if s.kind is SegmentKind.PHANTOM and s.end is not None)
     assert phantom.end is not None
@@ -257,8 +257,8 @@ def test_a_record_behind_its_segments_end_is_in_the_wrong_place() -> None:
     )
     late = Send("p0", PARENT, None, "p0:late", 10_000, SendOutcome.UNKNOWN)
     deliveries = story.deliveries
-    behind = max(i for i, d in enumerate(deliveries) if d.segment == phantom.id) + 1
-    deliveries.insert(behind, stray)
+    after = max(i for i, d in enumerate(deliveries) if d.segment == phantom.id) + 1
+    deliveries.insert(after, stray)
     only(check(story, deliveries, [*story.sends, late]), Anomaly.WRONG_PLACE)
 
 
@@ -317,7 +317,7 @@ def test_a_failed_record_that_was_written_is_counted_and_no_anomaly() -> None:
     assert str(report) == "clean: 2 of 4 records delivered, each once and in order"
 
 
-def test_a_failed_record_behind_later_ones_is_counted_and_no_anomaly() -> None:
+def test_a_failed_record_after_later_ones_is_counted_and_no_anomaly() -> None:
     story = Story(1)
     story.send("p0", b"k", SendOutcome.OK, written=True)
     story.send("p0", b"k", SendOutcome.OK, written=True)

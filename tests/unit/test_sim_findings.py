@@ -33,8 +33,8 @@ def test_an_empty_segment_is_not_drained_because_ordinary_offsets_say_nothing_of
     cursor = Cursor.from_positions(lineage, HALVES[1], {phantom(0): 0})
     assert cursor.readable(lineage) == {0: 0}
     assert not cursor.ready(lineage, 7) and not cursor.complete(lineage, 4)
-    behind_first = Cursor(HALVES[1], {0: 2, 4: lineage.get(4).start, 7: 0}).settled(lineage)
-    assert 7 not in behind_first.readable(lineage) or 3 not in behind_first.pending(lineage)
+    after_first = Cursor(HALVES[1], {0: 2, 4: lineage.get(4).start, 7: 0}).settled(lineage)
+    assert 7 not in after_first.readable(lineage) or 3 not in after_first.pending(lineage)
 
 
 def test_an_empty_segment_is_complete_once_everything_before_it_is() -> None:
