@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from kpsplit.errors import ConfigurationError
-from kpsplit.kafka.application_config import (
+from kpsplit.kafka.settings import (
     flag,
     given_settings,
     metadata_refresh,

@@ -19,8 +19,8 @@ from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import AdminUse, Connection
 from kpsplit.kafka.control_log import ControlTail
-from kpsplit.kafka.end_request import EndRequest
 from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.kafka.log_ends import EndRequest
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

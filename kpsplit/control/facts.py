@@ -12,13 +12,12 @@ from confluent_kafka import IsolationLevel
 from kpsplit.control.plans import Check, wall_ms
 from kpsplit.control.preconditions import Facts, LogFacts
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.allowed import allowed_on
 from kpsplit.kafka.clock import Deadline as RealDeadline
-from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
+from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, allowed_on
 from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.kafka_python import describe_open_transaction
 from kpsplit.kafka.log_slice import read_at
 from kpsplit.kafka.markers import marker_of
-from kpsplit.kafka.transactions import describe_open_transaction
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import Attempt, OperationKind, PartitionState, SubTopicState

@@ -10,8 +10,7 @@ from kpsplit.control.group_progress import Basis, PartitionProgress, progress_of
 from kpsplit.errors import UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.group_members import describe_members, owners
-from kpsplit.kafka.groups import positions_of, range_commits
+from kpsplit.kafka.groups import describe_members, owners, positions_of, range_commits
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

@@ -16,9 +16,9 @@ from kpsplit.errors import ConflictError, UsageError, behind_a_change
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.group_members import describe_members
 from kpsplit.kafka.groups import (
     delete_positions,
+    describe_members,
     nearest_group,
     positions_of,
     range_commits,

@@ -14,9 +14,8 @@ from kpsplit.errors import (
     UnknownOutcomeError,
     UsageError,
 )
-from kpsplit.kafka.allowed import allowed_on
 from kpsplit.kafka.clock import Deadline as RealDeadline
-from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts
+from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts, allowed_on
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import RIGHTS_HINT
 from kpsplit.kafka.served import await_served

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaException, TopicCollection
@@ -16,13 +16,14 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from kpsplit.errors import UsageError
+from kpsplit.errors import AuthorizationError, UsageError
 from kpsplit.kafka.admin_answers import ANSWER_SECONDS, ExistsError, MissingError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.error_map import error_of
 from kpsplit.kafka.log_ends import LogEnd, LogEnds
 from kpsplit.kafka.topic_facts import PartitionFacts, TopicFacts
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.rights import Operation
 
 __all__ = ["ANSWER_SECONDS", "ClusterAdmin", "LogEnd", "PartitionFacts", "TopicFacts", "no_partition"]
 
@@ -199,4 +200,34 @@ def _set_on_topic(entry: ConfigEntry) -> bool:
 def _there(topic: str, found: TopicFacts | None) -> TopicFacts:
     if found is None:
         raise UsageError(f"there is no topic {topic}", hint="check the name and the right to describe it")
+    return found
+
+
+_KNOWN = {operation.name: operation for operation in Operation}
+
+
+def allowed_on(admin: ClusterAdmin, topics: Collection[str]) -> dict[str, frozenset[Operation]]:
+    """Return what is allowed on each topic that exists; nothing on one that we may not even see.
+
+    A cluster without an authorizer allows everything. Topics of which the brokers do not tell are left out:
+    on one that we see something is allowed.
+
+    Raises:
+        KpsplitError: no answer.
+    """
+    asked = TopicCollection(sorted(topics))
+    futures = admin.client.describe_topics(
+        asked, include_authorized_operations=True, request_timeout=ANSWER_SECONDS
+    )
+    found: dict[str, frozenset[Operation]] = {}
+    for topic, future in futures.items():
+        try:
+            operations = admin.answer(future, f"describe topic {topic}").authorized_operations
+        except MissingError:
+            continue
+        except AuthorizationError:
+            found[topic] = frozenset()
+            continue
+        if operations:
+            found[topic] = frozenset(_KNOWN[o.name] for o in operations if o.name in _KNOWN)
     return found

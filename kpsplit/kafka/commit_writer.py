@@ -30,11 +30,10 @@ from kpsplit.errors import (
     UnknownOutcomeError,
     UnreachableError,
 )
-from kpsplit.kafka.bounded import AbandonedError, bounded
+from kpsplit.kafka.clock import AbandonedError, bounded
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.control_log import TRANSACTION_TIMEOUT_MS, offsets_partition
+from kpsplit.kafka.control_log import MIN_TIMEOUT, TRANSACTION_TIMEOUT_MS, TakingId, offsets_partition
 from kpsplit.kafka.error_map import error_of, translate, translated
-from kpsplit.kafka.taking_id import MIN_TIMEOUT, TakingId
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC

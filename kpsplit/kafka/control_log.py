@@ -26,7 +26,6 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.kafka.producers_log import AcknowledgedWriter
-from kpsplit.kafka.taking_id import MIN_TIMEOUT, TakingId
 from kpsplit.splitter.claim_queue import ClaimQueue
 from kpsplit.splitter.claimed_log import ClaimedLog
 from kpsplit.splitter.control_view import ControlView
@@ -45,6 +44,47 @@ from kpsplit.splitter.records.keys import (
     partition_key,
 )
 from kpsplit.splitter.records.offsets import boundaries
+
+MIN_TIMEOUT = 0.05
+
+
+class TakingId:
+    """Makes a transactional producer ready. Not thread safe.
+
+    What was not over in time is gone on with at the next call: where connecting takes longer than a deadline,
+    beginning anew each time would never end.
+    """
+
+    def __init__(self, make: Callable[[], Producer]) -> None:
+        self._make = make
+        self._opening: Producer | None = None
+
+    def open(self) -> Producer:
+        """Have a producer connect while something else is done, and return it."""
+        self._opening = self._opening or self._make()
+        return self._opening
+
+    def take(self, deadline: Deadline) -> Producer:
+        """Return a producer that has the id; whoever had it before is fenced.
+
+        Raises:
+            KafkaException: not in time, or refused.
+        """
+        producer = self.open()
+        try:
+            producer.init_transactions(max(deadline.left(), MIN_TIMEOUT))
+        except KafkaException as exception:
+            error = error_of(exception)
+            if error is None or not error.retriable():
+                self._opening = None
+            raise
+        self._opening = None
+        return producer
+
+    def forget(self) -> None:
+        """Let go of a producer that is not ready."""
+        self._opening = None
+
 
 TRANSACTION_TIMEOUT_MS = 10_000
 """A holder that dies inside a transaction holds up readers of the control topic for no longer."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import confluent_kafka
 
-from kpsplit.kafka.credentials import Client
+from kpsplit.kafka.connection import Client
 
 
 class FollowingConsumer(confluent_kafka.Consumer):

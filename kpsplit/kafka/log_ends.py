@@ -1,24 +1,232 @@
-"""Where logs begin and end, asked of their leaders."""
+"""Where logs begin and end, asked of their leaders.
+
+``while_leaders_move`` asks again: what a broker answers while leaders move says nothing about the log. It also
+asks again where the client does not know a partition that exists: librdkafka answers from its memory of a
+topic for up to 15 minutes, and does not know partitions that were added meanwhile.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import OffsetSpec
+from confluent_kafka import (
+    OFFSET_INVALID,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kpsplit.errors import KpsplitError, UnreachableError
 from kpsplit.kafka.admin_answers import ANSWER_SECONDS, GRACE, AdminAnswers
 from kpsplit.kafka.clock import monotonic
-from kpsplit.kafka.error_map import MISSING, error_of
-from kpsplit.kafka.offset_answers import offset_answer
-from kpsplit.kafka.retries import exists, while_leaders_move
+from kpsplit.kafka.error_map import MISSING, error_of, translate
 from kpsplit.splitter.lineage import PhysicalPartition
 
+
+class LostAnswerError(TimeoutError):
+    """A leader did not answer: it is slow, gone, or its connection broke."""
+
+
+def offset_answer(future: Future[Any], seconds: float) -> Any:
+    """Return the answer for one partition of ``AdminClient.list_offsets``.
+
+    librdkafka (2.16) tells a request that a leader never answered as a success with an invalid offset. Taken
+    for an end, it says that a log of which nothing was read has been read to its end.
+
+    Raises:
+        KafkaException: the broker refused. TimeoutError: no answer in time, or none at all.
+    """
+    answer = future.result(seconds)
+    if answer.offset == OFFSET_INVALID:
+        raise LostAnswerError("the leader did not answer")
+    return answer
+
+
+_MOVING = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError._TRANSPORT,
+}
+_FORGOTTEN = {
+    KafkaError._NOENT,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+}
+_PAUSE = 0.03
+_LOOK_SECONDS = 1.0
+
+T = TypeVar("T")
+
+
+def while_leaders_move(admin: AdminClient, topic: str, ask: Callable[[float], T], seconds: float) -> T:
+    """Return the answer of ``ask``, which is given the seconds left; ask again where a leader is gone.
+
+    A partition that the client does not know is asked for once more, if the topic exists.
+
+    Raises:
+        KafkaException: another error, or the time is over. TimeoutError: no answer in time.
+    """
+    end = monotonic() + max(seconds, 0.1)
+    looked = False
+    while True:
+        try:
+            return ask(max(end - monotonic(), 0.05))
+        except (LostAnswerError, KafkaException) as exception:
+            if monotonic() >= end:
+                raise
+            if not _is_gone(exception):
+                if looked or not _is_forgotten(exception) or not exists(admin, topic):
+                    raise
+                looked = True
+        time.sleep(_PAUSE)
+        learn_leaders(admin, topic, end - monotonic())
+
+
+def _is_gone(exception: LostAnswerError | KafkaException) -> bool:
+    """Tell whether the leader that was asked may be another one by now."""
+    if isinstance(exception, LostAnswerError):
+        return True
+    error = error_of(exception)
+    return error is not None and error.code() in _MOVING
+
+
+def _is_forgotten(exception: LostAnswerError | KafkaException) -> bool:
+    """Tell whether the client itself may just not know the partition."""
+    error = error_of(exception) if isinstance(exception, KafkaException) else None
+    return error is not None and error.code() in _FORGOTTEN
+
+
+def exists(admin: AdminClient, topic: str) -> bool | None:
+    """Look whether there is such a topic, None where nobody says so.
+
+    That question, unlike ``learn_leaders``, never creates it.
+    """
+    futures = admin.describe_topics(TopicCollection([topic]), request_timeout=_LOOK_SECONDS)
+    try:
+        futures[topic].result(_LOOK_SECONDS)
+    except KafkaException as exception:
+        error = error_of(exception)
+        return False if error is not None and error.code() in MISSING else None
+    except TimeoutError:
+        return None
+    return True
+
+
+def learn_leaders(admin: AdminClient, topic: str, seconds: float) -> None:
+    """Make the client forget leaders that it remembers."""
+    try:
+        admin.list_topics(topic, timeout=max(min(seconds, 1.0), 0.05))
+    except KafkaException:
+        return  # the next answer tells
+
+
+OFFSET_REQUEST_SECONDS = 5.0
+MIN_REQUEST_SECONDS = 0.1
+_GRACE_SECONDS = 1.0
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+
+class EndRequest:
+    """A question for the ends of partitions: last stable offsets if read committed, else high watermarks.
+
+    ``asked`` is the monotonic time at which the question was asked: what the answer says held then or later.
+    ``failed`` says that ``result`` raised.
+    """
+
+    def __init__(
+        self,
+        admin: AdminClient,
+        topic: str,
+        partitions: Iterable[int],
+        isolation: IsolationLevel,
+        seconds: float,
+    ) -> None:
+        self.asked = monotonic()
+        self.failed = False
+        self._topic = topic
+        self._seconds = max(seconds, MIN_REQUEST_SECONDS)
+        wanted = {TopicPartition(topic, p): _LATEST for p in partitions}
+        self._futures: dict[TopicPartition, Future[Any]] = (
+            admin.list_offsets(wanted, isolation_level=isolation, request_timeout=self._seconds)
+            if wanted
+            else {}
+        )
+
+    def done(self) -> bool:
+        """Tell whether the answer is there."""
+        return all(future.done() for future in self._futures.values())
+
+    def answer(self) -> dict[int, int]:
+        """Return the end of each partition, waiting for it if need be.
+
+        Raises:
+            KafkaException: the broker refused. TimeoutError: no answer in time, or none at all.
+        """
+        end = monotonic() + self._seconds + _GRACE_SECONDS
+        return {
+            place.partition: int(offset_answer(future, max(0.0, end - monotonic())).offset)
+            for place, future in self._futures.items()
+        }
+
+    def each(self) -> dict[int, int | KpsplitError]:
+        """Return the end of each partition, or why it has none, waiting for the answers."""
+        end = monotonic() + self._seconds + _GRACE_SECONDS
+        return {
+            place.partition: self._one(future, max(0.0, end - monotonic()))
+            for place, future in self._futures.items()
+        }
+
+    def _one(self, future: Future[Any], seconds: float) -> int | KpsplitError:
+        try:
+            with answered(self._topic):
+                return int(offset_answer(future, seconds).offset)
+        except KpsplitError as error:
+            return error
+
+    def result(self) -> dict[int, int]:
+        """Return the ends like ``answer``, with kpsplit's errors.
+
+        Raises:
+            KpsplitError: the broker could not be asked.
+        """
+        self.failed = True
+        with answered(self._topic):
+            ends = self.answer()
+        self.failed = False
+        return ends
+
+
+@contextmanager
+def answered(topic: str) -> Iterator[None]:
+    """Turn what goes wrong with a question for the ends of a topic into kpsplit's errors."""
+    what = f"read the end of {topic}"
+    try:
+        yield
+    except TimeoutError:
+        raise UnreachableError(f"could not {what} in time") from None
+    except KafkaException as exception:
+        error = error_of(exception)
+        if error is None or error.code() != KafkaError._NOENT:
+            raise translate(error, what) from exception
+        hint = "if there is no such topic, run: kpsplit init"
+        raise UnreachableError(f"{topic} has no leader", hint=hint) from exception
+
+
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _NEWEST: OffsetSpec = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
 

@@ -8,9 +8,15 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message,
 
 from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError
 from kpsplit.kafka.connection import TRY_AGAIN_MS, AdminUse, Connection
-from kpsplit.kafka.end_request import MIN_REQUEST_SECONDS, OFFSET_REQUEST_SECONDS, EndRequest, answered
 from kpsplit.kafka.error_map import TRANSIENT_READS, is_late, translate
-from kpsplit.kafka.retries import learn_leaders, while_leaders_move
+from kpsplit.kafka.log_ends import (
+    MIN_REQUEST_SECONDS,
+    OFFSET_REQUEST_SECONDS,
+    EndRequest,
+    answered,
+    learn_leaders,
+    while_leaders_move,
+)
 from kpsplit.splitter.ports import Deadline
 
 _POLL_SECONDS = 0.2

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kpsplit.errors import ConfigurationError
-from kpsplit.kafka.application_config import (
+from kpsplit.kafka.connection import AUTO_CREATE
+from kpsplit.kafka.settings import (
     flag,
     given_settings,
     metadata_refresh,
@@ -16,7 +17,6 @@ from kpsplit.kafka.application_config import (
     shown,
     text,
 )
-from kpsplit.kafka.connection import AUTO_CREATE
 from kpsplit.splitter.records.keys import is_writers_id
 
 DEFAULT_PARTITIONER = "consistent_random"

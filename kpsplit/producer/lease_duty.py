@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
-from kpsplit.kafka.end_request import EndRequest
+from kpsplit.kafka.log_ends import EndRequest
 from kpsplit.producer.control_feed import ControlFeed
 from kpsplit.producer.lease import owes
 

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kpsplit.control.operations import Operations, StepDone
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.offset_answers import offset_answer
+from kpsplit.kafka.log_ends import offset_answer
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Partitioner

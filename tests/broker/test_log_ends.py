@@ -19,8 +19,7 @@ from kpsplit.errors import KpsplitError, UnreachableError
 from kpsplit.kafka import log_tail
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.end_request import EndRequest
-from kpsplit.kafka.log_ends import LogEnds
+from kpsplit.kafka.log_ends import EndRequest, LogEnds
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.broker.producing import eventually

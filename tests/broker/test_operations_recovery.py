@@ -370,7 +370,7 @@ def test_the_merge_goes_on_when_leaders_cannot_be_moved(operations, make_topic, 
     split(operations, parent, 2)
 
     def refused(*_: object) -> None:
-        from kpsplit.kafka.python_settings import NotExpressibleError
+        from kpsplit.kafka.kafka_python import NotExpressibleError
 
         raise NotExpressibleError("oauth_cb")
 

@@ -30,7 +30,7 @@ from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.states import State
 from kpsplit.consumer.group.subscriptions import subscribed
 from kpsplit.control.slots_topic import GrowingSlots
-from kpsplit.kafka.group_members import Members, Owner
+from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import key_hash

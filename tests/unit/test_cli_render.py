@@ -22,7 +22,7 @@ from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.control.group_progress import Basis, PartitionProgress, RangeProgress, SegmentLeft
 from kpsplit.control.plans import Check, Drain, HotKey, Plan
 from kpsplit.control.status import PartitionStatus
-from kpsplit.kafka.group_members import Owner
+from kpsplit.kafka.groups import Owner
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.partition_state import OperationKind, Target

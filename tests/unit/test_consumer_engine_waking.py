@@ -20,7 +20,7 @@ from kpsplit.consumer.run.threads import ThreadWorkers
 from kpsplit.consumer.run.work_queue import Desk
 from kpsplit.errors import UnreachableError
 from kpsplit.kafka.clock import Deadline, monotonic
-from kpsplit.kafka.group_members import Members, Owner
+from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import slots_topic
 from tests.unit.engine_world import SLOTS, TOPIC, World, record, slot

@@ -11,7 +11,7 @@ import pytest
 from kpsplit.consumer.commit.group_offsets import Found, Ledger, Start, StillOwnedError, Wanted
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.group_members import Members, Owner
+from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KeyRange

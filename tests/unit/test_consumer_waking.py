@@ -11,7 +11,7 @@ from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.ownership import ASLEEP_SECONDS, SHUT, Question, Waking
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import Holding
-from kpsplit.kafka.group_members import Owner
+from kpsplit.kafka.groups import Owner
 from kpsplit.splitter.lineage import PhysicalPartition
 
 PARENT = PhysicalPartition("orders", 0)

@@ -6,7 +6,7 @@ import pytest
 
 from kpsplit.control.group_progress import Basis, progress_of
 from kpsplit.control.seeking import Target, Whence, cursor_at
-from kpsplit.kafka.group_members import Members, Owner, owners
+from kpsplit.kafka.groups import Members, Owner, owners
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AclOperation
 
 from kpsplit.errors import AuthorizationError
 from kpsplit.kafka.admin_answers import MissingError
-from kpsplit.kafka.allowed import allowed_on
+from kpsplit.kafka.cluster_admin import allowed_on
 from kpsplit.splitter.rights import Operation
 
 

@@ -16,8 +16,7 @@ import pytest
 import kpsplit
 from kpsplit import Consumer, Producer, SerializingProducer
 from kpsplit.consumer.state.store import StateStore
-from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.credentials import Credentials
+from kpsplit.kafka.connection import Connection, Credentials
 
 OLD, NEW = "secret-of-yesterday", "secret-of-today"
 CONFIG = {

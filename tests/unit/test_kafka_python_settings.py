@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kpsplit.kafka.python_settings import (
+from kpsplit.kafka.kafka_python import (
     KafkaPythonError,
     NotExpressibleError,
     ask_kafka_python,

@@ -30,7 +30,7 @@ from kpsplit.demo.page import page
 from kpsplit.demo.result import Verdict as Answer
 from kpsplit.demo.result import failed_line
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.group_members import Owner
+from kpsplit.kafka.groups import Owner
 from kpsplit.spark_jobs.report import report_page
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity, Verdict

@@ -14,7 +14,7 @@ from kpsplit.errors import AuthorizationError, ConflictError, DeadlineExceededEr
 from kpsplit.kafka import groups
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
-from kpsplit.kafka.group_members import Members, Owner
+from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.events import Abort, Event, Finish, Prepare
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition

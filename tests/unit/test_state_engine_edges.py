@@ -18,7 +18,7 @@ from kpsplit.consumer.run.work_queue import Desk
 from kpsplit.consumer.slots import state_binding as keeping
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.errors import FencedError, KpsplitError, UnknownOutcomeError, UsageError
-from kpsplit.kafka.group_members import Members, Owner
+from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import slots_topic
 from tests.unit.engine_world import TOPIC, World, slot

@@ -37,7 +37,7 @@ from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.kafka.error_map import MISSING, error_of, translated
-from kpsplit.kafka.group_members import Members, describe_members
+from kpsplit.kafka.groups import Members, describe_members
 from kpsplit.kafka.log_ends import Failed
 from kpsplit.kafka.offset_log import OffsetTail, offset_log_partitions
 from kpsplit.splitter.commits import CommitFold

@@ -14,7 +14,7 @@ from kpsplit.errors import AuthorizationError, KpsplitError
 from kpsplit.kafka.admin_answers import Absence
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.error_map import MISSING, error_of, translate
-from kpsplit.kafka.offset_answers import offset_answer
+from kpsplit.kafka.log_ends import offset_answer
 from kpsplit.splitter.lineage import PhysicalPartition
 
 REQUEST_SECONDS = 5.0

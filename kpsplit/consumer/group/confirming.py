@@ -14,7 +14,7 @@ from kpsplit.consumer.group.ownership import Question, Waking
 from kpsplit.consumer.slots.assigned import Holding
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
-from kpsplit.kafka.group_members import Members
+from kpsplit.kafka.groups import Members
 
 log = logging.getLogger(__name__)
 

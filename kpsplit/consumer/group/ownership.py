@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from math import inf
 
 from kpsplit.consumer.slots.assigned import Holding
-from kpsplit.kafka.group_members import Owner
+from kpsplit.kafka.groups import Owner
 from kpsplit.splitter.lineage import PhysicalPartition
 
 ASLEEP_SECONDS = 2.0

@@ -15,7 +15,7 @@ from kpsplit.consumer.fetch.reader import OwnedSlot
 from kpsplit.consumer.group.membership import Membership
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
-from kpsplit.kafka.group_members import Members
+from kpsplit.kafka.groups import Members
 
 log = logging.getLogger(__name__)
 
