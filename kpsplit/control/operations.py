@@ -9,18 +9,16 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from kpsplit.control.doctor import Findings, SetAside, diagnose
+from kpsplit.control.doctor import Findings, SetAside, diagnose, examine
 from kpsplit.control.enrolment import (
     Enroller,
     check_records,
     existing_enrolment,
     refuse_unfit,
     wait_a_lease,
+    withdraw_commits,
 )
-from kpsplit.control.examination import examine
-from kpsplit.control.group_offsets import group_progress
-from kpsplit.control.group_progress import PartitionProgress
-from kpsplit.control.old_commits import withdraw_commits
+from kpsplit.control.group_progress import PartitionProgress, group_progress
 from kpsplit.control.own_topics import AGAIN, create_own_topics, settings_to_write, write_settings
 from kpsplit.control.planning import Planner
 from kpsplit.control.plans import Check, HotKey, Plan

@@ -7,16 +7,260 @@ remedy what to do about it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from kpsplit.control import log_checks, topic_checks
-from kpsplit.control.log_checks import LOG_WHOLE, truncation
 from kpsplit.control.plans import Check
-from kpsplit.control.precondition_facts import Facts, LogFacts
 from kpsplit.errors import AuthorizationError, CheckFailedError, ConflictError, KpsplitError, UsageError
+from kpsplit.kafka.error_map import RIGHTS_HINT
 from kpsplit.kafka.topic_facts import TopicFacts
+from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import MAX_RANGES, OperationKind, PartitionState
+from kpsplit.splitter.records.control import Enrolment
+from kpsplit.splitter.records.keys import MAX_TOPIC_NAME, collides, is_topic_name
+from kpsplit.splitter.rights import Right
 from kpsplit.splitter.states import Phase
 from kpsplit.splitter.words import many
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """The log of one physical partition of the lineage. None: the partition does not exist."""
+
+    start: int | None
+    end: int | None
+    marker_missing_at: int | None = None
+    """Where a record stands that should be a marker of the lineage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that is looked at before an operation on one logical partition.
+
+    ``closing`` are the segments that it would close, ``opening`` the number of ranges that it would open;
+    ``subtopic`` its sub-topic's name, ``names`` the topics of the cluster. ``hung_transaction`` describes an
+    open transaction that stayed while we watched, None if there is none. ``lacking``: rights on topics that
+    exist which the brokers say we do not have. ``partitioner`` and ``useful`` come from the sample, None
+    where none was taken.
+    """
+
+    parent: PhysicalPartition
+    kind: OperationKind
+    topic: TopicFacts | None
+    enrolment: Enrolment | None
+    state: PartitionState | None
+    closing: tuple[Segment, ...] = ()
+    opening: int = 1
+    subtopic: str | None = None
+    names: frozenset[str] = frozenset()
+    under_way: str | None = None
+    sources: tuple[TopicFacts, ...] = ()
+    logs: dict[PhysicalPartition, LogFacts] = field(default_factory=dict)
+    hung_transaction: str | None = None
+    lacking: tuple[Right, ...] = ()
+    partitioner: Check | None = None
+    strange_writers: Check | None = None
+    useful: Check | None = None
+
+
+SHORT_RETENTION_MS = 3_600_000
+
+
+def not_compacted(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    """Compaction would remove markers and break the order of keys."""
+    return Check(
+        "not compacted",
+        not topic.compacted,
+        f"cleanup.policy is {topic.config.get('cleanup.policy', 'delete')}",
+        "set cleanup.policy=delete; compacted topics cannot be split" if topic.compacted else "",
+    )
+
+
+def replication(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    """One lost broker must not lose records."""
+    factor = len(topic.partitions[facts.parent.partition].replicas)
+    return Check(
+        "replication",
+        factor >= 3,
+        f"replication factor {factor}",
+        "" if factor >= 3 else "one lost broker loses records: raise it to 3, or go on with --force",
+        forceable=True,
+    )
+
+
+def min_insync(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check | None:
+    """An acknowledged record must be on two brokers."""
+    if len(topic.partitions[facts.parent.partition].replicas) < 3:
+        return None
+    ok = topic.min_insync >= 2
+    return Check(
+        "min.insync.replicas",
+        ok,
+        f"min.insync.replicas is {topic.min_insync}",
+        "" if ok else f"set min.insync.replicas=2 on topic {topic.name}",
+    )
+
+
+def clean_election(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    """A leader that is behind would cut off acknowledged records."""
+    value = topic.config.get("unclean.leader.election.enable", "false")
+    return Check(
+        "unclean election off",
+        value != "true",
+        f"unclean.leader.election.enable is {value}",
+        "" if value != "true" else f"set unclean.leader.election.enable=false on topic {topic.name}",
+    )
+
+
+def rights(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    """A right that is missing is told before anything changes, not in the middle."""
+    missing = ", ".join(map(str, facts.lacking))
+    return Check(
+        "rights",
+        not missing,
+        f"missing {missing}" if missing else "all rights on the topics that exist",
+        RIGHTS_HINT if missing else "",
+    )
+
+
+def in_sync(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    """Every log that the operation touches has its leader and all its replicas."""
+    closing = {s.source for s in facts.closing} | {facts.parent}
+    topics = {t.name: t for t in (*facts.sources, topic)}
+    behind = []
+    for place in sorted(closing):
+        found = topics.get(place.topic)
+        if found is None or place.partition >= len(found.partitions):
+            behind.append(f"{place} does not exist")
+        elif not found.partitions[place.partition].in_sync:
+            p = found.partitions[place.partition]
+            behind.append(f"{place} has leader {p.leader}, in sync {list(p.isr)} of {list(p.replicas)}")
+    return Check(
+        "in sync",
+        not behind,
+        behind[0] if behind else "every replica is in sync",
+        "wait until its brokers are back and have caught up" if behind else "",
+    )
+
+
+def retention(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    """Groups must have the time to pass the cut."""
+    kept = int(topic.config.get("retention.ms", "-1"))
+    short = 0 <= kept < SHORT_RETENTION_MS
+    return Check(
+        "retention",
+        not short,
+        f"records are kept {kept / 1000:.0f} s" if kept >= 0 else "records are kept without limit of time",
+        "groups may lose what they have not read before they pass the cut: raise retention.ms to at least "
+        f"{SHORT_RETENTION_MS}, or go on with --force"
+        if short
+        else "",
+        forceable=True,
+    )
+
+
+LOG_WHOLE = "log whole"
+"""The check after whose failure a partition is frozen: only a human can decide what is lost."""
+
+_GONE = LogFacts(None, None)
+
+
+def log_whole(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    """No log is shorter than the lineage says."""
+    problem = truncation(state, facts.logs)
+    return Check(
+        LOG_WHOLE,
+        problem is None,
+        problem or "the logs reach as far as the lineage says",
+        "" if problem is None else "do not go on before a human has decided what is lost",
+    )
+
+
+def truncation(state: PartitionState, logs: dict[PhysicalPartition, LogFacts]) -> str | None:
+    """Return what shows that a log was truncated, None if nothing does.
+
+    A closed segment ends with a marker, so the log behind it holds at least that one more; an open segment
+    begins where its log has been before.
+    """
+    for segment in state.lineage:
+        log = logs.get(segment.source)
+        if log is None or log.end is None:
+            continue
+        needed = segment.start if segment.end is None else segment.end + 1
+        if log.end < needed:
+            return (
+                f"the log of {segment.source} ends at {log.end}, before {needed}, "
+                f"which segment {segment.id} has reached: it was truncated"
+            )
+        if log.marker_missing_at is not None:
+            at = log.marker_missing_at
+            return f"{segment.source} has no marker at {at}: it was truncated and written anew"
+    return None
+
+
+def same_subtopics(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    """Sub-topics are those that the lineage knows, not others of the same name."""
+    known = {t.name: t.topic_id for t in state.subtopics}
+    other = [t.name for t in facts.sources if known.get(t.name) not in (None, t.topic_id)]
+    return Check(
+        "same sub-topics",
+        not other,
+        f"sub-topic {other[0]} was deleted and made again" if other else "the sub-topics are kpsplit's own",
+        "its records are lost: restore the topic from a copy" if other else "",
+    )
+
+
+def sources_exist(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    """The segments that would close have their partitions."""
+    missing = [str(s.source) for s in facts.closing if facts.logs.get(s.source, _GONE).end is None]
+    return Check(
+        "segments exist",
+        not missing,
+        f"{missing[0]} does not exist, but holds an open segment" if missing else "all open segments exist",
+        "its records are lost: restore the topic from a copy" if missing else "",
+    )
+
+
+def no_transaction(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
+    """Readers must be able to pass the cut."""
+    return Check(
+        "no open transaction",
+        facts.hung_transaction is None,
+        facts.hung_transaction or "no open transaction holds up readers",
+        ""
+        if facts.hung_transaction is None
+        else "let it end, or abort it with kafka-transactions; readers could not pass the cut",
+    )
+
+
+def subtopic_name(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check | None:
+    """The new sub-topic's name is legal and free."""
+    name = facts.subtopic
+    if name is None:
+        return None
+    if not is_topic_name(name):
+        return Check(
+            "sub-topic name",
+            False,
+            f"{name} is no legal topic name ({len(name)} of {MAX_TOPIC_NAME} characters)",
+            "use a topic with a shorter name",
+        )
+    if name in facts.names:
+        return Check(
+            "sub-topic name",
+            False,
+            f"a topic named {name} exists already and is not kpsplit's",
+            f"delete or rename {name} if nobody needs it",
+        )
+    other = next((other for other in sorted(facts.names) if collides(name, other)), None)
+    if other is not None:
+        return Check(
+            "sub-topic name",
+            False,
+            f"{name} collides with topic {other} in Kafka's metrics ('.' and '_' are one there)",
+            f"delete or rename {other} if nobody needs it",
+        )
+    return Check("sub-topic name", True, f"{name} is free")
+
 
 __all__ = ["LOG_WHOLE", "Facts", "LogFacts", "checks", "refusal", "truncation"]
 
@@ -135,18 +379,18 @@ _MAKERS: tuple[Callable[[Facts, TopicFacts, PartitionState], Check | None], ...]
     _same_topic,
     _no_operation,
     _ranges,
-    topic_checks.rights,
-    topic_checks.not_compacted,
-    topic_checks.replication,
-    topic_checks.min_insync,
-    topic_checks.clean_election,
-    topic_checks.in_sync,
-    log_checks.sources_exist,
-    log_checks.same_subtopics,
-    log_checks.subtopic_name,
-    log_checks.log_whole,
-    log_checks.no_transaction,
-    topic_checks.retention,
+    rights,
+    not_compacted,
+    replication,
+    min_insync,
+    clean_election,
+    in_sync,
+    sources_exist,
+    same_subtopics,
+    subtopic_name,
+    log_whole,
+    no_transaction,
+    retention,
     _partitioner,
     _writers,
     _useful,

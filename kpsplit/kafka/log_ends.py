@@ -1,8 +1,8 @@
 """Where logs begin and end, asked of their leaders.
 
-``while_leaders_move`` asks again: what a broker answers while leaders move says nothing about the log. It also
-asks again where the client does not know a partition that exists: librdkafka answers from its memory of a
-topic for up to 15 minutes, and does not know partitions that were added meanwhile.
+``while_leaders_move`` asks again: what a broker answers while leaders move says nothing about the log. It
+also asks again where the client does not know a partition that exists: librdkafka answers from its memory of
+a topic for up to 15 minutes, and does not know partitions that were added meanwhile.
 """
 
 from __future__ import annotations

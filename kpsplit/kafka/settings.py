@@ -1,8 +1,8 @@
 """Settings that an application or a file gives, read and put into librdkafka's words. Pure.
 
-``translated`` puts Kafka's own ``client.properties`` into librdkafka's words, where these differ. It translates
-only what has the same meaning there: PLAIN and SCRAM logins, and stores in PEM. Everything else stays as it is,
-and librdkafka refuses by name what it does not know.
+``translated`` puts Kafka's own ``client.properties`` into librdkafka's words, where these differ. It
+translates only what has the same meaning there: PLAIN and SCRAM logins, and stores in PEM. Everything else
+stays as it is, and librdkafka refuses by name what it does not know.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kpsplit.control.draining import estimated, look_twice
+from kpsplit.control.planning import estimated, look_twice
 from kpsplit.control.plans import Drain
 from kpsplit.kafka.clock import Deadline
 
