@@ -31,8 +31,7 @@ from kpsplit.devcluster import DevCluster
 from kpsplit.errors import RecordError
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.claims import claim_key, decode_claim
-from kpsplit.splitter.records.control import Partitioner
+from kpsplit.splitter.records.control import Partitioner, claim_key, decode_claim
 from kpsplit.splitter.records.keys import CONTROL_TOPIC, control_partition
 
 TOPIC, SCRATCH = "orders", "scratch"

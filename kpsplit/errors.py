@@ -126,3 +126,8 @@ class UnreachableError(KpsplitError):
 
 class AuthorizationError(KpsplitError):
     """A right is missing; the message names it."""
+
+
+def many(number: int, noun: str, plural: str | None = None) -> str:
+    """Return ``1 record``, ``2,000 records``."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

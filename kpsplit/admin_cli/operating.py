@@ -15,8 +15,7 @@ from kpsplit.admin_cli.interrupts import is_interrupt
 from kpsplit.admin_cli.param_types import DURATION
 from kpsplit.errors import KpsplitError, RecordError, UsageError
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import OperationKind, PartitionState
-from kpsplit.splitter.states import Phase
+from kpsplit.splitter.partition_state import OperationKind, PartitionState, Phase
 
 if TYPE_CHECKING:
     from kpsplit.control.operations import Operations

@@ -13,8 +13,7 @@ import click
 
 from kpsplit.errors import UsageError
 from kpsplit.splitter.key_range import KeyRange
-from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.logical_offset import MAX_OFFSET
+from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition
 from kpsplit.splitter.partition_state import MAX_RANGES
 from kpsplit.splitter.records.keys import MAX_PARTITION, is_topic_name, parse_partition
 from kpsplit.splitter.records.strict_json import is_unicode

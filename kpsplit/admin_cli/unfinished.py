@@ -8,8 +8,7 @@ from kpsplit.admin_cli.call import Call, can_ask
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.errors import UsageError
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import EndedBy, PartitionState, Result
-from kpsplit.splitter.states import Phase
+from kpsplit.splitter.partition_state import EndedBy, PartitionState, Phase, Result
 
 Wanted = Callable[[PartitionState], bool]
 

@@ -26,7 +26,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import LOOK_LEASE_MS, Enrolment
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
-from kpsplit.splitter.writers import LEASE_MARGIN
+from kpsplit.splitter.registrations import LEASE_MARGIN
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,9 @@ from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.offset_log import OffsetExamination
 from kpsplit.kafka.producers_log import ProducersLog
 from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.key_range import unread_text, without_slots
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import PartitionState, SubTopic, SubTopicState
+from kpsplit.splitter.partition_state import PartitionState, Phase, SubTopic, SubTopicState
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import (
     CONTROL_TOPIC,
@@ -36,9 +37,7 @@ from kpsplit.splitter.records.keys import (
     slots_topic,
     subtopics_prefix,
 )
-from kpsplit.splitter.slots import unread_text, without_slots
-from kpsplit.splitter.states import Phase
-from kpsplit.splitter.writers import Registrations, unacknowledged
+from kpsplit.splitter.registrations import Registrations, unacknowledged
 
 SHORTEST_LEASE_MS = 1000
 LONGEST_LEASE_MS = 60_000

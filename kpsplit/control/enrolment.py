@@ -25,7 +25,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import Enrolment, Partitioner, encode_enrolment
 from kpsplit.splitter.records.keys import CONTROL_TOPIC, OFFSETS_TOPIC, enrolment_key, slots_topic
-from kpsplit.splitter.writers import LEASE_MARGIN
+from kpsplit.splitter.registrations import LEASE_MARGIN
 
 
 def withdraw_commits(

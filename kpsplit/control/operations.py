@@ -41,8 +41,8 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Attempt, Outcome, PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
+from kpsplit.splitter.registrations import Registrations
 from kpsplit.splitter.sizing import Sizing
-from kpsplit.splitter.writers import Registrations
 
 __all__ = [
     "Operations",

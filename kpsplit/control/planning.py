@@ -18,7 +18,7 @@ from kpsplit.control.plans import (
 )
 from kpsplit.control.preconditions import LOG_WHOLE, Facts, checks, refusal
 from kpsplit.control.sampling import WRITERS, Sample, partitioner_check, sample_partition, writers_check
-from kpsplit.errors import ConflictError, KpsplitError, UsageError
+from kpsplit.errors import ConflictError, KpsplitError, UsageError, many
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
@@ -37,7 +37,6 @@ from kpsplit.splitter.partition_state import (
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import subtopic_name
 from kpsplit.splitter.sizing import Sizing
-from kpsplit.splitter.words import many
 
 SHORT_LOOK = 1.0
 LONG_LOOK = 5.5

@@ -10,16 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kpsplit.control.plans import Check
-from kpsplit.errors import AuthorizationError, CheckFailedError, ConflictError, KpsplitError, UsageError
+from kpsplit.errors import AuthorizationError, CheckFailedError, ConflictError, KpsplitError, UsageError, many
 from kpsplit.kafka.error_map import RIGHTS_HINT
 from kpsplit.kafka.topic_facts import TopicFacts
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
-from kpsplit.splitter.partition_state import MAX_RANGES, OperationKind, PartitionState
+from kpsplit.splitter.partition_state import MAX_RANGES, OperationKind, PartitionState, Phase
 from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import MAX_TOPIC_NAME, collides, is_topic_name
 from kpsplit.splitter.rights import Right
-from kpsplit.splitter.states import Phase
-from kpsplit.splitter.words import many
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,11 +28,9 @@ from kpsplit.kafka.groups import (
 )
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.driver import Observer, StepDone
-from kpsplit.splitter.events import Retire
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import PartitionState, SubTopic, SubTopicState
+from kpsplit.splitter.partition_state import PartitionState, Phase, Retire, SubTopic, SubTopicState
 from kpsplit.splitter.ports import Deadline
-from kpsplit.splitter.states import Phase
 
 _SHOWN = 5
 

@@ -20,16 +20,26 @@ from kpsplit.kafka.leaders import Leaders
 from kpsplit.kafka.markers import Markers
 from kpsplit.kafka.producers_log import ProducersLog
 from kpsplit.splitter.driver import Driver, Observer, Ports, StepDone
-from kpsplit.splitter.events import Cut, Event, Freeze, Prepare, Thaw
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import Attempt, EndedBy, Outcome, PartitionState, SubTopic
+from kpsplit.splitter.partition_state import (
+    Attempt,
+    Cut,
+    EndedBy,
+    Event,
+    Freeze,
+    Outcome,
+    PartitionState,
+    Phase,
+    Prepare,
+    SubTopic,
+    Thaw,
+)
 from kpsplit.splitter.ports import Deadline, Fit
 from kpsplit.splitter.records.producers import PauseReport, ProducerRegistration
 from kpsplit.splitter.records.stamp import instance_name
-from kpsplit.splitter.states import Phase
+from kpsplit.splitter.registrations import Registrations
 from kpsplit.splitter.steps import PlannedMarker, numbered
-from kpsplit.splitter.writers import Registrations
 
 
 class PartitionTopics:

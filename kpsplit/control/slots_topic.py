@@ -25,11 +25,11 @@ from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.served import await_served
+from kpsplit.splitter.key_range import MAX_SLOTS, check_slots, default_slots, unread_text, without_slots
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import slots_topic
-from kpsplit.splitter.slots import MAX_SLOTS, check_slots, default_slots, unread_text, without_slots
 
 _log = logging.getLogger(__name__)
 

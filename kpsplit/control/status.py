@@ -8,13 +8,13 @@ from kpsplit.control.facts import attempt_age
 from kpsplit.errors import UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.key_range import without_slots
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Outcome, PartitionState
 from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import slots_topic
 from kpsplit.splitter.records.producers import PauseReport, ProducerRegistration
-from kpsplit.splitter.slots import without_slots
-from kpsplit.splitter.writers import Registrations
+from kpsplit.splitter.registrations import Registrations
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,15 +26,12 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.kafka.producers_log import AcknowledgedWriter
-from kpsplit.splitter.claim_queue import ClaimQueue
-from kpsplit.splitter.claimed_log import ClaimedLog
+from kpsplit.splitter.claimed_log import ClaimedLog, ClaimQueue
 from kpsplit.splitter.control_view import ControlView
-from kpsplit.splitter.events import Commit, Event, Fence, Prepare
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.partition_state import Commit, Event, Fence, PartitionState, Prepare
 from kpsplit.splitter.ports import Deadline
-from kpsplit.splitter.records.claims import Claim, claim_key, decode_claim, encode_claim
-from kpsplit.splitter.records.control import encode_state
+from kpsplit.splitter.records.control import Claim, claim_key, decode_claim, encode_claim, encode_state
 from kpsplit.splitter.records.keys import (
     CONTROL_PARTITIONS,
     CONTROL_TOPIC,

@@ -26,14 +26,13 @@ from kpsplit.kafka.error_map import RIGHTS_HINT, error_of, translate, translated
 from kpsplit.kafka.kafka_python import KafkaPythonError, NotExpressibleError, ask_kafka_python
 from kpsplit.kafka.offset_log import OffsetTail
 from kpsplit.splitter.commits import CommitFold, ordinary_offsets
-from kpsplit.splitter.key_range import WHOLE, KeyRange
+from kpsplit.splitter.key_range import WHOLE, KeyRange, slot_number, slot_range
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC, slots_topic
 from kpsplit.splitter.rights import EVERY_GROUP
-from kpsplit.splitter.slots import slot_number, slot_range
 
 MEMBER_LETTERS = 8
 """So much of a member id is shown."""

@@ -16,8 +16,8 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.headers import headers_of
 from kpsplit.kafka.log_slice import read_slice
-from kpsplit.splitter.events import Cut
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import Cut
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.marker import HEADER, Marker, marker_among, newest_of
 from kpsplit.splitter.steps import PlannedMarker

@@ -14,7 +14,7 @@ from kpsplit.kafka.log_tail import LogTail
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
 from kpsplit.splitter.records.producers import ProducerRegistration, decode_entry
-from kpsplit.splitter.writers import Registrations
+from kpsplit.splitter.registrations import Registrations
 
 
 class AcknowledgedWriter:

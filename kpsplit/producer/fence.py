@@ -28,8 +28,7 @@ from kpsplit.producer.segment_writer import (
     Unplaced,
 )
 from kpsplit.producer.statistics import FenceStatistics
-from kpsplit.splitter.layout import Layout
-from kpsplit.splitter.lineage import Segment
+from kpsplit.splitter.lineage import Layout, Segment
 from kpsplit.splitter.partition_state import PartitionState
 
 P = TypeVar("P")

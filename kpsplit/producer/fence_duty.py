@@ -17,11 +17,11 @@ from kpsplit.producer.pauses import PauseClock
 from kpsplit.producer.routes import Fence, RouteWriter
 from kpsplit.producer.takeover import Takeover
 from kpsplit.splitter.control_view import ControlView
-from kpsplit.splitter.fence_answers import to_acknowledge
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.claims import Claim, claim_key, encode_claim
+from kpsplit.splitter.records.control import Claim, claim_key, encode_claim
 from kpsplit.splitter.records.keys import CONTROL_TOPIC, control_partition
 from kpsplit.splitter.records.producers import PauseReport
+from kpsplit.splitter.registrations import to_acknowledge
 
 ANSWER_SECONDS = 5.0
 _LOG_GONE = KafkaError(

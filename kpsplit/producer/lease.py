@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kpsplit.splitter.fence_answers import to_answer
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.producers import ProducerRegistration
+from kpsplit.splitter.registrations import to_answer
 
 
 def owes(states: Iterable[PartitionState], own: ProducerRegistration) -> bool:

@@ -16,13 +16,11 @@ from kpsplit.errors import ConflictError, KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import OperationLog
-from kpsplit.splitter.claim_queue import Announce, ClaimQueue, Go, Wait
+from kpsplit.splitter.claimed_log import Announce, ClaimQueue, Go, Wait
 from kpsplit.splitter.control_view import ControlView
-from kpsplit.splitter.events import Abort
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import EndedBy, PartitionState
-from kpsplit.splitter.records.claims import Claim
-from kpsplit.splitter.states import Phase
+from kpsplit.splitter.partition_state import Abort, EndedBy, PartitionState, Phase
+from kpsplit.splitter.records.control import Claim
 
 log = logging.getLogger(__name__)
 

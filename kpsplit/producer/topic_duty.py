@@ -16,10 +16,10 @@ from kpsplit.producer.lease_duty import LeaseTask
 from kpsplit.producer.routes import PASS_THROUGH, Fence, RouteWriter, TopicRoute, check_partitioner
 from kpsplit.producer.topic_lookup import PartitionCounts
 from kpsplit.splitter.control_view import ControlView
-from kpsplit.splitter.fence_answers import to_answer
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import Phase
 from kpsplit.splitter.records.control import Enrolment
-from kpsplit.splitter.states import Phase
+from kpsplit.splitter.registrations import to_answer
 
 REGISTRATION_SECONDS = 10.0
 LEARN_AGAIN_SECONDS = 1.0

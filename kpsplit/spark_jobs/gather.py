@@ -38,8 +38,9 @@ from kpsplit.spark_jobs.snapshot import (
     without_boundary,
 )
 from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.key_range import without_slots
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.partition_state import PartitionState, Phase
 from kpsplit.splitter.records.keys import (
     CONTROL_TOPIC,
     OFFSETS_TOPIC,
@@ -55,9 +56,7 @@ from kpsplit.splitter.records.offsets import (
     read_commit,
 )
 from kpsplit.splitter.records.producers import ProducerRegistration, decode_entry
-from kpsplit.splitter.slots import without_slots
-from kpsplit.splitter.states import Phase
-from kpsplit.splitter.writers import Registrations
+from kpsplit.splitter.registrations import Registrations
 
 PATIENCE = 60.0
 _LOOK_AGAIN = 0.1

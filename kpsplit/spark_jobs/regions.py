@@ -13,8 +13,7 @@ from datetime import UTC, datetime
 
 from kpsplit.errors import UsageError
 from kpsplit.spark_jobs.snapshot import Snapshot
-from kpsplit.splitter.lineage import PhysicalPartition, Segment
-from kpsplit.splitter.logical_offset import MAX_OFFSET
+from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 
 

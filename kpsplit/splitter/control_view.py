@@ -7,14 +7,17 @@ from contextlib import suppress
 from kpsplit.errors import FutureVersionError, RecordError, UsageError
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.claims import Claim, claimed_key, decode_claim, is_claim_key
 from kpsplit.splitter.records.control import (
     LOOK_LEASE_MS,
+    Claim,
     Enrolment,
     Settings,
+    claimed_key,
+    decode_claim,
     decode_enrolment,
     decode_settings,
     decode_state,
+    is_claim_key,
 )
 from kpsplit.splitter.records.keys import control_partition, parse_control_key
 

@@ -18,21 +18,25 @@ from kpsplit.errors import (
     KpsplitError,
     UnknownOutcomeError,
     UnreachableError,
+    many,
 )
-from kpsplit.splitter import steps, writers
-from kpsplit.splitter.events import Commit, Event, Fence, Prepare, Retire
+from kpsplit.splitter import registrations, steps
 from kpsplit.splitter.partition_state import (
     Attempt,
+    Commit,
     EndedBy,
+    Event,
+    Fence,
     Outcome,
     PartitionState,
+    Phase,
+    Prepare,
     Result,
+    Retire,
 )
 from kpsplit.splitter.ports import Clock, ControlPort, Deadline, Fit, TopicsPort, WritersPort
 from kpsplit.splitter.records.producers import ProducerRegistration
-from kpsplit.splitter.states import Phase
 from kpsplit.splitter.steps import Progress, Step
-from kpsplit.splitter.words import many
 
 CLEANUP_SECONDS = 30.0
 """How long a claim, and rolling back behind it, may take once the attempt's own deadline has passed."""
@@ -237,7 +241,9 @@ class Driver:
 
     def _await_ready(self, state: PartitionState, attempt: Attempt, limit: Deadline) -> str:
         """Wait for answers to PREPARE; go on without those that are silent for a lease."""
-        asked, silent, silence = self._await_answers(state, attempt, writers.not_ready, "readiness", limit)
+        asked, silent, silence = self._await_answers(
+            state, attempt, registrations.not_ready, "readiness", limit
+        )
         if not silent:
             return f"{many(asked, 'producer')} ready"
         self._remove_ended(silent, silence, attempt)
@@ -249,37 +255,37 @@ class Driver:
         Not so for a producer with transactions: one that is open may be committed behind the cut.
         """
         _, silent, _ = self._await_answers(
-            state, attempt, writers.not_acknowledged, writers.ACKNOWLEDGEMENT, limit
+            state, attempt, registrations.not_acknowledged, registrations.ACKNOWLEDGEMENT, limit
         )
         return f"the leases of {many(len(silent), 'producer')} ran out" if silent else "all producers hold"
 
     def _await_answers(
         self, state: PartitionState, attempt: Attempt, missing: Missing, what: str, limit: Deadline
-    ) -> tuple[int, tuple[ProducerRegistration, ...], writers.Silence]:
+    ) -> tuple[int, tuple[ProducerRegistration, ...], registrations.Silence]:
         """Wait until nobody's answer is missing, or a lease has certainly run out.
 
         Returns how many were asked, who stayed silent, and for how long.
         """
-        silence = writers.Silence(self._ports.control.lease_seconds() * writers.LEASE_MARGIN)
+        silence = registrations.Silence(self._ports.control.lease_seconds() * registrations.LEASE_MARGIN)
         waiting: tuple[ProducerRegistration, ...] = ()
         while True:
-            awaited = f"the producers' {what}{writers.named(waiting)}"
+            awaited = f"the producers' {what}{registrations.named(waiting)}"
             limit.check(awaited)
             began = self._ports.clock.now()
-            registrations = self._read_registrations(limit, awaited)
-            if registrations is None:
+            known = self._read_registrations(limit, awaited)
+            if known is None:
                 self._ports.writers.await_change(min(ANSWER_POLL_SECONDS, limit.left()))
                 continue
-            asked = registrations.to_ask(state.parent.topic)
+            asked = known.to_ask(state.parent.topic)
             silence.reading(began, self._ports.clock.now(), asked)
             waiting = missing(asked, str(state.parent), attempt.id)
             left = silence.left()
-            if not waiting or (left <= 0 and not writers.in_doubt(state, waiting)):
+            if not waiting or (left <= 0 and not registrations.in_doubt(state, waiting)):
                 return len(asked), waiting, silence
             patience = ANSWER_POLL_SECONDS if left <= 0 else min(left, ANSWER_POLL_SECONDS)
             self._ports.writers.await_change(min(patience, limit.left()))
 
-    def _read_registrations(self, limit: Deadline, what: str) -> writers.Registrations | None:
+    def _read_registrations(self, limit: Deadline, what: str) -> registrations.Registrations | None:
         """Read the registrations; None if the brokers cannot be asked now. That is nobody's silence."""
         try:
             return self._ports.writers.read(limit)
@@ -288,7 +294,7 @@ class Driver:
             return None
 
     def _remove_ended(
-        self, silent: Iterable[ProducerRegistration], silence: writers.Silence, attempt: Attempt
+        self, silent: Iterable[ProducerRegistration], silence: registrations.Silence, attempt: Attempt
     ) -> None:
         """Remove the registrations of dead producers, so that nobody waits for them again.
 

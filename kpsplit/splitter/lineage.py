@@ -2,10 +2,19 @@
 
 A lineage is a DAG of segments. Segments are stretches of physical partitions; at any time at most one segment
 of a physical partition is open. All values here are immutable: an operation makes a new lineage.
+
+Logical offsets: every segment owns an arithmetic progression (design, section 3).
+
+    logical(physical) = base + stride * (physical - start)
+
+Worked example: a partition that was never split (base = start = 0, stride 1) ends at 1000 and is split into
+four. Its progression goes to five heirs with stride 5: the overflow has base 1000, the phantoms 1001..1004.
+Record 7 of the third phantom (base 1003) has the logical offset 1003 + 5 * 7 = 1038.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -13,8 +22,62 @@ from enum import StrEnum
 from itertools import pairwise
 
 from kpsplit.errors import InvariantError
-from kpsplit.splitter.key_range import WHOLE, KeyRange
-from kpsplit.splitter.logical_offset import FIRST, Progression
+from kpsplit.splitter.key_range import WHOLE, KeyRange, union_of_adjacent
+
+MAX_OFFSET = (1 << 63) - 1
+"""Offsets, logical ones too, are signed 64-bit integers for every Kafka client."""
+
+MAX_STRIDE = 1 << 31
+"""No split that would make a greater stride is begun: each segment keeps room for 2**32 records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progression:
+    """The numbers that a segment gives to its records: ``base``, ``base + stride``, and so on."""
+
+    base: int
+    stride: int
+
+    def __post_init__(self) -> None:
+        """Refuse a progression that does not rise, or that begins outside the 64-bit offsets."""
+        if not 0 <= self.base <= MAX_OFFSET or not 1 <= self.stride <= MAX_OFFSET:
+            raise InvariantError(f"no progression: base {self.base}, stride {self.stride}")
+
+    def at(self, index: int) -> int:
+        """Return the logical offset of the index-th record of the segment."""
+        return self.base + self.stride * index
+
+    def index_of(self, logical: int) -> int | None:
+        """Return which record of the segment has this logical offset, None if the number is not ours."""
+        index, rest = divmod(logical - self.base, self.stride)
+        return index if rest == 0 and index >= 0 else None
+
+    def heirs(self, length: int, count: int) -> tuple[Progression, ...]:
+        """Divide what is left after ``length`` records among the overflow (heir 0) and the children."""
+        first = self.at(length)
+        return tuple(Progression(first + self.stride * j, self.stride * count) for j in range(count))
+
+    def from_beyond(self, floor: int) -> Progression:
+        """Return the rest of this progression from its first number that is at least ``floor``."""
+        steps = max(0, -((self.base - floor) // self.stride))
+        return Progression(self.at(steps), self.stride)
+
+
+FIRST = Progression(0, 1)
+"""Until the first split a logical offset is Kafka's own offset."""
+
+
+def merged_progression(ends: Iterable[tuple[Progression, int]]) -> Progression:
+    """Return the progression of a segment merged from others, given each one's progression and length.
+
+    It is the densest of theirs, from its first number beyond all ends; the rest of the others is given up.
+    """
+    parts = list(ends)
+    if not parts:
+        raise InvariantError("a merge needs predecessors")
+    floor = max(p.at(length) for p, length in parts)
+    densest, _ = min(parts, key=lambda part: (part[0].stride, part[0].base))
+    return densest.from_beyond(floor)
 
 
 class SegmentKind(StrEnum):
@@ -275,3 +338,34 @@ class _Coverage:
     def is_whole(self) -> bool:
         """Tell whether each key hash is covered once."""
         return self._steps == {WHOLE.lo: 1, WHOLE.hi: -1}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The open segments of a logical partition, in the order of their ranges.
+
+    ``bounds`` are the lower ends of all ranges but the first, so that a bisection finds a key's segment.
+    """
+
+    segments: tuple[Segment, ...]
+    bounds: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lineage: Lineage) -> Layout:
+        """Return the layout of a lineage.
+
+        Raises:
+            InvariantError: the open ranges do not tile the key space.
+        """
+        segments = lineage.open_segments()
+        if union_of_adjacent(s.range for s in segments) != WHOLE:
+            raise InvariantError(f"{lineage.parent}: the open ranges do not tile the key space")
+        return cls(segments, tuple(s.range.lo for s in segments[1:]))
+
+    def index_for(self, key_hash: int) -> int:
+        """Return the index, in ``segments``, of the segment that takes a key hash."""
+        return bisect_right(self.bounds, key_hash)
+
+    def segment_for(self, key_hash: int) -> Segment:
+        """Return the segment that takes a key hash."""
+        return self.segments[self.index_for(key_hash)]

@@ -5,23 +5,39 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kpsplit.errors import InvariantError
-from kpsplit.splitter.events import Abort, Commit, Cut, Event, Fence, Finish, Freeze, Prepare, Retire, Thaw
 from kpsplit.splitter.key_range import WHOLE, KeyRange, union_of_adjacent
-from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment, SegmentKind
-from kpsplit.splitter.logical_offset import MAX_STRIDE, Progression, merged_progression
+from kpsplit.splitter.lineage import (
+    MAX_STRIDE,
+    Lineage,
+    PhysicalPartition,
+    Progression,
+    Segment,
+    SegmentKind,
+    merged_progression,
+)
 from kpsplit.splitter.partition_state import (
     MAX_RANGES,
+    Abort,
     Attempt,
+    Commit,
+    Cut,
     EndedBy,
+    Event,
+    Fence,
+    Finish,
+    Freeze,
     OperationKind,
     Outcome,
     PartitionState,
+    Prepare,
     Result,
+    Retire,
     SubTopic,
     SubTopicState,
     Target,
+    Thaw,
+    next_phase,
 )
-from kpsplit.splitter.states import next_phase
 
 MAX_REASON = 2000
 """Longer reasons of an abort or a freeze are cut off."""

@@ -1,14 +1,78 @@
-"""The whole state of a logical partition, as the control topic holds it (design, section 4)."""
+"""The whole state of a logical partition, as the control topic holds it (design, section 4).
+
+The life of a logical partition: ONE transition table (design, sections 7 and 8).
+
+Theory of operation. Between operations a partition is STEADY. An operation (split or merge; both close some
+segments and open others) writes its intent and is PREPARING: everything slow happens there, writers run. Then
+it is FENCED: producers hold records of the affected segments, resolve what is in flight and acknowledge; the
+operator appends its markers (the cut). COMMIT is the commit point: before it an operation can only be rolled
+back (ABORT), after it only go forward. A COMMITTED operation still has to seal emptied sub-topics in the
+broker; FINISH ends it. If a log turns out to be truncated the partition is FROZEN: writers run on, but no
+operation is done until a human decides (THAW).
+
+A pair that is not in the table is illegal. The picture in docs/protocol.md is generated from this table.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
+from kpsplit.errors import InvariantError
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.records.stamp import home_of
-from kpsplit.splitter.states import Phase
+
+
+class Phase(StrEnum):
+    """Where a logical partition stands."""
+
+    STEADY = "steady"
+    PREPARING = "preparing"
+    FENCED = "fenced"
+    COMMITTED = "committed"
+    FROZEN = "frozen"
+
+
+class EventKind(StrEnum):
+    """What the holder of the operation can record."""
+
+    PREPARE = "prepare"
+    FENCE = "fence"
+    COMMIT = "commit"
+    ABORT = "abort"
+    FINISH = "finish"
+    RETIRE = "retire"
+    FREEZE = "freeze"
+    THAW = "thaw"
+
+
+TRANSITIONS: dict[tuple[Phase, EventKind], Phase] = {
+    (Phase.STEADY, EventKind.PREPARE): Phase.PREPARING,
+    (Phase.PREPARING, EventKind.FENCE): Phase.FENCED,
+    (Phase.FENCED, EventKind.COMMIT): Phase.COMMITTED,
+    (Phase.COMMITTED, EventKind.FINISH): Phase.STEADY,
+    (Phase.PREPARING, EventKind.ABORT): Phase.STEADY,
+    (Phase.FENCED, EventKind.ABORT): Phase.STEADY,
+    (Phase.STEADY, EventKind.RETIRE): Phase.STEADY,
+    (Phase.STEADY, EventKind.FREEZE): Phase.FROZEN,
+    (Phase.COMMITTED, EventKind.FREEZE): Phase.FROZEN,
+    (Phase.FROZEN, EventKind.THAW): Phase.STEADY,
+}
+
+
+def next_phase(phase: Phase, event: EventKind) -> Phase:
+    """Return the phase after an event.
+
+    Raises:
+        InvariantError: the table has no such transition.
+    """
+    try:
+        return TRANSITIONS[phase, event]
+    except KeyError:
+        raise InvariantError(f"{event} is illegal while the partition is {phase}") from None
+
 
 MAX_RANGES = 64
 """The greatest number of ranges that one split makes."""
@@ -197,3 +261,82 @@ class PartitionState:
 def whole_range_merge(ranges: tuple[KeyRange, ...]) -> bool:
     """Tell whether ranges make up the whole key space, so that a merge goes back into the parent."""
     return ranges[0].lo == WHOLE.lo and ranges[-1].hi == WHOLE.hi
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """An attempt begins: the intent is on record."""
+
+    kind: ClassVar[EventKind] = EventKind.PREPARE
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Hold records now. The sub-topic has this id; every producer answered or was silent for a lease."""
+
+    kind: ClassVar[EventKind] = EventKind.FENCE
+    attempt_id: str
+    topic_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where one closing segment ends: the offset of the marker, and its leader epoch if known."""
+
+    segment: int
+    offset: int
+    leader_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """All markers stand: the new layout takes effect. The commit point."""
+
+    kind: ClassVar[EventKind] = EventKind.COMMIT
+    attempt_id: str
+    cuts: tuple[Cut, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The attempt is rolled back; the old layout stays."""
+
+    kind: ClassVar[EventKind] = EventKind.ABORT
+    attempt_id: str
+    ended_by: EndedBy
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """What follows the commit is done (sub-topics that were emptied are sealed in the broker)."""
+
+    kind: ClassVar[EventKind] = EventKind.FINISH
+    attempt_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """A sub-topic was deleted: sealed and drained by every known group, or abandoned."""
+
+    kind: ClassVar[EventKind] = EventKind.RETIRE
+    subtopic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """Something contradicts the lineage (a truncated log): no operation until a human decides."""
+
+    kind: ClassVar[EventKind] = EventKind.FREEZE
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thaw:
+    """A human decided to go on, and what a FINISH waits for is done: emptied sub-topics are sealed."""
+
+    kind: ClassVar[EventKind] = EventKind.THAW
+
+
+Event = Prepare | Fence | Commit | Abort | Finish | Retire | Freeze | Thaw

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from kpsplit.splitter.events import Cut, Event
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import Attempt, PartitionState, SubTopic
+from kpsplit.splitter.partition_state import Attempt, Cut, Event, PartitionState, SubTopic
 from kpsplit.splitter.records.producers import ProducerRegistration
+from kpsplit.splitter.registrations import Registrations
 from kpsplit.splitter.steps import PlannedMarker
-from kpsplit.splitter.writers import Registrations
 
 
 class Deadline(Protocol):

@@ -25,10 +25,9 @@ from enum import StrEnum
 
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash, keyless_hash
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
-from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.partition_state import PartitionState, Phase
 from kpsplit.splitter.records.marker import Marker
 from kpsplit.splitter.records.stamp import Stamp
-from kpsplit.splitter.states import Phase
 
 
 class SkipReason(StrEnum):

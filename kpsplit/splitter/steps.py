@@ -10,21 +10,26 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kpsplit.errors import FencedError, InvariantError
-from kpsplit.splitter.events import Abort, Commit, Cut, Event, Fence, Finish
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import (
+    Abort,
     Attempt,
+    Commit,
+    Cut,
     EndedBy,
+    Event,
+    Fence,
+    Finish,
     OperationKind,
     Outcome,
     PartitionState,
+    Phase,
     Result,
     SubTopic,
     Target,
 )
 from kpsplit.splitter.records.keys import subtopic_name
 from kpsplit.splitter.records.marker import Marker, MarkerKind
-from kpsplit.splitter.states import Phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.logical_message import Place, place_of
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import key_hash
-from kpsplit.splitter.layout import Layout
-from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.lineage import Layout, PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from tests.broker.operating import state_of
 

@@ -14,11 +14,21 @@ from kpsplit.consumer.fetch.lineage_reader import Gap, GapReason, LineageReader
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.errors import DeadlineExceededError
 from kpsplit.kafka.connection import Connection
-from kpsplit.splitter.events import Commit, Cut, Fence, Finish, Prepare, Retire
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import Attempt, OperationKind, PartitionState, Target
+from kpsplit.splitter.partition_state import (
+    Attempt,
+    Commit,
+    Cut,
+    Fence,
+    Finish,
+    OperationKind,
+    PartitionState,
+    Prepare,
+    Retire,
+    Target,
+)
 from kpsplit.splitter.reading import ForeignReason, SkipReason
 from kpsplit.splitter.records.marker import HEADER as MARKER
 from kpsplit.splitter.records.marker import Marker, MarkerKind

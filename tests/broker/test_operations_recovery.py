@@ -18,11 +18,21 @@ from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.control_log import OperationLog
 from kpsplit.producer import takeover
 from kpsplit.producer.takeover import roll_back
-from kpsplit.splitter import claim_queue
-from kpsplit.splitter.events import Abort, Commit, Cut, Fence, Finish, Prepare
+from kpsplit.splitter import claimed_log
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import EndedBy, Result, SubTopicState
-from kpsplit.splitter.records.claims import Claim
+from kpsplit.splitter.partition_state import (
+    Abort,
+    Commit,
+    Cut,
+    EndedBy,
+    Fence,
+    Finish,
+    Phase,
+    Prepare,
+    Result,
+    SubTopicState,
+)
+from kpsplit.splitter.records.control import Claim
 from kpsplit.splitter.records.keys import (
     CONTROL_TOPIC,
     STATE_PARTITIONS,
@@ -30,7 +40,6 @@ from kpsplit.splitter.records.keys import (
     operator_transactional_id,
     partition_key,
 )
-from kpsplit.splitter.states import Phase
 from tests.broker.operating import (
     PAUSE_MS,
     DiedError,
@@ -219,7 +228,7 @@ def test_an_operator_whose_attempt_was_aborted_meanwhile_is_fenced(operations, b
 
 
 def test_a_claim_fences_the_one_before(operations, make_topic, monkeypatch) -> None:
-    monkeypatch.setattr(claim_queue, "TURN_SECONDS", 0.5)
+    monkeypatch.setattr(claimed_log, "TURN_SECONDS", 0.5)
     parent = enrolled(operations, make_topic(partitions=1))
     attempt = operations.plan_split(parent, 2, even=True).attempt("zombie", PAUSE_MS)
     older, newer = (OperationLog(operations._connection, parent) for _ in range(2))
@@ -235,7 +244,7 @@ def test_a_claim_fences_the_one_before(operations, make_topic, monkeypatch) -> N
 
 
 def test_a_claim_that_led_to_nothing_is_withdrawn(operations, make_topic, monkeypatch) -> None:
-    monkeypatch.setattr(claim_queue, "turn_seconds", lambda _: 3600.0)
+    monkeypatch.setattr(claimed_log, "turn_seconds", lambda _: 3600.0)
     parent = enrolled(operations, make_topic(partitions=1))
     for _ in range(2):
         log = OperationLog(operations._connection, parent)

@@ -11,10 +11,9 @@ from kpsplit.control.plans import Plan
 from kpsplit.kafka.markers import marker_of
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
-from kpsplit.splitter.partition_state import Result, SubTopicState
+from kpsplit.splitter.partition_state import Phase, Result, SubTopicState
 from kpsplit.splitter.records.marker import MarkerKind
 from kpsplit.splitter.records.producers import PauseReport, ProducerRegistration
-from kpsplit.splitter.states import Phase
 from tests.broker.operating import (
     PAUSE_MS,
     enrolled,

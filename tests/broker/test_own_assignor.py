@@ -11,8 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.jvm import KafkaRuntime
-from kpsplit.splitter.key_range import key_hash
-from kpsplit.splitter.slots import slot_index
+from kpsplit.splitter.key_range import key_hash, slot_index
 from tests.broker.consuming import REMOTE, Log, Member, reading, shared, wait_for
 from tests.broker.operating import operating, write
 

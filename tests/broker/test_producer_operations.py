@@ -25,10 +25,9 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.producer.lease_duty import LeaseTask
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import EndedBy, Result
+from kpsplit.splitter.partition_state import EndedBy, Phase, Result
 from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.records.stamp import HEADER, Stamp
-from kpsplit.splitter.states import Phase
 from tests.broker import suspended_child
 from tests.broker.operating import (
     PAUSE_MS,

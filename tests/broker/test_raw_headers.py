@@ -15,8 +15,7 @@ import pytest
 from kafka import KafkaProducer
 
 from kpsplit.splitter.key_range import key_hash
-from kpsplit.splitter.layout import Layout
-from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.lineage import Layout, PhysicalPartition
 from kpsplit.splitter.records.marker import HEADER as MARKER
 from kpsplit.splitter.records.stamp import HEADER as STAMP
 from tests.broker.operating import enrolled, merge, split, state_of

@@ -18,10 +18,10 @@ from kpsplit.errors import AuthorizationError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.driver import StepDone
+from kpsplit.splitter.partition_state import Phase
 from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.records.keys import CONTROL_TOPIC, group_ids, slots_topic
 from kpsplit.splitter.rights import Operation, Resource, Right, Role, rights_for, takeover_rights
-from kpsplit.splitter.states import Phase
 from tests.broker.consuming import wait_for
 from tests.broker.guarded import (
     ADMIN,

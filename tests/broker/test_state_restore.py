@@ -14,9 +14,8 @@ from kpsplit.consumer.state import TEXT, UNSIGNED, SlotId, StateStore
 from kpsplit.errors import ConflictError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.splitter.cursor import Cursor
-from kpsplit.splitter.key_range import WHOLE, key_hash
+from kpsplit.splitter.key_range import WHOLE, key_hash, slot_index
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.slots import slot_index
 from tests.broker.state_member import (
     SECONDS,
     Member,

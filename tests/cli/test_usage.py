@@ -27,9 +27,8 @@ from kpsplit.errors import (
     KpsplitError,
     UnknownOutcomeError,
 )
-from kpsplit.splitter.events import Abort
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import EndedBy
+from kpsplit.splitter.partition_state import Abort, EndedBy
 from tests.cli.conftest import Kpsplit
 from tests.unit.samples import UNSPLIT, committed, fenced, life, split_attempt
 

@@ -15,11 +15,9 @@ from kpsplit.admin_cli.unfinished import (
 from kpsplit.control.operations import Operations
 from kpsplit.kafka.connection import Connection
 from kpsplit.producer.takeover import roll_back
-from kpsplit.splitter.events import Abort, Freeze
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import EndedBy
-from kpsplit.splitter.states import Phase
+from kpsplit.splitter.partition_state import Abort, EndedBy, Freeze, Phase
 from tests.broker.operating import PAUSE_MS, DiedError, dying_after, enrolled, operating, state_of
 from tests.unit.samples import UNSPLIT, committed, fenced, life, split_attempt
 

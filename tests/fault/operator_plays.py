@@ -19,8 +19,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kpsplit.control.operations import Operations, ignore_steps
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import Phase
 from kpsplit.splitter.records.control import Partitioner
-from kpsplit.splitter.states import Phase
 from tests.broker.operating import PAUSE_MS, state_of
 from tests.fault.live_writer import LiveWriter
 from tests.measured import measured

@@ -23,9 +23,9 @@ from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import Phase
 from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
-from kpsplit.splitter.states import Phase
 from tests.broker.operating import state_of
 from tests.broker.producing import eventually
 from tests.fault.live_writer import LiveWriter

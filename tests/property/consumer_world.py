@@ -18,18 +18,26 @@ from kpsplit.consumer.fetch.fetch_state import PartitionTracks
 from kpsplit.consumer.fetch.reading_events import ReadingEvent
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.cursor import Cursor
-from kpsplit.splitter.events import Abort, Commit, Cut, Fence, Finish, Prepare
 from kpsplit.splitter.key_range import KeyRange, key_hash
-from kpsplit.splitter.layout import Layout
-from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
+from kpsplit.splitter.lineage import Layout, PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import EndedBy, OperationKind, PartitionState
+from kpsplit.splitter.partition_state import (
+    Abort,
+    Commit,
+    Cut,
+    EndedBy,
+    Fence,
+    Finish,
+    OperationKind,
+    PartitionState,
+    Phase,
+    Prepare,
+)
 from kpsplit.splitter.reading import Deliver, classify
 from kpsplit.splitter.records.marker import HEADER as MARKER
 from kpsplit.splitter.records.marker import Marker, MarkerKind
 from kpsplit.splitter.records.stamp import HEADER as STAMP
 from kpsplit.splitter.records.stamp import Stamp
-from kpsplit.splitter.states import Phase
 from tests.property.strategies import PARENT, attempt_of, merge_of_all
 
 KEYS = [b"key-%d" % i for i in range(12)]

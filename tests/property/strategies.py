@@ -7,21 +7,29 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from kpsplit.splitter.events import Abort, Commit, Cut, Event, Fence, Finish, Freeze, Prepare, Retire, Thaw
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange, ranges_between
-from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
-from kpsplit.splitter.logical_offset import MAX_STRIDE
+from kpsplit.splitter.lineage import MAX_STRIDE, PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import (
+    Abort,
     Attempt,
+    Commit,
+    Cut,
     EndedBy,
+    Event,
+    Fence,
+    Finish,
+    Freeze,
     OperationKind,
     PartitionState,
+    Phase,
+    Prepare,
+    Retire,
     SubTopicState,
     Target,
+    Thaw,
 )
 from kpsplit.splitter.records.keys import subtopic_name
-from kpsplit.splitter.states import Phase
 
 PARENT = PhysicalPartition("orders", 3)
 MAX_EVENTS = 30

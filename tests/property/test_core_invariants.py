@@ -10,15 +10,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kpsplit.errors import InvariantError
-from kpsplit.splitter.events import Abort, Commit, Event, Fence, Finish, Freeze, Prepare, Retire, Thaw
 from kpsplit.splitter.key_range import WHOLE, union_of_adjacent
-from kpsplit.splitter.layout import Layout
-from kpsplit.splitter.lineage import Lineage, Segment, SegmentKind
+from kpsplit.splitter.lineage import Layout, Lineage, Segment, SegmentKind
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import EndedBy, PartitionState, SubTopicState
+from kpsplit.splitter.partition_state import (
+    TRANSITIONS,
+    Abort,
+    Commit,
+    EndedBy,
+    Event,
+    EventKind,
+    Fence,
+    Finish,
+    Freeze,
+    PartitionState,
+    Phase,
+    Prepare,
+    Retire,
+    SubTopicState,
+    Thaw,
+)
 from kpsplit.splitter.records.control import decode_state, encode_state
 from kpsplit.splitter.records.offsets import boundaries, decode_boundary
-from kpsplit.splitter.states import TRANSITIONS, EventKind, Phase
 from tests.property.strategies import History, commit_of, hashes, histories, states
 
 OPEN_RECORDS = 8

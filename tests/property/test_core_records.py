@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kpsplit.errors import FutureVersionError, KpsplitError, RecordError
-from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.key_range import MAX_SLOTS, WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import (
     Enrolment,
@@ -56,7 +56,6 @@ from kpsplit.splitter.records.producers import (
     decode_record,
 )
 from kpsplit.splitter.records.stamp import Stamp
-from kpsplit.splitter.slots import MAX_SLOTS
 from tests.property.strategies import key_ranges, states
 
 INT64 = st.integers(0, 2**63 - 1)

@@ -23,8 +23,7 @@ from kpsplit.control.seeking import Target, Whence
 from kpsplit.errors import EXIT_OK, EXIT_USAGE, ConfigurationError
 from kpsplit.kafka.connection import MOST_PROPERTIES, read_properties
 from kpsplit.splitter.key_range import KeyRange
-from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.logical_offset import MAX_OFFSET
+from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition
 from tests.property.strategies import key_ranges
 
 MOST_LINE, MOST_MESSAGE = 4500, 800

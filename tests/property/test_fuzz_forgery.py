@@ -22,12 +22,18 @@ from kpsplit.spark_jobs.snapshot import LogBounds, Snapshot
 from kpsplit.spark_jobs.verification.counts import SequenceBlock, Span
 from kpsplit.spark_jobs.verification.sequence_checks import absent, incomplete
 from kpsplit.spark_jobs.verification.start import Extent, Start, Writers, extents
-from kpsplit.splitter.events import Commit, Cut, Fence, Finish, Prepare
 from kpsplit.splitter.key_range import key_hash
-from kpsplit.splitter.layout import Layout
-from kpsplit.splitter.lineage import PhysicalPartition, Segment
+from kpsplit.splitter.lineage import Layout, PhysicalPartition, Segment
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import OperationKind, PartitionState
+from kpsplit.splitter.partition_state import (
+    Commit,
+    Cut,
+    Fence,
+    Finish,
+    OperationKind,
+    PartitionState,
+    Prepare,
+)
 from kpsplit.splitter.reading import Deliver, Foreign, Skip, SkipReason, Wait, classify
 from kpsplit.splitter.records.marker import HEADER as MARKER
 from kpsplit.splitter.records.marker import Marker, MarkerKind, newest_of

@@ -17,11 +17,19 @@ from kpsplit.consumer.state.marker import Marker as StateMarker
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.control.plans import Plan
 from kpsplit.errors import CheckFailedError, KpsplitError, RecordError
-from kpsplit.splitter.events import Abort, Fence, Finish, Freeze, Prepare, Thaw
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE
-from kpsplit.splitter.logical_offset import MAX_OFFSET
+from kpsplit.splitter.lineage import MAX_OFFSET
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import EndedBy, PartitionState
+from kpsplit.splitter.partition_state import (
+    Abort,
+    EndedBy,
+    Fence,
+    Finish,
+    Freeze,
+    PartitionState,
+    Prepare,
+    Thaw,
+)
 from kpsplit.splitter.records.control import (
     Enrolment,
     Partitioner,

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kpsplit.splitter.lineage import SegmentKind
+from kpsplit.splitter.partition_state import Phase
 from kpsplit.splitter.reading import Deliver, Foreign, Skip, SkipReason, Wait, classify
 from kpsplit.splitter.records.marker import Marker, MarkerKind
 from kpsplit.splitter.records.stamp import Stamp
-from kpsplit.splitter.states import Phase
 from tests.property.strategies import PARENT, History, histories
 
 RECORDS = 6

@@ -10,8 +10,7 @@ from kpsplit.spark_jobs.streaming.query import StreamOffset, StreamPosition
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
-from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.states import Phase
+from kpsplit.splitter.partition_state import PartitionState, Phase
 from tests.property.lineage_walk import Delivery, Group, check_everything, check_in_order, ends, group_of
 from tests.property.strategies import History, counts, histories
 

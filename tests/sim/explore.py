@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from kpsplit.splitter import reading
+from kpsplit.splitter.partition_state import Phase
 from kpsplit.splitter.records.marker import Marker, MarkerKind
 from kpsplit.splitter.records.stamp import Stamp
-from kpsplit.splitter.states import Phase
 from tests.sim.fence_real import PARENT, Global, Held, RealCode
 
 if TYPE_CHECKING:

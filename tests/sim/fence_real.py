@@ -17,12 +17,12 @@ from kpsplit.producer.fence_transactions import FenceTransactions
 from kpsplit.producer.lease import owes
 from kpsplit.producer.routes import RouteWriter
 from kpsplit.producer.segment_writer import Acknowledged, Answer, Final, Outgoing, Unplaced
-from kpsplit.splitter import writers
-from kpsplit.splitter.fence_answers import to_acknowledge, to_answer
+from kpsplit.splitter import registrations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.marker import Marker, MarkerKind
 from kpsplit.splitter.records.producers import ProducerRegistration
+from kpsplit.splitter.registrations import to_acknowledge, to_answer
 
 # -- the values a state is made of -----------------------------------------------------------------
 
@@ -178,11 +178,11 @@ class RealCode:
         )
 
     def _live(self, producers: tuple[Held, ...]) -> tuple[ProducerRegistration, ...]:
-        registrations = writers.Registrations()
+        known = registrations.Registrations()
         for index, producer in enumerate(producers):
             if producer.registered and not producer.removed:
-                registrations.fold(self._record(index, producer))
-        return registrations.to_ask(PARENT.topic)
+                known.fold(self._record(index, producer))
+        return known.to_ask(PARENT.topic)
 
     def _owed(self, world: Global, producer: Held) -> tuple[bool, str | None, str | None]:
         """Return whether anything is owed, the attempt to be answered, the fence to be acknowledged."""

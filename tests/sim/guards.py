@@ -16,7 +16,7 @@ from kpsplit.producer import finality, lease_duty
 from kpsplit.producer.backlog import Backlog
 from kpsplit.producer.context import Context
 from kpsplit.producer.fence import PartitionSendState
-from kpsplit.splitter import commits, reading, writers
+from kpsplit.splitter import commits, reading, registrations
 from kpsplit.splitter.claimed_log import ClaimedLog
 from kpsplit.splitter.cursor import Cursor, _Walk
 from kpsplit.splitter.driver import Driver
@@ -53,11 +53,11 @@ def do_not_look_at_offsets(patch: pytest.MonkeyPatch) -> None:
 
 
 def do_not_wait_for_acknowledgements(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(writers, "not_acknowledged", lambda *_: ())
+    patch.setattr(registrations, "not_acknowledged", lambda *_: ())
 
 
 def do_not_wait_for_readiness(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(writers, "not_ready", lambda *_: ())
+    patch.setattr(registrations, "not_ready", lambda *_: ())
 
 
 def acknowledge_with_records_in_flight(patch: pytest.MonkeyPatch) -> None:
@@ -68,17 +68,17 @@ def remove_registrations_whatever_became_of_the_attempt(patch: pytest.MonkeyPatc
     def ended(self: Any, silent: Any, state: Any, attempt_id: str) -> Any:
         return tuple(r for r in silent if r.key in self._first)
 
-    patch.setattr(writers.Silence, "ended", ended)
+    patch.setattr(registrations.Silence, "ended", ended)
 
 
 def remove_registrations_that_are_younger_than_the_wait(patch: pytest.MonkeyPatch) -> None:
-    real = writers.Silence.ended
+    real = registrations.Silence.ended
 
     def ended(self: Any, silent: Any, state: Any, attempt_id: str) -> Any:
         self._first = frozenset(r.key for r in silent)
         return real(self, silent, state, attempt_id)
 
-    patch.setattr(writers.Silence, "ended", ended)
+    patch.setattr(registrations.Silence, "ended", ended)
 
 
 def open_new_segments_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def send_rejected_records_again_blindly(patch: pytest.MonkeyPatch) -> None:
 
 def take_any_attempts_answers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        writers,
+        registrations,
         "not_acknowledged",
         lambda live, partition, _: tuple(
             r for r in live if partition in r.ready and partition not in r.acknowledged
@@ -133,7 +133,9 @@ def take_any_attempts_answers(patch: pytest.MonkeyPatch) -> None:
 
 def take_any_attempts_readiness(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        writers, "not_ready", lambda live, partition, _: tuple(r for r in live if partition not in r.ready)
+        registrations,
+        "not_ready",
+        lambda live, partition, _: tuple(r for r in live if partition not in r.ready),
     )
 
 
@@ -182,7 +184,7 @@ def report_without_a_lease(patch: pytest.MonkeyPatch) -> None:
 
 
 def do_not_wait_for_leases(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(writers, "LEASE_MARGIN", 0.0)
+    patch.setattr(registrations, "LEASE_MARGIN", 0.0)
 
 
 def renew_the_lease_while_something_is_owed(patch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,13 @@ from confluent_kafka import Message
 from kpsplit.errors import FencedError
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.claims import Claim
+from kpsplit.splitter.records.control import Claim
 from kpsplit.splitter.records.marker import HEADER as MARKER
 from kpsplit.splitter.records.marker import Marker
 from kpsplit.splitter.records.producers import Entry as Registration
 from kpsplit.splitter.records.stamp import HEADER as STAMP
 from kpsplit.splitter.records.stamp import Stamp
-from kpsplit.splitter.writers import Registrations
+from kpsplit.splitter.registrations import Registrations
 
 PARENT = PhysicalPartition("t", 0)
 RETENTION_SECONDS = 120.0

@@ -19,29 +19,30 @@ from kpsplit.errors import (
 )
 from kpsplit.kafka.groups import proven_positions
 from kpsplit.producer import takeover
-from kpsplit.splitter.claim_queue import ClaimQueue
-from kpsplit.splitter.claimed_log import ClaimedLog
+from kpsplit.splitter.claimed_log import ClaimedLog, ClaimQueue
 from kpsplit.splitter.driver import Driver, Ports
-from kpsplit.splitter.events import Cut, Event, Retire
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
 from kpsplit.splitter.partition_state import (
     Attempt,
+    Cut,
     EndedBy,
+    Event,
     OperationKind,
     PartitionState,
+    Phase,
+    Retire,
     SubTopic,
     SubTopicState,
     Target,
 )
 from kpsplit.splitter.ports import Deadline
-from kpsplit.splitter.records.claims import Claim
+from kpsplit.splitter.records.control import Claim
 from kpsplit.splitter.records.keys import subtopic_name
 from kpsplit.splitter.records.marker import newest_of
 from kpsplit.splitter.records.producers import ProducerRegistration, Removed
-from kpsplit.splitter.states import Phase
+from kpsplit.splitter.registrations import Registrations
 from kpsplit.splitter.steps import PlannedMarker, numbered
-from kpsplit.splitter.writers import Registrations
 from tests.sim.logs import PARENT, RefusedError
 from tests.sim.members import GROUP, OffsetTail
 from tests.sim.processes import Blocked, Effect, Process, ProcessClock, SimDeadline

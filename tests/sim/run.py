@@ -16,7 +16,7 @@ from functools import partial
 from itertools import accumulate
 from random import Random
 
-from kpsplit.splitter.states import Phase
+from kpsplit.splitter.partition_state import Phase
 from tests.sim import operators
 from tests.sim.events import STEPS_OF_TIME, Event, do
 from tests.sim.logs import Fate

@@ -20,13 +20,11 @@ from kpsplit.errors import KpsplitError
 from kpsplit.kafka import clock
 from kpsplit.producer import takeover
 from kpsplit.producer.takeover import Takeover
-from kpsplit.splitter.claim_queue import ClaimQueue, Go
-from kpsplit.splitter.events import Event, Fence, Prepare
+from kpsplit.splitter.claimed_log import ClaimQueue, Go
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.partition_state import Event, Fence, PartitionState, Phase, Prepare
 from kpsplit.splitter.ports import Deadline
-from kpsplit.splitter.records.claims import Claim
-from kpsplit.splitter.states import Phase
+from kpsplit.splitter.records.control import Claim
 from tests.sim import operators
 from tests.sim.logs import PARENT
 from tests.sim.operators import Operator

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kpsplit.splitter.states import Phase
+from kpsplit.splitter.partition_state import Phase
 from tests.sim import fence_real, fence_world
 from tests.sim.explore import check_missed, explore
 from tests.sim.fence_world import HIGH, LOW, Global, Scope, World

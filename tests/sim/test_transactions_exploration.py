@@ -13,8 +13,8 @@ import pytest
 
 from kpsplit.producer.fence import PartitionSendState
 from kpsplit.producer.fence_transactions import FenceTransactions
-from kpsplit.splitter import writers
-from kpsplit.splitter.fence_answers import to_acknowledge, to_answer
+from kpsplit.splitter import registrations
+from kpsplit.splitter.registrations import to_acknowledge, to_answer
 from tests.sim import fence_real
 from tests.sim.explore import check_missed, explore
 from tests.sim.fence_world import LOW, Scope, TransactionalWorld
@@ -114,7 +114,7 @@ def let_the_lease_run_out_while_the_fence_waits(patch: pytest.MonkeyPatch) -> No
 
 
 def go_on_without_those_that_have_transactions(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(writers, "in_doubt", lambda *_: False)
+    patch.setattr(registrations, "in_doubt", lambda *_: False)
 
 
 LOST, STUCK = "LOST", "stays open"

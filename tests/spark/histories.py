@@ -21,11 +21,20 @@ from kpsplit.spark_jobs.verification.findings import Verdict
 from kpsplit.spark_jobs.verification.start import Since, Stretches
 from kpsplit.spark_jobs.verification.verifier import Verifier
 from kpsplit.splitter.cursor import Cursor
-from kpsplit.splitter.events import Commit, Cut, Fence, Finish, Prepare
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import Attempt, OperationKind, PartitionState, Target
+from kpsplit.splitter.partition_state import (
+    Attempt,
+    Commit,
+    Cut,
+    Fence,
+    Finish,
+    OperationKind,
+    PartitionState,
+    Prepare,
+    Target,
+)
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC, subtopic_name
 from kpsplit.splitter.records.marker import HEADER as MARKER
 from kpsplit.splitter.records.marker import Marker, MarkerKind

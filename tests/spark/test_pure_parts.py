@@ -51,8 +51,7 @@ from kpsplit.spark_jobs.verification.record_checks import marker_findings, segme
 from kpsplit.spark_jobs.verification.sequence_checks import joined, members, missing
 from kpsplit.spark_jobs.verification.start import Start
 from kpsplit.splitter.key_range import WHOLE
-from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment, SegmentKind
-from kpsplit.splitter.logical_offset import MAX_OFFSET, Progression
+from kpsplit.splitter.lineage import MAX_OFFSET, Lineage, PhysicalPartition, Progression, Segment, SegmentKind
 from kpsplit.splitter.records.producers import PauseReport
 from tests.spark.histories import World, lived
 from tests.unit.samples import life

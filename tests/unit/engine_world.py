@@ -33,12 +33,11 @@ from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.cursor import Cursor
-from kpsplit.splitter.key_range import key_hash
+from kpsplit.splitter.key_range import key_hash, slot_number
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.keys import slots_topic
-from kpsplit.splitter.slots import slot_number
 
 TOPIC = "orders"
 PARENT = PhysicalPartition(TOPIC, 0)

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kpsplit.splitter.events import Commit, Cut, Fence, Finish, Prepare
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import Attempt, OperationKind, PartitionState, Target
+from kpsplit.splitter.partition_state import (
+    Attempt,
+    Commit,
+    Cut,
+    Fence,
+    Finish,
+    OperationKind,
+    PartitionState,
+    Prepare,
+    Target,
+)
 from kpsplit.splitter.records.keys import subtopic_name
 
 PARENT = PhysicalPartition("orders", 3)

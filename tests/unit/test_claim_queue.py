@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.splitter.claim_queue import (
+from kpsplit.splitter.claimed_log import (
     LONGEST_TURN_SECONDS,
     TURN_SECONDS,
     Announce,
@@ -13,7 +13,7 @@ from kpsplit.splitter.claim_queue import (
     Wait,
     turn_seconds,
 )
-from kpsplit.splitter.records.claims import Claim
+from kpsplit.splitter.records.control import Claim
 
 FIRST, SECOND = Claim("first", 2, 1), Claim("second", 2, 1)
 

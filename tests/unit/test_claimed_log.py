@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from kpsplit.errors import DeadlineExceededError
-from kpsplit.splitter.claim_queue import ClaimQueue
-from kpsplit.splitter.claimed_log import ClaimedLog
-from kpsplit.splitter.events import Event
+from kpsplit.splitter.claimed_log import ClaimedLog, ClaimQueue
 from kpsplit.splitter.key_range import WHOLE
-from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.claims import Claim
-from kpsplit.splitter.states import Phase
+from kpsplit.splitter.partition_state import Event, PartitionState, Phase
+from kpsplit.splitter.records.control import Claim
 from tests.unit.samples import UNSPLIT, committed, fenced, split_attempt
 
 SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2))

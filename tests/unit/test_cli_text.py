@@ -11,8 +11,8 @@ from kpsplit.admin_cli.redaction import MASK, Redactor
 from kpsplit.admin_cli.render.human import bar, count, duration, percent, percentile
 from kpsplit.admin_cli.render.text import one_line, safe, shorten, show_bytes
 from kpsplit.admin_cli.settings import redactor_for
+from kpsplit.errors import many
 from kpsplit.kafka.connection import is_secret
-from kpsplit.splitter.words import many
 
 
 @pytest.mark.parametrize(

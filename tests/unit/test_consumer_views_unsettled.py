@@ -15,7 +15,7 @@ from kpsplit.errors import KpsplitError, UnreachableError
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, encode_enrolment
 from kpsplit.splitter.records.keys import enrolment_key, slots_topic
-from kpsplit.splitter.writers import LEASE_MARGIN
+from kpsplit.splitter.registrations import LEASE_MARGIN
 
 BEGUN = Enrolment("orders", "id", Partitioner.CONSISTENT_RANDOM, settled=False, slots=4)
 LEASE = 2.0

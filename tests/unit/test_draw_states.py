@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from kpsplit.splitter.states import TRANSITIONS
+from kpsplit.splitter.partition_state import TRANSITIONS
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "draw_states.py"
 

@@ -18,15 +18,24 @@ from kpsplit.errors import (
     UnreachableError,
 )
 from kpsplit.splitter.driver import Driver, Observer, Ports, StepDone
-from kpsplit.splitter.events import Cut, Event, Finish, Prepare
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import Attempt, EndedBy, PartitionState, Result, SubTopic
+from kpsplit.splitter.partition_state import (
+    Attempt,
+    Cut,
+    EndedBy,
+    Event,
+    Finish,
+    PartitionState,
+    Phase,
+    Prepare,
+    Result,
+    SubTopic,
+)
 from kpsplit.splitter.records.producers import ProducerRegistration, Removed
-from kpsplit.splitter.states import Phase
+from kpsplit.splitter.registrations import Registrations
 from kpsplit.splitter.steps import PlannedMarker
-from kpsplit.splitter.writers import Registrations
 from tests.unit.samples import PARENT, UNSPLIT, merge_attempt, split_attempt
 
 LEASE = 5.0

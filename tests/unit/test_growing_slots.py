@@ -10,8 +10,8 @@ from confluent_kafka import KafkaError
 from kpsplit.control import slots_topic as module
 from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.errors import AuthorizationError
+from kpsplit.splitter.key_range import unread_text, without_slots
 from kpsplit.splitter.records.keys import slots_topic
-from kpsplit.splitter.slots import unread_text, without_slots
 from tests.unit.engine_world import SLOTS, TOPIC, Topics, World
 
 NAME = slots_topic("orders")

@@ -14,15 +14,22 @@ from kpsplit.control.preconditions import LogFacts
 from kpsplit.control.sampling import Sample
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
 from kpsplit.splitter.control_view import ControlView
-from kpsplit.splitter.events import Abort, Finish, Freeze, Prepare
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import EndedBy, PartitionState, SubTopicState
+from kpsplit.splitter.partition_state import (
+    Abort,
+    EndedBy,
+    Finish,
+    Freeze,
+    PartitionState,
+    Prepare,
+    SubTopicState,
+)
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.keys import slots_topic
 from kpsplit.splitter.records.producers import Entry, Newer, ProducerRegistration
-from kpsplit.splitter.writers import ACKNOWLEDGEMENT, Registrations
+from kpsplit.splitter.registrations import ACKNOWLEDGEMENT, Registrations
 from tests.unit.samples import PARENT, UNSPLIT, committed, fenced, merge_attempt, phantom, split_attempt
 
 THREE = PartitionFacts(0, (0, 1, 2), (0, 1, 2))

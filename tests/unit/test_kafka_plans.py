@@ -10,10 +10,9 @@ import pytest
 from kpsplit.control.plans import Check, Drain, HotKey, Plan, Stretch
 from kpsplit.control.runner import numbered, refuse_moved_on
 from kpsplit.errors import ConflictError, FutureVersionError, RecordError
-from kpsplit.splitter.events import Abort, Prepare
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import EndedBy, OperationKind, Target
+from kpsplit.splitter.partition_state import Abort, EndedBy, OperationKind, Prepare, Target
 from tests.unit.samples import PARENT, UNSPLIT, committed, split_attempt
 
 PLAN = Plan(

@@ -10,10 +10,9 @@ from kpsplit.control.plans import Check
 from kpsplit.control.preconditions import Facts, LogFacts, checks, refusal
 from kpsplit.errors import CheckFailedError, ConflictError, UsageError
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
-from kpsplit.splitter.events import Freeze
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import OperationKind
+from kpsplit.splitter.partition_state import Freeze, OperationKind
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.rights import Role, rights_for
 from tests.unit.samples import PARENT, UNSPLIT, committed, phantom, split_attempt

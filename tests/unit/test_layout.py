@@ -6,8 +6,7 @@ import pytest
 
 from kpsplit.errors import InvariantError
 from kpsplit.splitter.key_range import KEY_SPACE
-from kpsplit.splitter.layout import Layout
-from kpsplit.splitter.lineage import Lineage
+from kpsplit.splitter.lineage import Layout, Lineage
 from tests.unit.samples import PARENT, life
 
 NESTED = Layout.of(life().nested.lineage)

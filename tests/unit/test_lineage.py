@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from kpsplit.errors import InvariantError
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange, union_of_adjacent
-from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment, SegmentKind
-from kpsplit.splitter.logical_offset import FIRST, Progression
+from kpsplit.splitter.lineage import FIRST, Lineage, PhysicalPartition, Progression, Segment, SegmentKind
 from kpsplit.splitter.records.control import segment_to_json
 from tests.unit.samples import PARENT, life, phantom
 

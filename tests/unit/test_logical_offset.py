@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kpsplit.errors import InvariantError
-from kpsplit.splitter.logical_offset import FIRST, MAX_OFFSET, Progression, merged_progression
+from kpsplit.splitter.lineage import FIRST, MAX_OFFSET, Progression, merged_progression
 
 
 def test_until_the_first_split_a_logical_offset_is_kafkas_own() -> None:

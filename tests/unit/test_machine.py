@@ -7,21 +7,29 @@ from dataclasses import replace
 import pytest
 
 from kpsplit.errors import InvariantError
-from kpsplit.splitter.events import Abort, Commit, Cut, Event, Fence, Finish, Freeze, Prepare, Retire, Thaw
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange, ranges_between
-from kpsplit.splitter.lineage import SegmentKind
-from kpsplit.splitter.logical_offset import MAX_STRIDE, Progression
+from kpsplit.splitter.lineage import MAX_STRIDE, Progression, SegmentKind
 from kpsplit.splitter.machine import MAX_REASON, apply
 from kpsplit.splitter.partition_state import (
+    Abort,
     Attempt,
+    Commit,
+    Cut,
     EndedBy,
+    Event,
+    Fence,
+    Finish,
+    Freeze,
     OperationKind,
     PartitionState,
+    Phase,
+    Prepare,
     Result,
+    Retire,
     SubTopicState,
     Target,
+    Thaw,
 )
-from kpsplit.splitter.states import Phase
 from tests.unit.samples import (
     UNSPLIT,
     committed,

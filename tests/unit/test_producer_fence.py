@@ -10,10 +10,9 @@ import pytest
 from kpsplit.producer.backlog import Tally
 from kpsplit.producer.fence import PartitionSendState
 from kpsplit.producer.segment_writer import Answer, Outgoing, SegmentWriter
-from kpsplit.splitter.events import Abort
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import EndedBy, PartitionState
+from kpsplit.splitter.partition_state import Abort, EndedBy, PartitionState
 from tests.unit.samples import UNSPLIT, committed, fenced, merge_attempt, operated, split_attempt
 
 LOW, HIGH = 0x10000000, 0xF0000000

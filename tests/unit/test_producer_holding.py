@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from kpsplit.producer.fence_duty import only_holds
-from kpsplit.splitter.events import Abort
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import EndedBy
+from kpsplit.splitter.partition_state import Abort, EndedBy
 from tests.unit.samples import UNSPLIT, fenced
 from tests.unit.test_producer_fence import LOW, SPLIT, fence_of, send
 

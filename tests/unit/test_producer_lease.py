@@ -12,9 +12,9 @@ from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.lease import owes
 from kpsplit.producer.lease_duty import LeaseTask
 from kpsplit.splitter.control_view import ControlView
-from kpsplit.splitter.events import Prepare
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
+from kpsplit.splitter.partition_state import Prepare
 from kpsplit.splitter.records.producers import ProducerRegistration
 from tests.unit.samples import PARENT, UNSPLIT, committed, fenced, split_attempt
 

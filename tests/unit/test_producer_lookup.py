@@ -15,8 +15,7 @@ from kpsplit.kafka.clock import Deadline
 from kpsplit.producer import lookup
 from kpsplit.producer.lookup import Lookup, Search, search_log
 from kpsplit.splitter.key_range import WHOLE
-from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
-from kpsplit.splitter.logical_offset import FIRST
+from kpsplit.splitter.lineage import FIRST, PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.records.stamp import HEADER, Stamp
 from tests.broker.producing import eventually
 

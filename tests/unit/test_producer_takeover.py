@@ -11,14 +11,12 @@ import pytest
 from kpsplit.errors import ConflictError
 from kpsplit.producer import takeover
 from kpsplit.producer.takeover import GRACE_SECONDS, SPREAD_SECONDS, UNSEEN_SECONDS, Takeover
-from kpsplit.splitter.claim_queue import TURN_SECONDS, ClaimQueue
+from kpsplit.splitter.claimed_log import TURN_SECONDS, ClaimQueue
 from kpsplit.splitter.control_view import ControlView
-from kpsplit.splitter.events import Abort
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import EndedBy, PartitionState
-from kpsplit.splitter.records.claims import Claim, claim_key, encode_claim
-from kpsplit.splitter.records.control import encode_state
+from kpsplit.splitter.partition_state import Abort, EndedBy, PartitionState
+from kpsplit.splitter.records.control import Claim, claim_key, encode_claim, encode_state
 from kpsplit.splitter.records.keys import control_partition, partition_key
 from tests.unit.samples import PARENT, UNSPLIT, fenced, split_attempt
 

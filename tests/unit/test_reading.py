@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.splitter.events import Abort, Freeze
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange, key_hash, keyless_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import EndedBy, PartitionState
+from kpsplit.splitter.partition_state import Abort, EndedBy, Freeze, PartitionState
 from kpsplit.splitter.reading import (
     Deliver,
     Foreign,

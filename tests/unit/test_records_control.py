@@ -11,11 +11,18 @@ import pytest
 
 from kpsplit.errors import FutureVersionError, RecordError, UsageError
 from kpsplit.splitter.control_view import ControlView
-from kpsplit.splitter.events import Abort, Freeze, Prepare
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import EndedBy, PartitionState, SubTopic, SubTopicState
+from kpsplit.splitter.partition_state import (
+    Abort,
+    EndedBy,
+    Freeze,
+    PartitionState,
+    Prepare,
+    SubTopic,
+    SubTopicState,
+)
 from kpsplit.splitter.records import control, keys
 from kpsplit.splitter.records.control import (
     Enrolment,

@@ -14,7 +14,7 @@ from kpsplit.consumer.fetch.logical_record import read_headers
 from kpsplit.errors import FutureVersionError, RecordError
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records import claims, control
+from kpsplit.splitter.records import control
 from kpsplit.splitter.records.keys import parse_control_key
 from kpsplit.splitter.records.marker import HEADER, Marker, marker_among
 from kpsplit.splitter.records.offsets import CommitKey, decode_boundary, decode_range_commit, parse_offset_key
@@ -37,7 +37,7 @@ def _range_commit(data: bytes) -> bytes:
 FORMS: dict[str, Callable[[bytes], bytes]] = {
     "settings": lambda data: control.encode_settings(control.decode_settings(data)),
     "enrolment": lambda data: control.encode_enrolment(control.decode_enrolment(data)),
-    "claim": lambda data: claims.encode_claim(claims.decode_claim(data)),
+    "claim": lambda data: control.encode_claim(control.decode_claim(data)),
     "state": lambda data: control.encode_state(control.decode_state(data)),
     "producer": lambda data: decode_record(b"000000000000a1b2", data).encode(),
     "boundary": lambda data: decode_boundary(data).encode(),
@@ -109,7 +109,7 @@ def test_the_keys_of_published_records_are_those_of_the_page() -> None:
     assert parse_control_key(keys["settings"].encode()) is None
     assert parse_control_key(keys["enrolment"].encode()) == "orders"
     assert parse_control_key(keys["state"].encode()) == PhysicalPartition("orders", 3)
-    assert keys["claim"].encode() == claims.claim_key(PhysicalPartition("orders", 3))
+    assert keys["claim"].encode() == control.claim_key(PhysicalPartition("orders", 3))
     for form in ("boundary", "range commit"):
         key = parse_offset_key(keys[form].encode())
         assert key.encode() == keys[form].encode()

@@ -15,11 +15,19 @@ from kpsplit.kafka import groups
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
 from kpsplit.kafka.groups import Members, Owner
-from kpsplit.splitter.events import Abort, Event, Finish, Prepare
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import EndedBy, PartitionState, SubTopic, SubTopicState
+from kpsplit.splitter.partition_state import (
+    Abort,
+    EndedBy,
+    Event,
+    Finish,
+    PartitionState,
+    Prepare,
+    SubTopic,
+    SubTopicState,
+)
 from tests.unit.samples import UNSPLIT, committed, merge_attempt, split_attempt
 
 NAMES = ("orders.split-3-1", "orders.split-3-2")

@@ -9,9 +9,8 @@ import pytest
 from kpsplit.errors import DeadlineExceededError
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.driver import Driver
-from kpsplit.splitter.events import Event, Retire
 from kpsplit.splitter.key_range import WHOLE
-from kpsplit.splitter.partition_state import PartitionState, Result
+from kpsplit.splitter.partition_state import Event, PartitionState, Result, Retire
 from tests.unit.samples import PARENT, UNSPLIT, merge_attempt, operated, phantom, split_attempt
 from tests.unit.test_driver import RANGES, Cluster, DiedError, Fault, Simulated, Time, run
 

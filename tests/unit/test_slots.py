@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 
 from kpsplit.errors import UsageError
-from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, union_of_adjacent
-from kpsplit.splitter.slots import (
+from kpsplit.splitter.key_range import (
+    KEY_SPACE,
     MAX_SLOTS,
+    WHOLE,
     check_slots,
     default_slots,
     slot_at,
     slot_index,
     slot_number,
     slot_range,
+    union_of_adjacent,
 )
 
 

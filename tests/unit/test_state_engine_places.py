@@ -12,8 +12,7 @@ from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.kafka.logical_message import is_identity, wrapped_one
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange, key_hash
-from kpsplit.splitter.lineage import Lineage, PhysicalPartition
-from kpsplit.splitter.logical_offset import Progression
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Progression
 from tests.unit.samples import PARENT, UNSPLIT, life
 
 LIFE = life().merged

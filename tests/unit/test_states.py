@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from kpsplit.errors import InvariantError
-from kpsplit.splitter.states import TRANSITIONS, EventKind, Phase, next_phase
+from kpsplit.splitter.partition_state import TRANSITIONS, EventKind, Phase, next_phase
 
 PAIRS = list(itertools.product(Phase, EventKind))
 

@@ -8,12 +8,11 @@ import pytest
 
 from kpsplit.errors import FutureVersionError
 from kpsplit.splitter.driver import StepDone
-from kpsplit.splitter.events import Abort, Prepare
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import EndedBy
+from kpsplit.splitter.partition_state import Abort, EndedBy, Prepare
 from kpsplit.splitter.records.producers import Entry, Newer, ProducerRegistration, Removed
-from kpsplit.splitter.writers import (
+from kpsplit.splitter.registrations import (
     ACKNOWLEDGEMENT,
     Registrations,
     Silence,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kpsplit.admin_cli.param_types import DURATION
-from kpsplit.splitter.words import many
+from kpsplit.errors import many
 
 if TYPE_CHECKING:
     from kpsplit.devcluster.running import RunningCluster

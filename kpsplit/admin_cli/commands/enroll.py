@@ -7,8 +7,8 @@ import click
 from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
 from kpsplit.admin_cli.param_types import TOPIC
+from kpsplit.splitter.key_range import MAX_SLOTS
 from kpsplit.splitter.records.control import Partitioner
-from kpsplit.splitter.slots import MAX_SLOTS
 
 
 @click.command("enroll", cls=VerbCommand)

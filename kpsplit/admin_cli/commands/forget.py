@@ -12,7 +12,7 @@ from kpsplit.admin_cli.given import VerbCommand, global_options
 from kpsplit.admin_cli.operating import yes_option
 from kpsplit.admin_cli.param_types import TOPIC
 from kpsplit.admin_cli.render.text import one_line
-from kpsplit.splitter.words import many
+from kpsplit.errors import many
 
 if TYPE_CHECKING:
     from kpsplit.control.seeking import Forgettable

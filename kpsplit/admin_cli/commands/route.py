@@ -12,8 +12,7 @@ from kpsplit.admin_cli.lookup import check_partition, find_state, partition_coun
 from kpsplit.admin_cli.param_types import BASE64, HEX, PARTITION_NUMBER, TOPIC
 from kpsplit.admin_cli.partition_choice import partition_of
 from kpsplit.splitter.key_range import key_hash
-from kpsplit.splitter.layout import Layout
-from kpsplit.splitter.lineage import PhysicalPartition, Segment
+from kpsplit.splitter.lineage import Layout, PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 
 if TYPE_CHECKING:

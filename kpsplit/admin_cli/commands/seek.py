@@ -13,8 +13,7 @@ from kpsplit.admin_cli.given import VerbCommand, global_options
 from kpsplit.admin_cli.operating import dry_run_option, yes_option
 from kpsplit.admin_cli.param_types import KEY_RANGE, PARTITION
 from kpsplit.splitter.key_range import WHOLE, KeyRange
-from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.logical_offset import MAX_OFFSET
+from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition
 
 if TYPE_CHECKING:
     from kpsplit.control.seeking import Target

@@ -13,8 +13,8 @@ from kpsplit.admin_cli.render.console import plain_table
 from kpsplit.admin_cli.render.human import bar, count, duration, percent, utc
 from kpsplit.admin_cli.render.text import one_line, shorten
 from kpsplit.control.plans import Check, Drain, HotKey, Plan, Stretch
+from kpsplit.errors import many
 from kpsplit.splitter.partition_state import OperationKind
-from kpsplit.splitter.words import many
 
 TOP_KEYS = 5
 MOST_GROUPS = 10

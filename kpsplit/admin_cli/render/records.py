@@ -10,8 +10,8 @@ from rich.cells import set_cell_size
 from kpsplit.admin_cli.render.text import show_bytes
 from kpsplit.consumer.fetch.lineage_reader import Tally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
+from kpsplit.errors import many
 from kpsplit.splitter.records.stamp import Stamp, instance_name
-from kpsplit.splitter.words import many
 
 _OFFSET, _SEGMENT, _KEY = 14, 4, 24
 _LEAST_VALUE = 12

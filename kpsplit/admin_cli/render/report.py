@@ -13,9 +13,9 @@ from rich.text import Text
 from kpsplit.admin_cli.render.console import plain_table
 from kpsplit.admin_cli.render.human import count, duration, percentile
 from kpsplit.admin_cli.render.text import one_line
+from kpsplit.errors import many
 from kpsplit.splitter.partition_state import Outcome, PartitionState, Result
 from kpsplit.splitter.records.producers import PauseReport
-from kpsplit.splitter.words import many
 
 MEDIAN, TAIL = 0.5, 0.99
 

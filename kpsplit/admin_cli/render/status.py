@@ -14,13 +14,12 @@ from kpsplit.admin_cli.render.console import plain_table
 from kpsplit.admin_cli.render.human import count, duration
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.control.status import PartitionStatus
+from kpsplit.errors import many
 from kpsplit.splitter.lineage import Segment, SegmentKind
-from kpsplit.splitter.partition_state import Result, SubTopicState
+from kpsplit.splitter.partition_state import Phase, Result, SubTopicState
 from kpsplit.splitter.records.control import attempt_to_json
 from kpsplit.splitter.records.producers import ProducerRegistration
 from kpsplit.splitter.records.stamp import instance_name
-from kpsplit.splitter.states import Phase
-from kpsplit.splitter.words import many
 
 _PHASE_STYLE = {
     Phase.STEADY: "green",

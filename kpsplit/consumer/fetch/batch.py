@@ -9,10 +9,9 @@ from confluent_kafka import Message
 
 from kpsplit.kafka.headers import headers_of
 from kpsplit.kafka.logical_message import physical_offset
-from kpsplit.splitter.key_range import KeyRange, key_hash
+from kpsplit.splitter.key_range import KeyRange, key_hash, slot_range
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.reading import reader_hash
-from kpsplit.splitter.slots import slot_range
 
 MESSAGE_BYTES = 300
 """What a message takes in memory besides its key, value and headers: measured for short keys."""

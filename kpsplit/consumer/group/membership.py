@@ -25,8 +25,8 @@ from kpsplit.consumer.group.subscriptions import Mode, Subscribed
 from kpsplit.consumer.slots.assigned import IN_SINK, STARTING, Holding, Stage
 from kpsplit.consumer.slots.given import Given, GivenStart
 from kpsplit.kafka.clock import monotonic
+from kpsplit.splitter.key_range import slot_at, slot_number, slot_range
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.slots import slot_at, slot_number, slot_range
 
 log = logging.getLogger(__name__)
 

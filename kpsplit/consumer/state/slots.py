@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kpsplit.errors import UsageError
+from kpsplit.splitter.key_range import MAX_SLOTS, slot_number
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import MAX_TOPIC_NAME
-from kpsplit.splitter.slots import MAX_SLOTS, slot_number
 
 _PLACE = struct.Struct(">IHH")
 _PLAIN_GROUP = re.compile(r"[a-zA-Z0-9_-]{1,120}")

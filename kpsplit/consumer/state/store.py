@@ -24,9 +24,9 @@ from kpsplit.consumer.state.views import BYTES, SlotView
 from kpsplit.consumer.state.work import Attempt, Work, current_work
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.connection import Connection
+from kpsplit.splitter.key_range import slot_index
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
-from kpsplit.splitter.slots import slot_index
 
 MAX_PENDING_BYTES = 64 << 20
 KEEP_SECONDS = 7 * 86_400.0

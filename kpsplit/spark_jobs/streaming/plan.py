@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from kpsplit.spark_jobs.snapshot import LostReason
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
-from kpsplit.splitter.partition_state import PartitionState, SubTopicState
-from kpsplit.splitter.states import Phase
+from kpsplit.splitter.partition_state import PartitionState, Phase, SubTopicState
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Self
 
-from kpsplit.errors import EXIT_CHECK, EXIT_FAILED, EXIT_OK
+from kpsplit.errors import EXIT_CHECK, EXIT_FAILED, EXIT_OK, many
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.words import many
 
 
 class Check(StrEnum):

@@ -9,11 +9,10 @@ from math import gcd
 from kpsplit.spark_jobs.snapshot import Snapshot, without_boundary
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
 from kpsplit.spark_jobs.verification.start import Start, is_defect, lost
-from kpsplit.splitter.lineage import Segment
-from kpsplit.splitter.logical_offset import MAX_OFFSET
+from kpsplit.splitter.key_range import unread_text
+from kpsplit.splitter.lineage import MAX_OFFSET, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.offsets import Boundary, SegmentEnd
-from kpsplit.splitter.slots import unread_text
 
 
 def lineage_findings(snapshot: Snapshot) -> Iterator[Finding]:

@@ -7,24 +7,22 @@ from enum import StrEnum
 from typing import Any
 
 from kpsplit.errors import RecordError
-from kpsplit.splitter.key_range import KEY_SPACE, KeyRange, is_row
-from kpsplit.splitter.lineage import Lineage, Segment, SegmentKind
-from kpsplit.splitter.logical_offset import MAX_OFFSET, Progression
+from kpsplit.splitter.key_range import KEY_SPACE, MAX_SLOTS, KeyRange, is_row
+from kpsplit.splitter.lineage import MAX_OFFSET, Lineage, PhysicalPartition, Progression, Segment, SegmentKind
 from kpsplit.splitter.partition_state import (
     Attempt,
     EndedBy,
     OperationKind,
     Outcome,
     PartitionState,
+    Phase,
     Result,
     SubTopic,
     SubTopicState,
     Target,
 )
-from kpsplit.splitter.records.keys import is_topic_name, place_field, topic_field
+from kpsplit.splitter.records.keys import is_topic_name, partition_key, place_field, topic_field
 from kpsplit.splitter.records.strict_json import MAX_BYTES, Fields, decode, encode_readable
-from kpsplit.splitter.slots import MAX_SLOTS
-from kpsplit.splitter.states import Phase
 
 VERSION = 1
 
@@ -347,3 +345,52 @@ def _subtopic(fields: Fields) -> SubTopic:
         fields.choice("state", SubTopicState),
         fields.optional_text("topic_id", 100),
     )
+
+
+CLAIM_VERSION = 1
+_SUFFIX = b"/claim"
+_MOST_ROUNDS = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """``revision``: of the state that the claimer saw. ``round``: of claims of that revision, from 1."""
+
+    claimer: str
+    revision: int
+    round: int
+
+
+def claim_key(parent: PhysicalPartition) -> bytes:
+    """Return the key of the announcements for a logical partition."""
+    return partition_key(parent) + _SUFFIX
+
+
+def is_claim_key(key: bytes | None) -> bool:
+    """Tell whether a record of the control topic is an announcement."""
+    return key is not None and key.endswith(_SUFFIX)
+
+
+def claimed_key(key: bytes) -> bytes:
+    """Return the key of the states of the logical partition that an announcement is about."""
+    return key.removesuffix(_SUFFIX)
+
+
+def encode_claim(claim: Claim) -> bytes:
+    """Return the value of an announcement."""
+    form = {"v": CLAIM_VERSION, "claimer": claim.claimer, "revision": claim.revision, "round": claim.round}
+    return encode_readable(form, decode_claim)
+
+
+def decode_claim(data: bytes | None) -> Claim:
+    """Read an announcement.
+
+    Raises:
+        RecordError: malformed. FutureVersionError: written by a newer kpsplit.
+    """
+    fields = decode(data, "claim", CLAIM_VERSION)
+    claim = Claim(
+        fields.text("claimer", 64), fields.integer("revision"), fields.integer("round", 1, _MOST_ROUNDS)
+    )
+    fields.done()
+    return claim

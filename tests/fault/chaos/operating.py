@@ -23,8 +23,7 @@ from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
-from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.states import Phase
+from kpsplit.splitter.partition_state import PartitionState, Phase
 
 MAX_PAUSE_MS = 10_000
 CALL_SECONDS = 60.0

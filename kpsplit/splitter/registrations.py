@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kpsplit.errors import FutureVersionError
-from kpsplit.splitter.partition_state import PartitionState, Result
+from kpsplit.splitter.partition_state import PartitionState, Phase, Result
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
 from kpsplit.splitter.records.producers import Entry, Newer, ProducerRegistration, Removed
-from kpsplit.splitter.states import Phase
 
 LEASE_MARGIN = 1.1
 """An operator waits this many leases: the rates of two monotonic clocks differ by far less."""
@@ -167,3 +166,24 @@ def not_acknowledged(
         for r in live
         if r.ready.get(partition) == attempt_id and r.acknowledged.get(partition) != attempt_id
     )
+
+
+def to_answer(states: Iterable[PartitionState], own: ProducerRegistration) -> list[PartitionState]:
+    """Return the partitions whose PREPARE is not answered yet."""
+    return [
+        s
+        for s in states
+        if s.phase is Phase.PREPARING and s.attempt and own.ready.get(str(s.parent)) != s.attempt.id
+    ]
+
+
+def to_acknowledge(quiescent: Iterable[PartitionState], own: ProducerRegistration) -> list[PartitionState]:
+    """Return the fences to be acknowledged: those of attempts that we answered, with nothing in flight."""
+    return [
+        s
+        for s in quiescent
+        if s.phase is Phase.FENCED
+        and s.attempt
+        and own.ready.get(str(s.parent)) == s.attempt.id
+        and own.acknowledged.get(str(s.parent)) != s.attempt.id
+    ]
