@@ -20,7 +20,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from kpsplit.devcluster.cluster import DevCluster
-from kpsplit.devcluster.jvm import KafkaRuntime
+from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin

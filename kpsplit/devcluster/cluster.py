@@ -10,23 +10,201 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
 from kpsplit.devcluster import config, storage
-from kpsplit.devcluster.broker import Broker
-from kpsplit.devcluster.config import NodeAddress
-from kpsplit.devcluster.jvm import KafkaRuntime
-from kpsplit.devcluster.ports import PortReservation
-from kpsplit.devcluster.process import KeeperClient
-from kpsplit.devcluster.readiness import ConfigValue, wait_until_listed
+from kpsplit.devcluster.config import HOST, NodeAddress, PortReservation
+from kpsplit.devcluster.process import KafkaRuntime, ManagedProcess, SupervisorClient
 from kpsplit.devcluster.storage import ClusterIdentity
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline
+
+_GRACE = 10.0  # seconds for a broker to stop by itself
+_TAIL = 25  # lines of a log that are shown in an error
+
+
+class Broker:
+    """A node of the cluster: broker and controller in one JVM.
+
+    Attributes:
+        id: Kafka's `node.id`, and the index in `DevCluster.brokers`.
+        port: for clients, on loopback.
+        log: the file with what the JVM wrote, over all its lives.
+    """
+
+    def __init__(
+        self,
+        address: NodeAddress,
+        command: Sequence[str],
+        log: Path,
+        supervisor: SupervisorClient,
+        before_start: Callable[[NodeAddress], None],
+        when_started: Callable[[Broker, Deadline], None],
+    ) -> None:
+        self.address = address
+        self.id = address.id
+        self.port = address.port
+        self.log = log
+        self._command = command
+        self._supervisor = supervisor
+        self._before_start = before_start
+        self._when_started = when_started
+        self._process: ManagedProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the JVM; None if it does not run."""
+        return self._process.pid if self._process is not None and self.alive else None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the JVM exists, paused or not."""
+        return self._process is not None and self._process.exit_code is None
+
+    @property
+    def paused(self) -> bool:
+        """Whether the JVM exists and is suspended."""
+        return self._process is not None and self._process.paused and self.alive
+
+    def launch(self) -> None:
+        """Start the JVM and return at once. Nothing happens if it runs."""
+        if not self.alive:
+            self._before_start(self.address)
+            self._process = ManagedProcess(self._supervisor, str(self.id), self._command, self.log)
+
+    def kill(self) -> None:
+        """SIGKILL: the broker has no time for anything. Returns when it is gone."""
+        if self._process is not None:
+            self._process.kill()
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM, without waiting; nothing for a broker that does not run."""
+        if self._process is not None:
+            self._process.send(signal.SIGTERM)
+
+    def stop(self, grace: float = _GRACE) -> None:
+        """SIGTERM: the broker hands over its leaderships; SIGKILL after `grace` seconds."""
+        if self._process is not None:
+            self._process.terminate(grace)
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open, nothing answers.
+
+        Raises:
+            KpsplitError: the broker does not run.
+        """
+        self._send(signal.SIGSTOP, "paused")
+
+    def resume(self) -> None:
+        """SIGCONT: the broker goes on where it was.
+
+        Raises:
+            KpsplitError: the broker does not run.
+        """
+        self._send(signal.SIGCONT, "resumed")
+
+    def restart(self, timeout: float = 60.0, *, wait: bool = True) -> None:
+        """Start the broker again, killing it first if it runs.
+
+        Args:
+            timeout: seconds until it must be ready.
+            wait: False returns without waiting, for a cluster that has no quorum yet.
+
+        Raises:
+            DeadlineExceededError: not ready in time.
+            KpsplitError: the JVM ended; the message has the end of its log.
+        """
+        deadline = Deadline(timeout)
+        self.kill()
+        self.launch()
+        if wait:
+            self._when_started(self, deadline)
+
+    def tail(self, lines: int = _TAIL) -> str:
+        """The last lines of the log."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    def check_alive(self) -> None:
+        """Raise KpsplitError, with the end of the log, if the JVM has ended."""
+        if not self.alive:
+            code = self._process.exit_code if self._process else None
+            raise KpsplitError(f"broker {self.id} ended (exit code {code}); its log ends:\n{self.tail()}\n")
+
+    def _send(self, number: signal.Signals, verb: str) -> None:
+        if self._process is None or not self._process.send(number):
+            raise KpsplitError(f"broker {self.id} does not run and cannot be {verb}")
+
+
+_POLL = 0.05  # seconds between attempts to connect
+_ASK = 2.0  # seconds for one answer
+
+ConfigValue = str | int | float | bool
+
+_QUIET: Mapping[str, ConfigValue] = {
+    "log_level": 0,  # refused connections are what is expected here
+    "log.connection.close": False,
+    "socket.connection.setup.timeout.ms": 2000,
+    "reconnect.backoff.ms": 20,
+    "reconnect.backoff.max.ms": 100,
+}
+
+
+def wait_until_listed(
+    asked: Sequence[NodeAddress],
+    expected: Collection[int],
+    client_config: Mapping[str, ConfigValue],
+    deadline: Deadline,
+    check: Callable[[], None],
+) -> None:
+    """Return when each broker of `asked` serves metadata that lists all of `expected`.
+
+    Args:
+        asked: the brokers to ask.
+        expected: node ids.
+        client_config: how to connect (TLS, SASL), when that is not plain.
+        deadline: of the whole wait.
+        check: called between attempts; raises when waiting has no point any more.
+
+    Raises:
+        DeadlineExceededError: not in time.
+    """
+    for node in asked:
+        while not (_listens(node) and _lists(node, expected, client_config, deadline)):
+            check()
+            deadline.check(f"broker {node.id} of the embedded cluster to list brokers {sorted(expected)}")
+            deadline.pause(_POLL)
+
+
+def _listens(node: NodeAddress) -> bool:
+    try:
+        socket.create_connection((HOST, node.port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _lists(
+    node: NodeAddress, expected: Collection[int], client_config: Mapping[str, ConfigValue], deadline: Deadline
+) -> bool:
+    # A new client each time: one that has learnt of other brokers might ask those.
+    admin = AdminClient({**_QUIET, **client_config, "bootstrap.servers": node.client_address})
+    try:
+        metadata = admin.list_topics(timeout=max(0.1, min(_ASK, deadline.left())))
+    except KafkaException:
+        return False
+    return set(expected) <= set(metadata.brokers)
+
 
 _START_TIMEOUT = 90.0  # seconds; a start takes about 10 on two idle cores
 _ATTEMPTS = 3  # sets of ports that are tried where ports cannot be kept reserved
@@ -72,7 +250,7 @@ class DevCluster:
         self._heap_mb = heap_mb
         self._plugins = tuple(Path(plugin).resolve() for plugin in plugins)
         self._resources = ExitStack()
-        self._keeper: KeeperClient | None = None
+        self._supervisor: SupervisorClient | None = None
 
     @property
     def bootstrap(self) -> str:
@@ -80,9 +258,9 @@ class DevCluster:
         return config.bootstrap([broker.address for broker in self.brokers])
 
     @property
-    def keeper_pid(self) -> int | None:
-        """Process id of the keeper; None if the cluster is not started."""
-        return self._keeper.pid if self._keeper else None
+    def supervisor_pid(self) -> int | None:
+        """Process id of the supervisor; None if the cluster is not started."""
+        return self._supervisor.pid if self._supervisor else None
 
     def __enter__(self) -> Self:
         self.start()
@@ -104,7 +282,7 @@ class DevCluster:
             DeadlineExceededError: not ready in time.
             KpsplitError: no Java or no jars, or a broker ended; the message has the end of its log.
         """
-        if self._keeper is not None:
+        if self._supervisor is not None:
             raise KpsplitError("this embedded cluster is started already")
         try:
             self._start(timeout)
@@ -114,7 +292,7 @@ class DevCluster:
 
     def stop(self) -> None:
         """End everything. A kept data folder is left in order, a temporary one is removed."""
-        if self._keeper is not None and self._data_dir is not None:
+        if self._supervisor is not None and self._data_dir is not None:
             self._stop_in_order()
         self._release()
 
@@ -144,20 +322,20 @@ class DevCluster:
         folder = self._data_dir or self._temporary_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = self._resources.enter_context(storage.locked(folder))
-        keeper = KeeperClient(temporary=None if self._data_dir else folder, inherited=[lock])
-        self._resources.callback(keeper.close)
-        self._keeper = keeper
+        supervisor = SupervisorClient(temporary=None if self._data_dir else folder, inherited=[lock])
+        self._resources.callback(supervisor.close)
+        self._supervisor = supervisor
         for attempt in range(1, _ATTEMPTS + 1):
             ports = self._resources.enter_context(PortReservation())
             identity = self._identity(folder, ports)
             storage.write_configuration(folder, identity, self._extra)
-            storage.format_storage(folder, identity, kafka, keeper, deadline)
+            storage.format_storage(folder, identity, kafka, supervisor, deadline)
             self.brokers = [
                 Broker(
                     address,
                     kafka.command("kafka.Kafka", str(storage.configuration(folder, address.id))),
                     storage.node_folder(folder, address.id) / "broker.log",
-                    keeper,
+                    supervisor,
                     before_start=ports.before_start,
                     when_started=lambda broker, deadline: self._wait_ready([broker], deadline),
                 )
@@ -168,7 +346,7 @@ class DevCluster:
                 return
 
     def _temporary_folder(self) -> Path:
-        """A folder that is removed at the end: by the keeper, and here in case somebody killed the keeper."""
+        """A folder that is removed at the end: by the supervisor, and here in case somebody killed it."""
         folder = Path(tempfile.mkdtemp(prefix="kpsplit-"))
         self._resources.callback(shutil.rmtree, folder, ignore_errors=True)
         return folder
@@ -228,6 +406,6 @@ class DevCluster:
             broker.stop(deadline.left())
 
     def _release(self) -> None:
-        """End the keeper, and with it the brokers; give up ports and the lock."""
-        self._keeper = None
+        """End the supervisor, and with it the brokers; give up ports and the lock."""
+        self._supervisor = None
         self._resources.close()

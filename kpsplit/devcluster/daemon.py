@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -15,13 +16,140 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kpsplit.devcluster.cluster import DevCluster
-from kpsplit.devcluster.identity import ProcessIdentity
-from kpsplit.devcluster.running import RunningCluster, run_folder, state_file
+from kpsplit.devcluster.jars import cache_folder
 from kpsplit.errors import EXIT_CONFLICT, ConflictError, KpsplitError
 from kpsplit.kafka.clock import Deadline
+
+_AFTER_NAME = 19  # index of the start time among the fields of /proc/PID/stat that follow the name
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """One process, for as long as it lives.
+
+    Attributes:
+        pid: its number.
+        started: when it was started, in whatever form this system tells it; compared, never interpreted.
+    """
+
+    pid: int
+    started: str
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity | None:
+        """The process that has this number now; None if there is none."""
+        started = _started(pid)
+        return cls(pid, started) if started else None
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process still runs."""
+        return _started(self.pid) == self.started
+
+
+def _started(pid: int) -> str | None:
+    """Start time of a process that runs; None for one that does not exist or has ended unreaped."""
+    if Path("/proc/self/stat").exists():
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return None
+        fields = text.rpartition(")")[2].split()  # the name in parentheses may hold blanks
+        return None if fields[0] in "ZX" else fields[_AFTER_NAME]
+    command = ["ps", "-o", "lstart=", "-p", str(pid)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBroker:
+    """A broker as it was started.
+
+    Attributes:
+        id: Kafka's `node.id`.
+        port: for clients, on loopback.
+        process: its JVM.
+        log: the file with its log.
+    """
+
+    id: int
+    port: int
+    process: ProcessIdentity
+    log: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCluster:
+    """A cluster in the background.
+
+    Attributes:
+        bootstrap: `bootstrap.servers`.
+        owner: the process that ends the cluster when it ends.
+        brokers: in the order of their ids.
+        data: the data folder; None if it is a temporary one.
+    """
+
+    bootstrap: str
+    owner: ProcessIdentity
+    brokers: tuple[RunningBroker, ...]
+    data: str | None
+
+    @classmethod
+    def of(cls, cluster: DevCluster, owner: ProcessIdentity, data: Path | None) -> RunningCluster:
+        """Describe a cluster that was just started.
+
+        Raises:
+            KpsplitError: a broker has ended already.
+        """
+        brokers = []
+        for broker in cluster.brokers:
+            process = ProcessIdentity.of(broker.pid) if broker.pid else None
+            if process is None:
+                raise KpsplitError(f"broker {broker.id} ended right after the start:\n{broker.tail()}")
+            brokers.append(RunningBroker(broker.id, broker.port, process, str(broker.log)))
+        return cls(cluster.bootstrap, owner, tuple(brokers), str(data) if data else None)
+
+    @classmethod
+    def load(cls, folder: Path) -> RunningCluster | None:
+        """The cluster that runs according to the file in `folder`; None if there is none any more."""
+        try:
+            saved = json.loads(state_file(folder).read_text())
+            owner = ProcessIdentity(**saved["owner"])
+            brokers = tuple(
+                RunningBroker(b["id"], b["port"], ProcessIdentity(**b["process"]), b["log"])
+                for b in saved["brokers"]
+            )
+            found = cls(saved["bootstrap"], owner, brokers, saved["data"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+        return found if owner.alive else None
+
+    def save(self, folder: Path) -> None:
+        """Write the file, whole or not at all."""
+        new = state_file(folder).with_suffix(".new")
+        new.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        new.replace(state_file(folder))
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of the cluster runs any more."""
+        return not self.owner.alive and not any(broker.process.alive for broker in self.brokers)
+
+
+def state_file(folder: Path) -> Path:
+    """The file in `folder`."""
+    return folder / "running.json"
+
+
+def run_folder(data: Path | None) -> Path:
+    """Where a cluster's file is: in its data folder, or in the cache folder if it has none; created."""
+    folder = data if data is not None else cache_folder() / "cluster"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder.resolve()
+
 
 _LOOK = 1.0  # seconds between looks at whether any broker is left
 _POLL = 0.05  # seconds between looks at another process

@@ -1,4 +1,4 @@
-"""This process's side of the keeper, and one JVM under it."""
+"""This process's side of the supervisor, one process under it, and how Kafka's programs are called."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from kpsplit.devcluster.jars import ensure_jars, expected_jars
+from kpsplit.devcluster.java import Java, find_java
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 
 # Run as a file, in isolated mode: it starts quickly, and nothing in the current folder shadows its imports.
-_KEEPER = Path(__file__).with_name("keeper.py")
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 _POLL = 0.02  # seconds between looks at whether a process has ended
-_KEEPER_EXIT = 30.0  # seconds for the keeper to kill the brokers and remove their data
+_SUPERVISOR_EXIT = 30.0  # seconds for the supervisor to kill the brokers and remove their data
 
 
-class KeeperClient:
-    """Starts the keeper and talks to it. May be used from several threads.
+class SupervisorClient:
+    """Starts the supervisor and talks to it. May be used from several threads.
 
     Args:
-        temporary: a folder that the keeper removes when all is over.
+        temporary: a folder that the supervisor removes when all is over.
         inherited: file descriptors that stay open until then (the lock on a data folder).
     """
 
@@ -36,7 +39,7 @@ class KeeperClient:
         self._owner = os.getpid()
         arguments = [str(self._owner), *([str(temporary)] if temporary else [])]
         self._process = subprocess.Popen(
-            [sys.executable, "-I", str(_KEEPER), *arguments],
+            [sys.executable, "-I", str(_SUPERVISOR), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -45,21 +48,21 @@ class KeeperClient:
 
     @property
     def pid(self) -> int:
-        """The keeper's process id."""
+        """The supervisor's process id."""
         return self._process.pid
 
     def request(self, **request: object) -> dict[str, Any]:
         """Send one request and return the answer.
 
         Raises:
-            KpsplitError: the keeper has ended, or answered with an error.
+            KpsplitError: the supervisor has ended, or answered with an error.
         """
         if os.getpid() != self._owner:
             raise KpsplitError("an embedded cluster can be used only by the process that started it")
         with self._lock:
             answer = self._exchange(json.dumps(request).encode() + b"\n")
         if error := answer.get("error"):
-            raise KpsplitError(f"the keeper of the embedded cluster reports: {error}")
+            raise KpsplitError(f"the supervisor of the embedded cluster reports: {error}")
         return answer
 
     def _exchange(self, line: bytes) -> dict[str, Any]:
@@ -70,14 +73,14 @@ class KeeperClient:
             stdin.flush()
             answer = stdout.readline()
         except (OSError, ValueError) as error:
-            raise KpsplitError("the keeper of the embedded cluster has ended") from error
+            raise KpsplitError("the supervisor of the embedded cluster has ended") from error
         if not answer:
-            raise KpsplitError("the keeper of the embedded cluster has ended")
+            raise KpsplitError("the supervisor of the embedded cluster has ended")
         decoded: dict[str, Any] = json.loads(answer)
         return decoded
 
     def close(self) -> None:
-        """Let the keeper end, and the brokers with it; return when that is done."""
+        """Let the supervisor end, and the brokers with it; return when that is done."""
         if os.getpid() != self._owner:
             return
         with self._lock:
@@ -85,10 +88,10 @@ class KeeperClient:
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
                     pipe.close()
-            self._process.wait(_KEEPER_EXIT)
+            self._process.wait(_SUPERVISOR_EXIT)
 
     def _say_end(self) -> None:
-        """Tell the keeper: where a forked copy of this process holds the pipe, closing it says nothing."""
+        """Tell the supervisor: closing the pipe says nothing if a forked copy of this process holds it."""
         stdin = self._process.stdin
         with suppress(OSError, ValueError):  # it has ended, or this was closed before
             if stdin is not None:
@@ -97,30 +100,30 @@ class KeeperClient:
 
 
 class ManagedProcess:
-    """One process under the keeper.
+    """One process under the supervisor.
 
     Attributes:
         pid: of the process that runs, or ran last.
         paused: whether SIGSTOP was the last word.
     """
 
-    def __init__(self, keeper: KeeperClient, name: str, command: Sequence[str], log: Path) -> None:
-        self._keeper = keeper
+    def __init__(self, supervisor: SupervisorClient, name: str, command: Sequence[str], log: Path) -> None:
+        self._supervisor = supervisor
         self._name = name
         self.paused = False
-        answer = keeper.request(op="start", id=name, command=list(command), log=str(log))
+        answer = supervisor.request(op="start", id=name, command=list(command), log=str(log))
         self.pid = int(answer["pid"])
 
     @property
     def exit_code(self) -> int | None:
         """How it ended (negative: by that signal); None while it runs, paused or not."""
-        ended: int | None = self._keeper.request(op="status")["ended"][self._name]
+        ended: int | None = self._supervisor.request(op="status")["ended"][self._name]
         return ended
 
     def send(self, number: signal.Signals) -> bool:
         """Send a signal; False if the process has ended already."""
         self.paused |= number == signal.SIGSTOP  # also if it is not seen to stop
-        sent: bool = self._keeper.request(op="signal", id=self._name, signal=int(number))["sent"]
+        sent: bool = self._supervisor.request(op="signal", id=self._name, signal=int(number))["sent"]
         self.paused &= sent and number != signal.SIGCONT
         return sent
 
@@ -133,7 +136,7 @@ class ManagedProcess:
     def kill(self) -> None:
         """SIGKILL, and wait for the end."""
         self.send(signal.SIGKILL)
-        self.wait(Deadline(_KEEPER_EXIT))
+        self.wait(Deadline(_SUPERVISOR_EXIT))
         self.paused = False
 
     def terminate(self, grace: float) -> None:
@@ -142,3 +145,63 @@ class ManagedProcess:
             self.send(signal.SIGTERM)
             self.wait(Deadline(grace))
         self.kill()
+
+
+_LOGGING = Path(__file__).with_name("log4j2.properties")
+
+# Start quickly and stay small: one compiler, one collector thread, no performance data in /tmp.
+_OPTIONS = (
+    "-XX:MetaspaceSize=96m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Xshare:auto",
+    "-XX:-UsePerfData",
+    "-Djava.awt.headless=true",
+    f"-Dlog4j2.configurationFile={_LOGGING}",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaRuntime:
+    """What is needed to run Kafka's classes.
+
+    Attributes:
+        java: the runtime.
+        jars: the folder with Kafka's jars.
+        heap_mb: greatest heap of a process, in MiB.
+        log_level: of log4j: ERROR, WARN, INFO, DEBUG.
+        plugins: jars, or folders of classes, that are looked through besides Kafka's own.
+    """
+
+    java: Java
+    jars: Path
+    heap_mb: int = 384
+    log_level: str = "INFO"
+    plugins: tuple[Path, ...] = ()
+
+    @classmethod
+    def find(cls, *, heap_mb: int, log_level: str, plugins: tuple[Path, ...] = ()) -> Self:
+        """With the Java of this machine, and jars that are downloaded if need be.
+
+        Raises:
+            KpsplitError: no Java, or no jars.
+        """
+        java = find_java()
+        return cls(java, ensure_jars(java), heap_mb, log_level, plugins)
+
+    def command(self, main_class: str, *arguments: str) -> list[str]:
+        """The command that runs `main_class`, given with its package."""
+        return [
+            str(self.java.path),
+            *_OPTIONS,
+            # Room for new objects from the start: growing it bit by bit cost a broker 1 s of pauses a minute.
+            *(f"-Xmn{self.heap_mb // 6}m", f"-Xms{self.heap_mb // 3}m", f"-Xmx{self.heap_mb}m"),
+            f"-Dkpsplit.log.level={self.log_level}",
+            *("-cp", os.pathsep.join(map(str, (*self._jars(), *self.plugins)))),
+            main_class,
+            *arguments,
+        ]
+
+    def _jars(self) -> list[Path]:
+        """The jars by name, not ``*``: nothing that was put into the folder later is ever run."""
+        return [self.jars / name for name in expected_jars()]

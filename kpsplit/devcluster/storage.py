@@ -19,8 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kpsplit.devcluster.config import NodeAddress, node_properties, to_text
-from kpsplit.devcluster.jvm import KafkaRuntime
-from kpsplit.devcluster.process import KeeperClient, ManagedProcess
+from kpsplit.devcluster.process import KafkaRuntime, ManagedProcess, SupervisorClient
 from kpsplit.errors import ConflictError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline
 
@@ -80,7 +79,11 @@ def write_configuration(folder: Path, identity: ClusterIdentity, extra: Mapping[
 
 
 def format_storage(
-    folder: Path, identity: ClusterIdentity, kafka: KafkaRuntime, keeper: KeeperClient, deadline: Deadline
+    folder: Path,
+    identity: ClusterIdentity,
+    kafka: KafkaRuntime,
+    supervisor: SupervisorClient,
+    deadline: Deadline,
 ) -> None:
     """Format the storage of every node, unless that was done before.
 
@@ -93,7 +96,7 @@ def format_storage(
     first = identity.nodes[0].id
     log = node_folder(folder, first) / "format.log"
     arguments = ("format", "-t", identity.cluster_id, "-c", str(configuration(folder, first)), "-g")
-    tool = ManagedProcess(keeper, "format", kafka.command("kafka.tools.StorageTool", *arguments), log)
+    tool = ManagedProcess(supervisor, "format", kafka.command("kafka.tools.StorageTool", *arguments), log)
     code = tool.wait(deadline)
     deadline.check("the storage of the embedded cluster to be formatted")
     if code != 0:
@@ -135,9 +138,9 @@ def _data(folder: Path, node: int) -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[int]:
-    """Hold the folder's lock; yields the file descriptor, which the keeper inherits.
+    """Hold the folder's lock; yields the file descriptor, which the supervisor inherits.
 
-    The lock is free again when this process has let go *and* the keeper has ended the brokers.
+    The lock is free again when this process has let go *and* the supervisor has ended the brokers.
 
     Raises:
         ConflictError: a cluster runs on this folder.

@@ -14,8 +14,17 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from kpsplit.devcluster.cache import cache_folder
-from kpsplit.devcluster.ivy import LIST, Wanted, faults, fetch, locked, put_in_place, read_list, write_list
+from kpsplit.devcluster.jars import (
+    LIST,
+    Wanted,
+    cache_folder,
+    faults,
+    fetch,
+    locked,
+    put_in_place,
+    read_list,
+    write_list,
+)
 from kpsplit.devcluster.java import Java, find_java
 from kpsplit.errors import KpsplitError
 

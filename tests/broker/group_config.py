@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from kpsplit.devcluster.jvm import KafkaRuntime
+from kpsplit.devcluster.process import KafkaRuntime
 
 SECONDS = 120.0
 

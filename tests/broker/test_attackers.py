@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kpsplit import Producer
 from kpsplit.control.doctor import diagnose
 from kpsplit.control.operations import Operations
-from kpsplit.devcluster.jvm import KafkaRuntime
+from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import ConflictError, DeadlineExceededError, FutureVersionError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection

@@ -17,8 +17,8 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit.devcluster.cluster import DevCluster
-from kpsplit.devcluster.identity import ProcessIdentity
-from kpsplit.devcluster.jvm import KafkaRuntime
+from kpsplit.devcluster.daemon import ProcessIdentity
+from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import ConflictError, DeadlineExceededError, KpsplitError, UsageError
 
 pytestmark = pytest.mark.broker
@@ -134,16 +134,16 @@ with DevCluster(1) as cluster:
     broker = cluster.brokers[0]
     if sys.argv[1] == "paused":
         broker.pause()
-    if os.fork() == 0:  # a copy of this process that holds the pipe to the keeper open
+    if os.fork() == 0:  # a copy of this process that holds the pipe to the supervisor open
         sys.stdin.read()
         os._exit(0)
-    print(json.dumps([cluster.keeper_pid, broker.pid, str(broker.log.parents[1])]), flush=True)
+    print(json.dumps([cluster.supervisor_pid, broker.pid, str(broker.log.parents[1])]), flush=True)
     sys.stdin.read()
 """
 
 
 @pytest.mark.parametrize(
-    ("victim", "state"), [("owner", "running"), ("owner", "paused"), ("keeper", "running")]
+    ("victim", "state"), [("owner", "running"), ("owner", "paused"), ("supervisor", "running")]
 )
 def test_no_broker_outlives_a_killed(kafka_runtime: KafkaRuntime, victim: str, state: str) -> None:
     with subprocess.Popen(
@@ -153,11 +153,11 @@ def test_no_broker_outlives_a_killed(kafka_runtime: KafkaRuntime, victim: str, s
         start_new_session=True,
     ) as owner:
         assert owner.stdout is not None
-        keeper, jvm, folder = json.loads(owner.stdout.readline())
+        supervisor, jvm, folder = json.loads(owner.stdout.readline())
         assert ProcessIdentity.of(jvm) is not None
-        os.kill(owner.pid if victim == "owner" else keeper, signal.SIGKILL)
+        os.kill(owner.pid if victim == "owner" else supervisor, signal.SIGKILL)
         until(lambda: ProcessIdentity.of(jvm) is None, "the JVM ends")
-        until(lambda: ProcessIdentity.of(keeper) is None, "the keeper ends")
+        until(lambda: ProcessIdentity.of(supervisor) is None, "the supervisor ends")
         os.killpg(owner.pid, signal.SIGKILL)
         if victim == "owner":
             assert not Path(folder).exists()

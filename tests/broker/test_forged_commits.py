@@ -12,7 +12,7 @@ from kpsplit.consumer.slots import initializer as starter
 from kpsplit.control.doctor import SetAside
 from kpsplit.control.group_progress import Basis
 from kpsplit.control.operations import Operations
-from kpsplit.devcluster.jvm import KafkaRuntime
+from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import CheckFailedError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import offsets_partition

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from kpsplit.consumer.fetch import probing
 from kpsplit.consumer.fetch.probing import LogProbe
 from kpsplit.devcluster.cluster import DevCluster
-from kpsplit.devcluster.jvm import KafkaRuntime
+from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import KpsplitError, UnreachableError
 from kpsplit.kafka import log_tail
 from kpsplit.kafka.clock import Deadline

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit.control.operations import Operations
 from kpsplit.devcluster.cluster import DevCluster
-from kpsplit.devcluster.jvm import KafkaRuntime
+from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import CheckFailedError, ConflictError, UnreachableError, UsageError
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.records.control import Partitioner

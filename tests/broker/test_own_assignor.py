@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kpsplit.devcluster.cluster import DevCluster
-from kpsplit.devcluster.jvm import KafkaRuntime
+from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.splitter.key_range import key_hash, slot_index
 from tests.broker.consuming import REMOTE, Log, Member, reading, shared, wait_for
 from tests.broker.operating import operating, write

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from kpsplit import Consumer, Producer
 from kpsplit.control.operations import Operations
-from kpsplit.devcluster.jvm import KafkaRuntime
+from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import UnreachableError
 from kpsplit.kafka.connection import Connection
 from tests.broker.consuming import wait_for

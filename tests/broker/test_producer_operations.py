@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kpsplit import Producer
 from kpsplit.control.operations import Operations, StepDone
 from kpsplit.devcluster.cluster import DevCluster
-from kpsplit.devcluster.jvm import KafkaRuntime
+from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import DeadlineExceededError, KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from kpsplit import Consumer, Producer
 from kpsplit.consumer.fetch.lineage_reader import LineageReader
 from kpsplit.control.operations import Operations
-from kpsplit.devcluster.jvm import KafkaRuntime
+from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import AuthorizationError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection

@@ -18,8 +18,7 @@ from kpsplit.admin_cli.lazy_group import load
 from kpsplit.admin_cli.main import cli
 from kpsplit.admin_cli.operating import standing
 from kpsplit.admin_cli.verbs import BY_NAME, VERBS
-from kpsplit.devcluster.identity import ProcessIdentity
-from kpsplit.devcluster.running import RunningCluster
+from kpsplit.devcluster.daemon import ProcessIdentity, RunningCluster
 from kpsplit.errors import (
     CheckFailedError,
     ConflictError,

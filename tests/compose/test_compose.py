@@ -18,8 +18,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from testcontainers.compose import DockerCompose
 
+from kpsplit.devcluster.config import PortReservation, can_share
 from kpsplit.devcluster.jars import KAFKA_VERSION
-from kpsplit.devcluster.ports import PortReservation, can_share
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docker-compose.yml").read_text()

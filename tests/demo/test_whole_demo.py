@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kpsplit.devcluster.jvm import KafkaRuntime
+from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.splitter.rights import Operation, Resource, Right, Role, rights_for
 from tests.broker.guarded import AccessLists, Guarded, guarded_cluster, password_of
 from tests.demo.playing import PASS, apache_logs, result_of, running

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kpsplit.devcluster.cache import cache_folder
 from kpsplit.devcluster.config import NodeAddress, bootstrap, node_properties, to_text
-from kpsplit.devcluster.running import run_folder
+from kpsplit.devcluster.daemon import run_folder
+from kpsplit.devcluster.jars import cache_folder
 
 NODES = tuple(NodeAddress(i, 9000 + i, 9100 + i) for i in range(3))
 

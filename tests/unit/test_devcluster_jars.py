@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kpsplit.devcluster import ivy, jars, jvm
+from kpsplit.devcluster import jars, process
 from kpsplit.devcluster.java import Java
-from kpsplit.devcluster.jvm import KafkaRuntime
+from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import KpsplitError
 from kpsplit.spark_jobs import jars as connector
 
@@ -36,12 +36,12 @@ def downloads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def replace_ivy(monkeypatch: pytest.MonkeyPatch, download: Callable[[Path], None]) -> list[Path]:
     asked: list[Path] = []
 
-    def resolve(wanted: ivy.Wanted, java: Java, work: Path) -> None:
+    def resolve(wanted: jars.Wanted, java: Java, work: Path) -> None:
         asked.append(work)
         download(work)
 
     monkeypatch.setattr(jars, "expected_jars", lambda: EXPECTED)
-    monkeypatch.setattr(jvm, "expected_jars", lambda: EXPECTED)
+    monkeypatch.setattr(process, "expected_jars", lambda: EXPECTED)
     monkeypatch.setattr(jars, "fetch", resolve)
     return asked
 
@@ -55,7 +55,7 @@ def test_the_list_names_kafka_and_what_it_needs() -> None:
 
 @pytest.mark.parametrize("spark", ["4.0.0", "4.1.1", "4.2.0"])
 def test_the_connectors_of_some_versions_of_spark_are_known_beforehand(spark: str) -> None:
-    expected = ivy.read_list(Path(connector.__file__).with_name(f"connector-{spark}.sha256"))
+    expected = jars.read_list(Path(connector.__file__).with_name(f"connector-{spark}.sha256"))
     wanted = {f"kafka-clients-{connector.KAFKA_CLIENTS}.jar", f"spark-sql-kafka-0-10_2.13-{spark}.jar"}
     assert wanted < expected.keys() and len(expected) == 4
     assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in expected.values())
@@ -76,7 +76,7 @@ def test_a_connector_without_known_checksums_is_trusted_once_and_says_so(
 
 def test_missing_and_altered_jars_are_named(tmp_path: Path) -> None:
     fill(tmp_path, {"a-1.jar": b"altered"})
-    wrong = ivy.faults(tmp_path, EXPECTED)
+    wrong = jars.faults(tmp_path, EXPECTED)
     assert len(wrong) == 2
     assert wrong[0].startswith("a-1.jar has SHA-256")
     assert wrong[1] == "b-2.jar is missing"
@@ -140,7 +140,7 @@ def test_a_download_that_breaks_off_leaves_the_old_jars(
 def test_without_pyspark_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ivy, "find_spec", lambda name: None)
+    monkeypatch.setattr(jars, "find_spec", lambda name: None)
     with pytest.raises(KpsplitError, match="needs PySpark") as caught:
         jars.ensure_jars(JAVA, tmp_path)
     assert caught.value.hint is not None and "kpsplit[demo]" in caught.value.hint

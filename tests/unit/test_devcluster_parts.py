@@ -14,12 +14,10 @@ from pathlib import Path
 import pytest
 
 from kpsplit.devcluster import storage
-from kpsplit.devcluster.config import HOST, NodeAddress
-from kpsplit.devcluster.identity import ProcessIdentity
-from kpsplit.devcluster.ports import PortReservation, can_share
-from kpsplit.devcluster.process import KeeperClient, ManagedProcess
-from kpsplit.devcluster.progress import Progress
-from kpsplit.devcluster.running import RunningBroker, RunningCluster
+from kpsplit.devcluster.config import HOST, NodeAddress, PortReservation, can_share
+from kpsplit.devcluster.daemon import ProcessIdentity, RunningBroker, RunningCluster
+from kpsplit.devcluster.jars import Progress
+from kpsplit.devcluster.process import ManagedProcess, SupervisorClient
 from kpsplit.devcluster.storage import ClusterIdentity
 from kpsplit.errors import ConflictError, KpsplitError, UsageError
 
@@ -93,14 +91,14 @@ def test_only_a_cluster_whose_owner_lives_counts_as_running(tmp_path: Path) -> N
     assert RunningCluster.load(tmp_path) is None
 
 
-def test_the_keeper_starts_signals_and_ends_processes(tmp_path: Path) -> None:
-    keeper = KeeperClient(temporary=tmp_path / "data")
+def test_the_supervisor_starts_signals_and_ends_processes(tmp_path: Path) -> None:
+    supervisor = SupervisorClient(temporary=tmp_path / "data")
     (tmp_path / "data").mkdir()
-    first = ManagedProcess(keeper, "first", SLEEPER, tmp_path / "log")
-    second = ManagedProcess(keeper, "second", SLEEPER, tmp_path / "log")
+    first = ManagedProcess(supervisor, "first", SLEEPER, tmp_path / "log")
+    second = ManagedProcess(supervisor, "second", SLEEPER, tmp_path / "log")
     first.kill()
     assert (first.exit_code, second.exit_code) == (-9, None)
-    keeper.close()
+    supervisor.close()
     assert ProcessIdentity.of(second.pid) is None
     assert not (tmp_path / "data").exists()
 
@@ -116,15 +114,15 @@ for _ in range(24): threading.Thread(target=work).start()
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
 def test_a_stopped_process_has_no_thread_that_still_runs(tmp_path: Path) -> None:
     """Linux stops a process one thread after the other: a broker "stopped" too soon still answers."""
-    keeper = KeeperClient()
+    supervisor = SupervisorClient()
     try:
-        process = ManagedProcess(keeper, "busy", [sys.executable, "-c", BUSY], tmp_path / "log")
+        process = ManagedProcess(supervisor, "busy", [sys.executable, "-c", BUSY], tmp_path / "log")
         for _ in range(30):
             assert process.send(signal.SIGSTOP) and process.paused
             assert thread_states(process.pid) == {"T"}
             assert process.send(signal.SIGCONT) and not process.paused
     finally:
-        keeper.close()
+        supervisor.close()
 
 
 def thread_states(pid: int) -> set[str]:
@@ -133,44 +131,44 @@ def thread_states(pid: int) -> set[str]:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_the_keeper_ends_though_a_forked_copy_holds_its_pipe_open(tmp_path: Path) -> None:
-    keeper = KeeperClient()
-    process = ManagedProcess(keeper, "first", SLEEPER, tmp_path / "log")
+def test_the_supervisor_ends_though_a_forked_copy_holds_its_pipe_open(tmp_path: Path) -> None:
+    supervisor = SupervisorClient()
+    process = ManagedProcess(supervisor, "first", SLEEPER, tmp_path / "log")
     copy = os.fork()
     if copy == 0:
         time.sleep(600)
         os._exit(0)
     try:
-        keeper.close()
+        supervisor.close()
         assert ProcessIdentity.of(process.pid) is None
-        assert ProcessIdentity.of(keeper.pid) is None
+        assert ProcessIdentity.of(supervisor.pid) is None
     finally:
         os.kill(copy, signal.SIGKILL)
         os.waitpid(copy, 0)
 
 
-def test_the_keeper_reports_what_it_cannot_do(tmp_path: Path) -> None:
-    keeper = KeeperClient()
+def test_the_supervisor_reports_what_it_cannot_do(tmp_path: Path) -> None:
+    supervisor = SupervisorClient()
     try:
         with pytest.raises(KpsplitError, match="FileNotFoundError"):
-            ManagedProcess(keeper, "none", ["/no/such/program"], tmp_path / "log")
+            ManagedProcess(supervisor, "none", ["/no/such/program"], tmp_path / "log")
         with pytest.raises(KpsplitError, match="KeyError"):
-            keeper.request(op="dance")
+            supervisor.request(op="dance")
     finally:
-        keeper.close()
-    with pytest.raises(KpsplitError, match="keeper of the embedded cluster has ended"):
-        keeper.request(op="status")
+        supervisor.close()
+    with pytest.raises(KpsplitError, match="supervisor of the embedded cluster has ended"):
+        supervisor.request(op="status")
 
 
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-    keeper = KeeperClient()
+    supervisor = SupervisorClient()
     try:
-        process = ManagedProcess(keeper, "x", [sys.executable, "-c", stubborn], tmp_path / "log")
+        process = ManagedProcess(supervisor, "x", [sys.executable, "-c", stubborn], tmp_path / "log")
         process.terminate(grace=0.2)
         assert process.exit_code is not None
     finally:
-        keeper.close()
+        supervisor.close()
 
 
 def test_progress_in_a_log_is_a_line_for_every_tenth_step() -> None:

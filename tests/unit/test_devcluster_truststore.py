@@ -7,7 +7,7 @@ import hashlib
 import struct
 from pathlib import Path
 
-from kpsplit.devcluster.truststore import java_trust_options, jks, system_certificates
+from kpsplit.devcluster.jars import java_trust_options, jks, system_certificates
 
 
 def pem(der: bytes) -> str:

@@ -16,7 +16,7 @@ from kpsplit.admin_cli.param_types import DURATION
 from kpsplit.errors import many
 
 if TYPE_CHECKING:
-    from kpsplit.devcluster.running import RunningCluster
+    from kpsplit.devcluster.daemon import RunningCluster
 
 # What these commands do is imported when they run: `kpsplit --help` must not wait for client libraries.
 
@@ -53,9 +53,8 @@ def cluster() -> None:
 @_output
 def up(brokers: int, data: Path | None, detach: bool, timeout: float, output: str) -> None:
     """Start a cluster and print its bootstrap servers; as JSON what ``status`` prints."""
-    from kpsplit.devcluster.daemon import serve, start_detached
-    from kpsplit.devcluster.jvm import KafkaRuntime
-    from kpsplit.devcluster.running import RunningCluster, run_folder
+    from kpsplit.devcluster.daemon import RunningCluster, run_folder, serve, start_detached
+    from kpsplit.devcluster.process import KafkaRuntime
     from kpsplit.errors import ConflictError
 
     if running := RunningCluster.load(run_folder(data)):
@@ -78,7 +77,7 @@ def up(brokers: int, data: Path | None, detach: bool, timeout: float, output: st
 @_output
 def status(data: Path | None, output: str) -> None:
     """Show the brokers of the cluster in the background."""
-    from kpsplit.devcluster.running import RunningCluster, run_folder
+    from kpsplit.devcluster.daemon import RunningCluster, run_folder
 
     running = RunningCluster.load(run_folder(data))
     if output == "json":
@@ -94,8 +93,7 @@ def status(data: Path | None, output: str) -> None:
 @_output
 def down(data: Path | None, output: str) -> None:
     """End the cluster in the background; as JSON what ``status`` prints then."""
-    from kpsplit.devcluster.daemon import stop_detached
-    from kpsplit.devcluster.running import RunningCluster, run_folder
+    from kpsplit.devcluster.daemon import RunningCluster, run_folder, stop_detached
 
     running = RunningCluster.load(run_folder(data))
     if running is None:

@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import ElectionType, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kpsplit.devcluster.jvm import KafkaRuntime
+from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection

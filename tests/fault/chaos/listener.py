@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kpsplit.devcluster.cluster import DevCluster
-from kpsplit.devcluster.config import HOST
-from kpsplit.devcluster.ports import PortReservation
+from kpsplit.devcluster.config import HOST, PortReservation
 from kpsplit.devcluster.storage import configuration
 from tests.fault.chaos.proxy import Network
 

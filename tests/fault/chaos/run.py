@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kpsplit.control.operations import Operations
 from kpsplit.devcluster.cluster import DevCluster
-from kpsplit.devcluster.ports import PortReservation
+from kpsplit.devcluster.config import PortReservation
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection

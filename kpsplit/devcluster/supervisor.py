@@ -1,13 +1,13 @@
 """The small process between a program and its brokers, which ends the brokers when the program ends.
 
-    program ──pipe──▶ keeper ──▶ JVM, JVM, JVM
+    program ──pipe──▶ supervisor ──▶ JVM, JVM, JVM
 
 The brokers must not outlive the program, even if it is killed by SIGKILL and can do nothing any more:
 
-* The program says so, or ends, however: the pipe on the keeper's stdin closes, or the keeper's parent changes
-  (a forked copy of the program may hold the pipe open). The keeper kills the brokers, also paused ones.
-* The keeper itself is killed: on Linux the kernel kills each broker, by PR_SET_PDEATHSIG.
-* Ctrl-C in the program's terminal: nothing, until the program decides. The keeper has a session of its own.
+* The program says so, or ends, however: the pipe on the supervisor's stdin closes, or its parent changes
+  (a forked copy of the program may hold the pipe open). The supervisor kills the brokers, also paused ones.
+* The supervisor itself is killed: on Linux the kernel kills each broker, by PR_SET_PDEATHSIG.
+* Ctrl-C in the program's terminal: nothing, until the program decides. The supervisor has its own session.
 
 Requests are lines of JSON on stdin, each answered by a line on stdout:
 
@@ -16,7 +16,7 @@ Requests are lines of JSON on stdin, each answered by a line on stdout:
     {"op": "status"}                                            → {"ended": {"0": null, "1": -9}}
     {"op": "end"}                                               → {} once no broker is left
 
-The keeper is the parent of the brokers, so a signal through it never hits a process that merely got the
+The supervisor is the parent of the brokers, so a signal through it never hits a process that merely got the
 same number later. It runs in one thread, on the standard library alone.
 """
 
@@ -43,7 +43,7 @@ _STOP_POLL = 0.001  # seconds between looks at whether it has
 Reply = dict[str, Any]
 
 
-class Keeper:
+class Supervisor:
     """Starts processes, signals them, knows how they ended, and kills what is left."""
 
     def __init__(self) -> None:
@@ -112,15 +112,15 @@ def _await_stopped(pid: int) -> None:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """What a child does before it becomes a broker, so that the kernel kills it with the keeper."""
+    """What a child does before it becomes a broker, so that the kernel kills it with the supervisor."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None)
-    keeper = os.getpid()
+    supervisor = os.getpid()
 
     def prepare() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != keeper:  # it died before the call above
+        if os.getppid() != supervisor:  # it died before the call above
             os._exit(1)
 
     return prepare
@@ -153,16 +153,16 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
-    keeper = Keeper()
+    supervisor = Supervisor()
     try:
         for request in _requests(int(parent)):
-            os.write(1, json.dumps(keeper.handle(request)).encode() + b"\n")
+            os.write(1, json.dumps(supervisor.handle(request)).encode() + b"\n")
             if request.get("op") == "end":
                 break
     except BrokenPipeError:
         pass  # the parent ended before it read the answer
     finally:
-        keeper.kill_all()
+        supervisor.kill_all()
         for folder in temporary:
             shutil.rmtree(folder, ignore_errors=True)
 
