@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-from kpsplit.producer.segment_writer import Outgoing
+from kpsplit.producer.finality import Outgoing
 
 P = TypeVar("P")
 SegmentOf = Callable[[Outgoing[P]], int]

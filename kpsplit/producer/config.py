@@ -1,4 +1,4 @@
-"""The producer's configuration: what kpsplit takes for itself, enforces and refuses (design, section 6)."""
+"""The producer's configuration: what kpsplit takes for itself, enforces and refuses."""
 
 from __future__ import annotations
 

@@ -10,16 +10,13 @@ from confluent_kafka import KafkaError
 
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
-from kpsplit.producer.callbacks import CallbackQueue
 from kpsplit.producer.config import ProducerSettings
-from kpsplit.producer.context import Context
-from kpsplit.producer.held import HeldRecords, kafka_error
+from kpsplit.producer.locks import Busy
 from kpsplit.producer.messages import Send
-from kpsplit.producer.pass_through import PassThroughSender
-from kpsplit.producer.quick_lock import Busy
+from kpsplit.producer.pending import HeldRecords, kafka_error
 from kpsplit.producer.reports import Reporter
-from kpsplit.producer.routes import PASS_THROUGH
-from kpsplit.producer.stamped import StampedSender
+from kpsplit.producer.sending import PassThroughSender, StampedSender
+from kpsplit.producer.state import PASS_THROUGH, CallbackQueue, Context
 
 log = logging.getLogger(__name__)
 

@@ -1,13 +1,13 @@
-"""When a record is final, pure (design, section 6): the rules that nothing reported as delivered is lost by.
+"""When a record is final, pure: the rules that keep everything that was reported as delivered.
 
-A record is reported to the application only when it is *final*:
+docs/protocol.md, "The producer's side". A record is reported to the application only when it is *final*:
 
 (a) when its acknowledgement was taken in hand the lease was valid and the view showed its segment open and
     not fenced (or fenced, and the fence waits for the transaction under way): no operator can have cut before
     that moment, so the record lies below any cut; or
 (b) the view shows where the segment ended, and the record's offset lies before that end.
 
-Anything else stays pending. A record whose offset lies at or behind its segment's end went astray. One that
+Anything else stays pending. A record whose offset lies at or after its segment's end went astray. One that
 was rejected (the hard seal, a deleted sub-topic) may still be in the log from an earlier try whose
 acknowledgement was lost: it is *unplaced* until the log was looked at, and is never guessed over. Only one
 that cannot stand before the end needs no look: a record that was sent earlier stands right before the end.
@@ -16,11 +16,125 @@ that cannot stand before the end needs no look: a record that was sent earlier s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Generic, TypeVar
 
-from kpsplit.producer.segment_writer import Acknowledged, Answer, Final, Outgoing, SegmentWriter, Unplaced
+from kpsplit.splitter.lineage import Segment
 
 P = TypeVar("P")
+
+
+@dataclass(slots=True)
+class Outgoing(Generic[P]):
+    """A record that waits to be sent: its key hash (None: no key), sequence number and content."""
+
+    key_hash: int | None
+    sequence: int
+    payload: P
+
+
+@dataclass(slots=True)
+class Acknowledged(Generic[P]):
+    """A record that the broker acknowledged at an offset."""
+
+    record: Outgoing[P]
+    offset: int
+
+
+class Answer(Enum):
+    """What is known of a record whose report does not say where it stands."""
+
+    WRITTEN = auto()
+    """Acknowledged, without an offset: the acknowledgement of a later record, or of a retry, said so."""
+    SEALED = auto()
+    """Rejected as by a hard seal. An earlier try may be in the log."""
+    GONE = auto()
+    """Failed as where a topic was deleted. An earlier try may have been in the log."""
+
+
+@dataclass(slots=True)
+class Unplaced(Generic[P]):
+    """A record of which it is not known where it stands, or whether it was written.
+
+    It can only stand at ``earliest`` or after that.
+    """
+
+    record: Outgoing[P]
+    answer: Answer
+    earliest: int
+
+
+@dataclass(slots=True)
+class Final(Generic[P]):
+    """A record whose fate is known: delivered to ``segment``, or failed.
+
+    ``offset``: where it was delivered to; None if it failed, or if nobody knows the place.
+    """
+
+    record: Outgoing[P]
+    segment: Segment
+    offset: int | None
+    failed: bool = False
+
+
+class SegmentWriter(Generic[P]):
+    """One segment as this producer writes to it.
+
+    ``end``: where it ended by the view, None while it has no end. ``open``: new records may be sent now.
+    ``fenced``: a fence is on that waits for no transaction. ``sent`` counts records given to librdkafka
+    (guarded by the Producer's lock), ``done`` those whose fate librdkafka reported (written only by the
+    thread that polls); a stale ``done`` only makes the fence wait a little longer. ``slow`` counts those that
+    were not final when they were reported, or failed, ``final`` those of them that were delivered after all.
+    ``pending``: acknowledged, not final yet; ``unplaced``: nobody knows yet where they stand. ``last_number``
+    and ``last_offset``: which record was acknowledged last, and where it stands; whoever writes them writes
+    the number first, so that they never claim too much.
+    """
+
+    __slots__ = (
+        "done", "end", "fenced", "final", "last_number", "last_offset", "open", "pending", "segment", "sent",
+        "slow", "unplaced",
+    )  # fmt: skip
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.end = segment.end
+        self.open = False
+        self.fenced = False
+        self.sent = 0
+        self.done = 0
+        self.slow = 0
+        self.final = 0
+        self.pending: list[Acknowledged[P]] = []
+        self.unplaced: list[Unplaced[P]] = []
+        self.last_number: int | tuple[int, Any] = -1
+        self.last_offset: int | None = None
+
+    @property
+    def delivered(self) -> int:
+        """How many records were reported to the application as delivered."""
+        return self.done - self.slow + self.final
+
+    @property
+    def in_flight(self) -> int:
+        """How many records are given to librdkafka and not reported back."""
+        return self.sent - self.done
+
+    @property
+    def unresolved(self) -> bool:
+        """Tell whether the fate of any record is open."""
+        return self.in_flight > 0 or bool(self.pending) or bool(self.unplaced)
+
+    def earliest(self, sequence: int) -> int:
+        """Return the first offset at which a record can stand: after the one that was acknowledged last.
+
+        That holds for records that were sent later: brokers write what one producer sends in that order.
+        """
+        number, offset = self.last_number, self.last_offset
+        latest = number[0] if isinstance(number, tuple) else number
+        return self.segment.start if offset is None or latest >= sequence else offset + 1
+
+
 Abandoned = Callable[[int], bool]
 """Tells whether a sequence number is of an aborted transaction: its record is never sent again."""
 
@@ -60,7 +174,7 @@ def by_end(
 
 
 def rule_out(writer: SegmentWriter[P], end: int) -> None:
-    """Place records that cannot stand before the end of their segment: as if behind it."""
+    """Place records that cannot stand before the end of their segment: as if after it."""
     _place(writer, {item.record.sequence: end for item in writer.unplaced if item.earliest >= end})
 
 

@@ -60,13 +60,13 @@ def lost_message(
     raw: Any, parent: PhysicalPartition, source: PhysicalPartition, error: Any
 ) -> SettledMessage:
     """Return the delivery report of a record that failed, whatever librdkafka's own report says."""
-    told: SettledMessage = _new(SettledMessage)
-    told._raw = raw
-    told._parent = parent
-    told._source = source
-    told._found_at = None
-    told._error = error
-    return told
+    report: SettledMessage = _new(SettledMessage)
+    report._raw = raw
+    report._parent = parent
+    report._source = source
+    report._found_at = None
+    report._error = error
+    return report
 
 
 @dataclass(slots=True)
@@ -130,10 +130,10 @@ def logical_message(
         return message
     if error is None:
         return wrapped_one(message, segment, parent)
-    told = lost_message(message, parent, segment.source, error if found_at is None else None)
-    told._segment = segment
-    told._found_at = found_at
-    return told
+    report = lost_message(message, parent, segment.source, error if found_at is None else None)
+    report._segment = segment
+    report._found_at = found_at
+    return report
 
 
 def failed_message(parent: PhysicalPartition, content: PendingRecord, error: Any) -> Any:

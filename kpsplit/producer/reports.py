@@ -9,8 +9,8 @@ from confluent_kafka import KafkaError
 
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.logical_message import wrapped_one
-from kpsplit.producer.callbacks import CallbackQueue
-from kpsplit.producer.context import Context
+from kpsplit.producer.finality import Answer, Final, Outgoing
+from kpsplit.producer.locks import holds_lock
 from kpsplit.producer.messages import (
     MAX_CACHED_REPORTS,
     Bound,
@@ -22,9 +22,7 @@ from kpsplit.producer.messages import (
     lost_message,
     timestamp_of,
 )
-from kpsplit.producer.reentry import holds_lock
-from kpsplit.producer.routes import Fence, RouteWriter
-from kpsplit.producer.segment_writer import Answer, Final, Outgoing
+from kpsplit.producer.state import CallbackQueue, Context, Fence, RouteWriter
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import SegmentKind
 

@@ -1,4 +1,4 @@
-"""Rolling back an operation whose operator died in the fence (design, section 7, step 2).
+"""Rolling back an operation whose operator died in the fence (docs/protocol.md, step 2 and "Turns").
 
 Any producer that is held up may do it: it claims the operation, which fences the operator if it is only slow,
 and rolls back unless the log says that the attempt has ended.

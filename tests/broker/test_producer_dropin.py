@@ -343,7 +343,7 @@ def test_a_producer_that_is_dropped_is_collected_and_its_thread_ends(bootstrap: 
 def test_an_internal_error_is_told_and_does_not_end_the_librarys_thread(
     bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kpsplit.producer.lease_duty import LeaseTask
+    from kpsplit.producer.lease import LeaseTask
 
     real, failed = LeaseTask.renew, threading.Event()
 

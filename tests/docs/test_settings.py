@@ -14,7 +14,7 @@ from kpsplit import DeadLetter, Producer, Retry, Skip, Stop
 from kpsplit.consumer import config as consumer_config
 from kpsplit.consumer.run import RunStats, run
 from kpsplit.producer import config as producer_config
-from kpsplit.producer.statistics import LayoutStats, PartitionStats
+from kpsplit.producer.metrics import LayoutStats, PartitionStats
 
 DOCS = Path(__file__).parents[2] / "docs"
 

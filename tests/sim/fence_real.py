@@ -11,12 +11,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 from kpsplit.producer.backlog import Tally
-from kpsplit.producer.context import Context
-from kpsplit.producer.fence import PartitionSendState
-from kpsplit.producer.fence_transactions import FenceTransactions
+from kpsplit.producer.finality import Acknowledged, Answer, Final, Outgoing, Unplaced
 from kpsplit.producer.lease import owes
-from kpsplit.producer.routes import RouteWriter
-from kpsplit.producer.segment_writer import Acknowledged, Answer, Final, Outgoing, Unplaced
+from kpsplit.producer.send_state import FenceTransactions, PartitionSendState
+from kpsplit.producer.state import Context, RouteWriter
 from kpsplit.splitter import registrations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

@@ -12,10 +12,10 @@ import pytest
 
 from kpsplit.consumer.fetch.fetch_state import PartitionTracks
 from kpsplit.errors import UnknownOutcomeError
-from kpsplit.producer import finality, lease_duty
+from kpsplit.producer import finality, lease
 from kpsplit.producer.backlog import Backlog
-from kpsplit.producer.context import Context
-from kpsplit.producer.fence import PartitionSendState
+from kpsplit.producer.send_state import PartitionSendState
+from kpsplit.producer.state import Context
 from kpsplit.splitter import commits, reading, registrations
 from kpsplit.splitter.claimed_log import ClaimedLog
 from kpsplit.splitter.cursor import Cursor, _Walk
@@ -188,7 +188,7 @@ def do_not_wait_for_leases(patch: pytest.MonkeyPatch) -> None:
 
 
 def renew_the_lease_while_something_is_owed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(lease_duty, "owes", lambda *_: False)
+    patch.setattr(lease, "owes", lambda *_: False)
 
 
 def take_an_unknown_outcome_for_success(patch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from kpsplit import producer
 from kpsplit.errors import DeadlineExceededError, KpsplitError
 from kpsplit.kafka import clock as real_clock
-from kpsplit.producer import fence_duty, takeover
+from kpsplit.producer import fence_task, takeover
 
 _PRODUCER = [import_module(m.name) for m in walk_packages(producer.__path__, "kpsplit.producer.")]
 _TIMED = [real_clock, *(m for m in _PRODUCER if vars(m).get("monotonic") is real_clock.monotonic)]
@@ -83,7 +83,7 @@ def simulated_seams(timeline: Timeline, lookup: type, operation_log: type) -> It
     Not reentrant, and nothing else of kpsplit may run in this process meanwhile.
     """
     seams = [(module, "monotonic", timeline.monotonic) for module in _TIMED]
-    seams += [(fence_duty, "Lookup", lookup), (takeover, "OperationLog", operation_log)]
+    seams += [(fence_task, "Lookup", lookup), (takeover, "OperationLog", operation_log)]
     before = [(module, name, getattr(module, name)) for module, name, _ in seams]
     for module, name, value in seams:
         setattr(module, name, value)

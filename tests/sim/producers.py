@@ -14,18 +14,16 @@ from typing import TYPE_CHECKING, Any, cast
 from confluent_kafka import KafkaError, Message
 
 from kpsplit.errors import KpsplitError, UnknownOutcomeError, UnreachableError
-from kpsplit.producer import accounts
+from kpsplit.producer import metrics
 from kpsplit.producer.config import ProducerSettings
-from kpsplit.producer.control_feed import ControlFeed
 from kpsplit.producer.dispatcher import Dispatcher
-from kpsplit.producer.fence_duty import FenceTask
-from kpsplit.producer.general_path import GeneralPath
-from kpsplit.producer.hot_path import make_produce
-from kpsplit.producer.lease_duty import LeaseTask
+from kpsplit.producer.fast_path import GeneralPath, make_produce
+from kpsplit.producer.fence_task import FenceTask
+from kpsplit.producer.lease import LeaseTask
 from kpsplit.producer.lookup import Search
-from kpsplit.producer.registration import Registration
-from kpsplit.producer.routes import Fence, TopicRoute
-from kpsplit.producer.topic_duty import TopicTask
+from kpsplit.producer.registration import ControlFeed, Registration
+from kpsplit.producer.state import Fence, TopicRoute
+from kpsplit.producer.topic_task import TopicTask
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
@@ -382,7 +380,7 @@ class SimProducer:
         self._run()
         self.dispatcher.end()
         with suppress(KpsplitError):
-            self.registration.certify(accounts.certificates(self.dispatcher), cast(Any, None))
+            self.registration.certify(metrics.certificates(self.dispatcher), cast(Any, None))
         self.dispatcher.clear_routes()
         self.closed = True
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from kpsplit.producer.fence import PartitionSendState
-from kpsplit.producer.fence_transactions import FenceTransactions
+from kpsplit.producer.send_state import FenceTransactions, PartitionSendState
 from kpsplit.splitter import registrations
 from kpsplit.splitter.registrations import to_acknowledge, to_answer
 from tests.sim import fence_real

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from kpsplit.producer.quick_lock import QuickLock
+from kpsplit.producer.locks import QuickLock
 
 
 class Interrupted(Exception):  # noqa: N818 - stands for whatever an application's handler raises

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kpsplit import Consumer, Producer
-from kpsplit.producer import topic_lookup
+from kpsplit.producer import lookup
 
 CONFIG = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
 
@@ -19,7 +19,7 @@ def admin_clients() -> set[int]:
 
 
 def test_a_closed_producer_keeps_no_admin_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_lookup, "TIMEOUT_SECONDS", 0.2)  # of a look at a cluster that does not answer
+    monkeypatch.setattr(lookup, "TIMEOUT_SECONDS", 0.2)  # of a look at a cluster that does not answer
     before = admin_clients()
     producer = Producer({**CONFIG, "message.timeout.ms": 1000})
     producer.produce("orders", b"value", key=b"key")

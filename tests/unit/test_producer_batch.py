@@ -15,7 +15,7 @@ NOWHERE: dict[str, Any] = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "
 
 
 def given_to(producer: Producer) -> list[Any]:
-    """Take the place of the hot path; return what it is given."""
+    """Take the place of the fast path; return what it is given."""
     given: list[Any] = []
 
     def produce(topic: str, value: Any, key: Any, partition: int, *rest: Any) -> None:

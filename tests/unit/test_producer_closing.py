@@ -12,9 +12,9 @@ from confluent_kafka import KafkaError
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
-from kpsplit.producer import closing
-from kpsplit.producer.hot_path import make_produce
-from kpsplit.producer.producer import Producer
+from kpsplit.producer import client
+from kpsplit.producer.client import Producer
+from kpsplit.producer.fast_path import make_produce
 from kpsplit.producer.registration import Registration
 from kpsplit.splitter.records.producers import Certificate
 from tests.unit.samples import fenced
@@ -198,6 +198,6 @@ def test_whatever_goes_wrong_at_the_exit_the_others_are_ended_too(monkeypatch: p
             raise ZeroDivisionError
 
     both = [Open("a"), Open("b")]
-    monkeypatch.setattr(closing, "_left_open", WeakSet(both))
-    closing._leave_all()
+    monkeypatch.setattr(client, "_left_open", WeakSet(both))
+    client._leave_all()
     assert sorted(left) == ["a", "b"]

@@ -13,16 +13,14 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
-from kpsplit.producer.accounts import certificates
 from kpsplit.producer.config import split_config
 from kpsplit.producer.dispatcher import Dispatcher
-from kpsplit.producer.fence import PartitionSendState
-from kpsplit.producer.general_path import GeneralPath
-from kpsplit.producer.hot_path import make_produce
+from kpsplit.producer.fast_path import GeneralPath, make_produce
 from kpsplit.producer.messages import PendingRecord
-from kpsplit.producer.polling import Polling
-from kpsplit.producer.routes import PASS_THROUGH, Fence, RouteWriter, TopicRoute
-from kpsplit.producer.transactions import Transactions
+from kpsplit.producer.metrics import certificates
+from kpsplit.producer.polling import Polling, Transactions
+from kpsplit.producer.send_state import PartitionSendState
+from kpsplit.producer.state import PASS_THROUGH, Fence, RouteWriter, TopicRoute
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

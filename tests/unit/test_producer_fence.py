@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kpsplit.producer.backlog import Tally
-from kpsplit.producer.fence import PartitionSendState
-from kpsplit.producer.segment_writer import Answer, Outgoing, SegmentWriter
+from kpsplit.producer.finality import Answer, Outgoing, SegmentWriter
+from kpsplit.producer.send_state import PartitionSendState
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Abort, EndedBy, PartitionState
@@ -26,7 +26,7 @@ def fence_of(state: PartitionState = UNSPLIT) -> Fence:
 
 
 def send(fence: Fence, key: int | None = LOW) -> tuple[Any, Outgoing[str]]:
-    """Send the next record as the hot path does; it must be possible."""
+    """Send the next record as the fast path does; it must be possible."""
     writer = fence.writer_for(key, fence.next_sequence)
     assert writer.open
     record = Outgoing(key, fence.next_sequence, f"r{fence.next_sequence}")

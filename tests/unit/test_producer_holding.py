@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kpsplit.producer.fence_duty import only_holds
+from kpsplit.producer.fence_task import only_holds
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Abort, EndedBy
 from tests.unit.samples import UNSPLIT, fenced

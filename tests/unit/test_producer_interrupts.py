@@ -15,14 +15,11 @@ from confluent_kafka import KafkaError
 
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
-from kpsplit.producer import fork_guard
-from kpsplit.producer.accounts import layout_stats
-from kpsplit.producer.general_path import GeneralPath
-from kpsplit.producer.hot_path import make_produce
-from kpsplit.producer.polling import Polling
-from kpsplit.producer.producer import Producer
-from kpsplit.producer.routes import PASS_THROUGH
-from kpsplit.producer.transactions import Transactions
+from kpsplit.producer.client import Producer, refuse_in_children
+from kpsplit.producer.fast_path import GeneralPath, make_produce
+from kpsplit.producer.metrics import layout_stats
+from kpsplit.producer.polling import Polling, Transactions
+from kpsplit.producer.state import PASS_THROUGH
 from kpsplit.splitter.records.producers import Certificate
 from kpsplit.splitter.records.stamp import HEADER
 from tests.unit.interrupts import Interrupted, interrupted_while_waiting, raising_signals, time_limit
@@ -344,7 +341,7 @@ def test_a_report_behind_close_is_not_final_for_nobody_waits_for_a_closed_produc
 def test_a_child_process_is_refused_although_the_lock_was_taken_when_it_began() -> None:
     ground = Ground()
     produce = producing(ground)
-    fork_guard.guard(ground.dispatcher)
+    refuse_in_children(ground.dispatcher)
     taken, over = threading.Event(), threading.Event()
 
     def library() -> None:

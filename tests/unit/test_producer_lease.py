@@ -7,10 +7,9 @@ import pytest
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.producer.config import split_config
-from kpsplit.producer.control_feed import ControlFeed
 from kpsplit.producer.dispatcher import Dispatcher
-from kpsplit.producer.lease import owes
-from kpsplit.producer.lease_duty import LeaseTask
+from kpsplit.producer.lease import LeaseTask, owes
+from kpsplit.producer.registration import ControlFeed
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply

@@ -1,4 +1,4 @@
-"""The lock of the hot path excludes, lets the library's thread pass, and is free again after any error."""
+"""The lock of the fast path excludes, lets the library's thread pass, and is free again after any error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from kpsplit.producer.quick_lock import Busy, QuickLock
+from kpsplit.producer.locks import Busy, QuickLock
 from tests.unit.interrupts import Interrupted, interrupted_while_waiting, raising_signals
 
 

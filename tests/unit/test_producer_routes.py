@@ -9,8 +9,8 @@ from confluent_kafka import consistent
 
 from kpsplit.errors import ConfigurationError, UsageError
 from kpsplit.producer.backlog import Tally
-from kpsplit.producer.fence import PartitionSendState
-from kpsplit.producer.routes import RouteWriter, TopicRoute, check_partitioner, complete_stamp
+from kpsplit.producer.send_state import PartitionSendState
+from kpsplit.producer.state import RouteWriter, TopicRoute, check_partitioner, complete_stamp
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kpsplit.producer import statistics
-from kpsplit.producer.statistics import FailedNumbers
+from kpsplit.producer import send_state
+from kpsplit.producer.send_state import FailedNumbers
 
 
 def failed(*numbers: int) -> FailedNumbers:
@@ -23,13 +23,13 @@ def test_an_outage_costs_no_memory_however_many_records_fail_in_a_row() -> None:
 
 
 def test_who_fails_here_and_there_for_ever_is_counted_and_named_no_more() -> None:
-    noted = failed(*range(0, 4 * statistics.MOST_RUNS, 2))
-    assert noted.count == 2 * statistics.MOST_RUNS
+    noted = failed(*range(0, 4 * send_state.MOST_RUNS, 2))
+    assert noted.count == 2 * send_state.MOST_RUNS
     assert (noted.numbers(), len(noted)) == (None, 0)
     noted.add([5])
-    assert noted.count == 2 * statistics.MOST_RUNS + 1
+    assert noted.count == 2 * send_state.MOST_RUNS + 1
 
 
 def test_more_numbers_than_a_certificate_can_hold_are_counted_and_named_no_more() -> None:
-    noted = failed(*range(statistics.MOST_NAMED + 1))
-    assert (noted.numbers(), noted.count) == (None, statistics.MOST_NAMED + 1)
+    noted = failed(*range(send_state.MOST_NAMED + 1))
+    assert (noted.numbers(), noted.count) == (None, send_state.MOST_NAMED + 1)

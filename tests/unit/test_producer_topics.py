@@ -13,9 +13,9 @@ from confluent_kafka import KafkaError
 from kpsplit.errors import AuthorizationError, KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
-from kpsplit.producer.coordinator import BackgroundThread
-from kpsplit.producer.routes import TopicRoute
-from kpsplit.producer.topic_lookup import PartitionCounts
+from kpsplit.producer.background import BackgroundThread
+from kpsplit.producer.lookup import PartitionCounts
+from kpsplit.producer.state import TopicRoute
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.producer.producer import Producer
+from kpsplit.producer.client import Producer
 
 
 def test_a_transactional_producer_registers_for_nothing_outside_a_transaction() -> None:

@@ -1,14 +1,57 @@
-"""What a Producer tells about its records: statistics while it runs, certificates at its end."""
+"""What a Producer reports about its records: statistics while it runs, certificates at its end."""
 
 from __future__ import annotations
 
-from kpsplit.producer.coordinator import BackgroundThread
+from dataclasses import dataclass
+
+from kpsplit.producer.background import BackgroundThread
 from kpsplit.producer.dispatcher import Dispatcher
-from kpsplit.producer.reentry import holds_lock, refuse_reentry
-from kpsplit.producer.routes import Fence
-from kpsplit.producer.statistics import LayoutStats, PartitionStats
+from kpsplit.producer.locks import holds_lock, refuse_reentry
+from kpsplit.producer.state import Fence
 from kpsplit.splitter.records.producers import Certificate
 from kpsplit.splitter.records.stamp import instance_name
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStats:
+    """One enrolled logical partition, as this producer sees it. Counts are of records since the start.
+
+    ``next_sequence``: how many records were accepted; ``held``: how many had to wait for a segment to open;
+    ``waiting``: how many wait now; ``pending``: acknowledged and not final yet; ``strays``: how many went
+    astray and were sent again; ``delivered``: reported as delivered, per segment id.
+    """
+
+    epoch: int
+    segments: int
+    fences: int
+    next_sequence: int
+    held: int
+    waiting: int
+    pending: int
+    strays: int
+    delivered: dict[int, int]
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutStats:
+    """A producer's statistics. ``pauses_ms``: the length of each pause so far, in milliseconds."""
+
+    instance: str
+    lease_valid: bool
+    partitions: dict[str, PartitionStats]
+    pauses_ms: tuple[int, ...]
+    last_error: str | None
+
+    @property
+    def strays(self) -> int:
+        """How many records went astray and were sent again."""
+        return sum(p.strays for p in self.partitions.values())
+
+    @property
+    def held(self) -> int:
+        """How many records had to wait for a segment to open."""
+        return sum(p.held for p in self.partitions.values())
 
 
 @holds_lock

@@ -12,13 +12,10 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.producer.callbacks import CallbackQueue
-from kpsplit.producer.context import Context
+from kpsplit.producer.finality import Outgoing
 from kpsplit.producer.messages import PendingRecord, Unrouted, failed_message
-from kpsplit.producer.pass_through import PassThroughSender
-from kpsplit.producer.routes import Fence, PassThrough, TopicRoute
-from kpsplit.producer.segment_writer import Outgoing
-from kpsplit.producer.stamped import StampedSender
+from kpsplit.producer.sending import PassThroughSender, StampedSender
+from kpsplit.producer.state import CallbackQueue, Context, Fence, PassThrough, TopicRoute
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -84,7 +81,7 @@ class HeldRecords:
         item = Unrouted(content, partition)
         self.bytes += content.size()
         keep = self._context.unrouted.setdefault(topic, deque()).append
-        self._context.tally.count += 1  # a signal handler may raise behind any call
+        self._context.tally.count += 1  # a signal handler may raise after any call
         keep(item)
         self._context.wake.set()
 
@@ -102,7 +99,7 @@ class HeldRecords:
                 self._route_one(topic, route, item)
             except BufferError:
                 return
-            except Exception as error:  # noqa: BLE001 - this record is refused; those behind it go on
+            except Exception as error:  # noqa: BLE001 - this record is refused; those after it go on
                 self._fail(_place(topic, item), item.content, kafka_error(error))
             queue.popleft()
             self._context.tally.count -= 1
@@ -165,7 +162,7 @@ class HeldRecords:
                     self._stamped.send(fence, writer, record.sequence, content)
                 except BufferError:
                     break
-                except Exception as error:  # noqa: BLE001 - this record is refused; those behind it go on
+                except Exception as error:  # noqa: BLE001 - this record is refused; those after it go on
                     gone.append(record)
                     fence.refuse(record)
                     self._fail(fence.state.parent, content, kafka_error(error))

@@ -1,15 +1,18 @@
-"""The library's own thread in a Producer: follows the control topic and does its tasks in turn.
+"""The library's own thread in a Producer: it follows the control topic and does its tasks in turn.
 
 It is the only writer of the registration and the only one that applies control states to fences. It never
-runs a callback of the application, and never waits for the application. Its tasks: ``lease_duty``,
-``topic_duty``, ``fence_duty``.
+runs a callback of the application, and never waits for the application. Its tasks: ``lease``, ``topic_task``,
+``fence_task``. It knows the Producer by weak references only: one that is dropped is collected, thread and
+all.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 from confluent_kafka import KafkaException
 
@@ -18,16 +21,33 @@ from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.error_map import error_of, translate
-from kpsplit.producer.control_feed import ControlFeed
 from kpsplit.producer.dispatcher import Dispatcher
-from kpsplit.producer.fence_duty import FenceTask, only_holds
-from kpsplit.producer.lease_duty import LeaseTask
-from kpsplit.producer.topic_duty import TopicTask, not_allowed
-from kpsplit.producer.topic_lookup import AutoCreation, control_topic_exists
-from kpsplit.producer.weak_call import ProducerGone
+from kpsplit.producer.fence_task import FenceTask, only_holds
+from kpsplit.producer.lease import LeaseTask
+from kpsplit.producer.lookup import AutoCreation, control_topic_exists
+from kpsplit.producer.registration import ControlFeed
+from kpsplit.producer.topic_task import TopicTask, not_allowed
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import LOOK_LEASE_MS
 from kpsplit.splitter.records.producers import Certificate
+
+
+class ProducerGone(Exception):  # noqa: N818 - no error: the application dropped its Producer
+    """The Producer was dropped without close(); its thread ends."""
+
+
+def weakly(producer: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of a Producer by a weak reference; it raises ProducerGone when that is gone."""
+    reference = weakref.ref(producer)
+
+    def call(*arguments: Any) -> Any:
+        alive = reference()
+        if alive is None:
+            raise ProducerGone
+        return method(alive, *arguments)
+
+    return call
+
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +89,7 @@ class BackgroundThread(threading.Thread):
     # -- the thread --------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Turn until stopped; errors are told and waited out, a newer format is not."""
+        """Turn until stopped; errors are logged and waited out, a newer format is not."""
         try:
             while not self._stopping.is_set():
                 try:
@@ -87,7 +107,7 @@ class BackgroundThread(threading.Thread):
         self._feed.close()
 
     def stop(self, timeout: float | None) -> None:
-        """End the thread; wait so long for that."""
+        """End the thread; wait that long for it."""
         self._stopping.set()
         self._dispatcher.wake.set()
         if self.is_alive():
@@ -121,7 +141,7 @@ class BackgroundThread(threading.Thread):
     def _attempt(self, task: Callable[[], None], *, by_topic: bool = False) -> bool:
         """Do one task; tell whether it was done.
 
-        One that failed is told, and rests for a moment; it never keeps the others from being done.
+        One that failed is logged, and rests for a moment; the others are done all the same.
         ``by_topic``: a right that is missing is one topic's affair, and the task itself sees to its records.
         """
         name = task.__name__

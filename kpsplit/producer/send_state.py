@@ -1,10 +1,19 @@
-"""The producer's side of the fence for one logical partition, pure (design, section 6).
+"""What a producer sends and waits for in one logical partition, pure.
 
-Theory of operation. A producer writes each record to the segment that its view of the control topic names,
-and reports it when it is final (``finality``: the rules). Until then it is pending in its segment's writer.
-A record that went astray waits in the backlog: it is sent again to the right segment with its old sequence
-number, before anything newer of those keys. A segment that opens stays blocked until every record of the
-closed segments (``closing``) that it overlaps is resolved.
+Theory of operation (docs/protocol.md, "The producer's side"). A producer writes each record to the segment
+that its view of the control topic names, and reports it when it is final (``finality``: the rules). Until
+then it is pending in its segment's writer. A record that went astray waits in the backlog: it is sent again
+to the right segment with its old sequence number, before anything newer of those keys. A segment that opens
+stays blocked until every record of the closed segments (``closing``) that it overlaps is resolved.
+
+Transactions. A fence that is seen inside a transaction is *deferred*: the transaction goes on writing, its
+records are final as before, and the fence holds and is acknowledged when it has ended. Otherwise an
+application that flushes before it commits would wait for the end of the fence, and the fence for that of the
+transaction. That is safe because an operator waits for each producer with transactions that answered its
+PREPARE in time, until the producer acknowledges the fence or the attempt is rolled back. A producer that has
+a valid lease for the segments when it sees the fence has answered in time. In every other case the fence
+holds at once: the operator may go on without us, and may cut the log at any moment. The transaction is
+committed only with records that are final. Records of an aborted transaction are never sent again.
 
 Not thread safe: the Producer's lock guards every call. No I/O, no clock: the caller says whether the lease is
 valid. ``Payload`` is whatever the caller wants to get back.
@@ -12,14 +21,14 @@ valid. ``Payload`` is whatever the caller wants to get back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from kpsplit.producer import finality
 from kpsplit.producer.backlog import Backlog, Tally
-from kpsplit.producer.fence_transactions import FenceTransactions
-from kpsplit.producer.segment_writer import (
+from kpsplit.producer.finality import (
     Acknowledged,
     Answer,
     Final,
@@ -27,13 +36,114 @@ from kpsplit.producer.segment_writer import (
     SegmentWriter,
     Unplaced,
 )
-from kpsplit.producer.statistics import FenceStatistics
 from kpsplit.splitter.lineage import Layout, Segment
 from kpsplit.splitter.partition_state import PartitionState
+
+
+class FenceTransactions:
+    """What the application's transactions change.
+
+    ``deferred``: a fence waits for the end of the transaction under way.
+    """
+
+    def __init__(self) -> None:
+        self.active = False
+        self.deferred = False
+        self._began = 0
+        self._aborted: list[range] = []
+
+    def begin(self, next_sequence: int, *, unresolved: bool) -> None:
+        """Note the begin of a transaction. ``unresolved``: the fate of some earlier record is open."""
+        self.active = True
+        self._began = next_sequence
+        if not unresolved:
+            self._aborted.clear()
+
+    def end(self, next_sequence: int, *, aborted: bool) -> None:
+        """Note the end of a transaction, or that there is none."""
+        self.active = self.deferred = False
+        if aborted:
+            self._aborted.append(range(self._began, next_sequence))
+
+    def fence_seen(self, *, newly: bool, awaited: bool) -> None:
+        """Take a view in which a fence is on. ``newly``: of another attempt than in the view before.
+
+        ``awaited``: we have a valid lease, so the operator counts on our acknowledgement.
+        """
+        if newly:
+            self.deferred = awaited and self.active
+
+    def no_fence(self) -> None:
+        """Take a view without a fence."""
+        self.deferred = False
+
+    def abandoned(self, sequence: int) -> bool:
+        """Tell whether a record is of an aborted transaction."""
+        return any(sequence in numbers for numbers in self._aborted)
+
 
 P = TypeVar("P")
 W = TypeVar("W", bound="SegmentWriter[Any]")
 Item = TypeVar("Item")
+
+MOST_RUNS = 10_000
+"""In how many runs of consecutive numbers failures are remembered, per partition."""
+MOST_NAMED = 150_000
+"""More numbers do not fit into a certificate."""
+
+
+class FailedNumbers:
+    """The sequence numbers of records that failed, for the certificate, in bounded memory.
+
+    ``count``: how many failed. Beyond the limits they are only counted.
+    """
+
+    __slots__ = ("_runs", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._runs: list[range] | None = []
+
+    def __len__(self) -> int:
+        """Return how many runs are remembered."""
+        return len(self._runs or ())
+
+    def add(self, numbers: Iterable[int]) -> None:
+        """Note more of them."""
+        for number in numbers:
+            self.count += 1
+            self._note(number)
+
+    def numbers(self) -> list[int] | None:
+        """Return them in order, None if there were too many to remember, or to name."""
+        if self._runs is None or self.count > MOST_NAMED:
+            return None
+        return sorted({number for run in self._runs for number in run})
+
+    def _note(self, number: int) -> None:
+        runs = self._runs
+        if runs is None:
+            return
+        if runs and runs[-1].stop == number:
+            runs[-1] = range(runs[-1].start, number + 1)
+        elif len(runs) < MOST_RUNS:
+            runs.append(range(number, number + 1))
+        else:
+            self._runs = None
+
+
+@dataclass(slots=True)
+class FenceStatistics:
+    """What a fence counts since the start of the producer: fences, and held records and strays.
+
+    ``delivered``: per segment id.
+    """
+
+    fences: int = 0
+    held: int = 0
+    strays: int = 0
+    delivered: dict[int, int] = field(default_factory=dict)
+    failed: FailedNumbers = field(default_factory=FailedNumbers)
 
 
 class PartitionSendState(Generic[P, W]):
@@ -69,7 +179,7 @@ class PartitionSendState(Generic[P, W]):
         """Keep a new record until its segment opens; its sequence number is given now."""
         record = Outgoing(key_hash, self.next_sequence, payload)
         keep = self.backlog.queue_of(self._segment_of(record)).append
-        self.next_sequence += 1  # a signal handler may raise behind any call: all of this or nothing
+        self.next_sequence += 1  # a signal handler may raise after any call: all of this or nothing
         self.statistics.held += 1
         self.backlog.tally.count += 1
         keep(record)
@@ -99,7 +209,7 @@ class PartitionSendState(Generic[P, W]):
         self._reopen()
 
     def drop_waiting(self, keep: Callable[[Outgoing[P]], bool] = lambda _: False) -> list[Outgoing[P]]:
-        """Give up records that wait (purge, time-out): they fail. Strays as well: nobody was told of them."""
+        """Give up records that wait (purge, time-out): they fail. Strays as well: none has a report yet."""
         dropped = self.backlog.drop(keep)
         if dropped:
             self.statistics.failed.add(r.sequence for r in dropped)
@@ -107,7 +217,7 @@ class PartitionSendState(Generic[P, W]):
         return dropped
 
     def refuse(self, record: Outgoing[P]) -> None:
-        """Note that librdkafka refused a waiting record: it fails, and those behind it may go on."""
+        """Note that librdkafka refused a waiting record: it fails, and those after it may go on."""
         self.statistics.failed.add((record.sequence,))
 
     # -- reports -----------------------------------------------------------------------------------

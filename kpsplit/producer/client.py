@@ -1,12 +1,24 @@
-"""The drop-in Producer (design, section 6): confluent_kafka's surface over the parts of this package."""
+"""The drop-in Producer: confluent_kafka's surface over the parts of this package.
+
+A Producer that is still open at the interpreter's exit publishes that it closed, so that no operator waits
+for it. That is all: it sends nothing, reports nothing and runs no callback, as a plain producer that is
+dropped. The exit handler is registered when kpsplit is imported, so it runs after those that the application
+registers later.
+
+A child after ``fork`` has no librdkafka threads. Its sends would silently go nowhere, so they fail instead.
+"""
 
 from __future__ import annotations
 
+import atexit
+import os
 import random
-from collections.abc import Mapping
+import threading
+import weakref
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import confluent_kafka
 from confluent_kafka import KafkaException
@@ -15,20 +27,89 @@ from confluent_kafka.admin import ClusterMetadata
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
-from kpsplit.producer import accounts, closing, fork_guard
-from kpsplit.producer.batch import send_batch
+from kpsplit.producer.background import BackgroundThread, weakly
 from kpsplit.producer.config import split_config
-from kpsplit.producer.coordinator import BackgroundThread
 from kpsplit.producer.dispatcher import Dispatcher
-from kpsplit.producer.general_path import GeneralPath
-from kpsplit.producer.hot_path import make_produce
+from kpsplit.producer.fast_path import GeneralPath, make_produce, send_batch
+from kpsplit.producer.locks import holds_lock, refuse_reentry
+from kpsplit.producer.lookup import partitions_known
 from kpsplit.producer.messages import Callback, Headers
-from kpsplit.producer.polling import SLICE_SECONDS, Polling, deadline_of
-from kpsplit.producer.reentry import holds_lock, refuse_reentry
-from kpsplit.producer.statistics import LayoutStats
-from kpsplit.producer.topic_lookup import partitions_known
-from kpsplit.producer.transactions import Transactions
-from kpsplit.producer.weak_call import weakly
+from kpsplit.producer.metrics import LayoutStats, certificates, layout_stats
+from kpsplit.producer.polling import SLICE_SECONDS, Polling, Transactions, deadline_of
+
+
+@holds_lock
+def locked(dispatcher: Dispatcher, step: Callable[[], None]) -> None:
+    """Take one step of the end under the lock."""
+    with dispatcher.lock:
+        step()
+
+
+def noting(raised: list[Exception], call: Callable[..., Any], *arguments: Any) -> Any:
+    """Call what may run callbacks; what they raise is kept until everything is done."""
+    try:
+        return call(*arguments)
+    except Exception as error:  # noqa: BLE001 - it goes back to the application at the end
+        raised.append(error)
+        return None
+
+
+EXIT_SECONDS = 3.0
+"""How long the exit may wait for the brokers, for all Producers together."""
+
+
+class LeftOpen(Protocol):
+    """A Producer as its end at the exit needs it."""
+
+    def _leave(self, deadline: Deadline) -> None:
+        """Say that it closed, if it ever registered."""
+        ...
+
+
+_left_open: weakref.WeakSet[LeftOpen] = weakref.WeakSet()
+
+
+def close_at_exit(producer: LeftOpen) -> None:
+    """Have a Producer say at the exit that it closed, unless it is closed or dropped before."""
+    _left_open.add(producer)
+
+
+def _leave_all() -> None:
+    deadline = Deadline(EXIT_SECONDS)
+    for producer in list(_left_open):
+        with suppress(Exception):  # nothing may keep the process from its end
+            producer._leave(deadline)
+
+
+atexit.register(_leave_all)
+
+
+_live: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+
+
+def refuse_in_children(dispatcher: Dispatcher) -> None:
+    """Make a dispatcher refuse everything in children of this process."""
+    _live.add(dispatcher)
+
+
+def _after_fork_in_child() -> None:
+    for dispatcher in list(_live):
+        dispatcher.lock.renew_after_fork()
+        dispatcher.poll_lock.renew_after_fork()
+        dispatcher.wake = threading.Event()
+        dispatcher.clear_routes()
+        dispatcher.unrouted.clear()
+        dispatcher.tally.count = 0
+        dispatcher.callbacks.clear()
+        dispatcher.forked = True
+        dispatcher.fatal = KpsplitError(
+            "this Producer was made before fork() and cannot be used in the child",
+            hint="make a new Producer in the child process",
+        )
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 CLOSE_SECONDS = 60.0
 ABANDON_SECONDS = 1.0
@@ -71,11 +152,11 @@ class Producer(confluent_kafka.Producer):
         self._polling = Polling(dispatcher)
         self._transactions = Transactions(dispatcher, self._polling, super().flush, queued)
         self._general = GeneralPath(dispatcher, queued, self._start)
-        closing.close_at_exit(self)
+        close_at_exit(self)
         self._produce = make_produce(dispatcher, super().produce, settings.on_delivery, self._general.produce)
         if type(self).produce is Producer.produce:
             self.__dict__["produce"] = self._produce  # one call less per record
-        fork_guard.guard(dispatcher)
+        refuse_in_children(dispatcher)
 
     # -- producing ---------------------------------------------------------------------------------
 
@@ -281,7 +362,7 @@ class Producer(confluent_kafka.Producer):
         refuse_reentry(self._dispatcher.lock)
         self._general.closed = True
         self._retire(ABANDON_SECONDS)
-        closing.locked(self._dispatcher, self._dispatcher.clear_routes)
+        locked(self._dispatcher, self._dispatcher.clear_routes)
 
     def _leave(self, deadline: Deadline) -> None:
         """Say that it closed; for the interpreter's exit only (``closing``)."""
@@ -290,36 +371,36 @@ class Producer(confluent_kafka.Producer):
         self._general.closed = True
         background = self._retire(min(ABANDON_SECONDS, deadline.left()))
         if background is not None and not background.is_alive():
-            background.certify(accounts.certificates(self._dispatcher), deadline)
+            background.certify(certificates(self._dispatcher), deadline)
 
     def _retire(self, timeout: float | None) -> BackgroundThread | None:
         """End the library's thread, and give up the lease."""
         background = self._background
         if background is not None:
             background.stop(timeout)
-        closing.locked(self._dispatcher, self._dispatcher.end)
+        locked(self._dispatcher, self._dispatcher.end)
         return background
 
     def _end(self, timeout: float) -> bool:
         dispatcher, raised = self._dispatcher, list[Exception]()
         self._general.closed = True
-        closing.locked(dispatcher, dispatcher.accept_no_more)
+        locked(dispatcher, dispatcher.accept_no_more)
         last = Deadline(dispatcher.settings.message_timeout + TIME_OUTS_SECONDS)
         try:
             # With the lease still on, so that what is acknowledged now is delivered.
             while super().__len__() and last.left() > 0:
-                closing.noting(raised, self._polling.serve, super().flush, SLICE_SECONDS)
+                noting(raised, self._polling.serve, super().flush, SLICE_SECONDS)
         finally:
             background = self._retire(None if timeout is None else max(timeout, ABANDON_SECONDS))
-        closing.locked(dispatcher, dispatcher.fail_rest)
-        closed = closing.noting(raised, self._polling.guarded, super().close)
-        closing.locked(dispatcher, dispatcher.fail_rest)  # what was reported meanwhile
-        closing.noting(raised, self._polling.guarded, dispatcher.callbacks.run)
+        locked(dispatcher, dispatcher.fail_rest)
+        closed = noting(raised, self._polling.guarded, super().close)
+        locked(dispatcher, dispatcher.fail_rest)  # what was reported meanwhile
+        noting(raised, self._polling.guarded, dispatcher.callbacks.run)
         if background is not None:
             # The certificate is a help to verification, not a part of delivery.
             with suppress(KpsplitError, KafkaException):
-                background.certify(accounts.certificates(dispatcher), Deadline(CERTIFY_SECONDS))
-        closing.locked(dispatcher, dispatcher.clear_routes)
+                background.certify(certificates(dispatcher), Deadline(CERTIFY_SECONDS))
+        locked(dispatcher, dispatcher.clear_routes)
         if raised:
             raise raised[0]
         return bool(closed)
@@ -336,4 +417,41 @@ class Producer(confluent_kafka.Producer):
 
     def layout_stats(self) -> LayoutStats:
         """Return what this producer knows about layouts, fences, held records and strays."""
-        return accounts.layout_stats(self._dispatcher, self._background)
+        return layout_stats(self._dispatcher, self._background)
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class SerializingProducer(  # type: ignore[misc]
+    confluent_kafka.SerializingProducer, Producer, Generic[K, V]
+):
+    """Drop-in for ``confluent_kafka.SerializingProducer``, with the same ``key.serializer`` and the like."""
+
+    def produce(  # type: ignore[override]
+        self,
+        topic: str,
+        key: Any = None,
+        value: Any = None,
+        partition: int = -1,
+        on_delivery: Any = None,
+        timestamp: int = 0,
+        headers: Any = None,
+    ) -> None:
+        """Serialise key and value, then send, as ``confluent_kafka.SerializingProducer.produce`` does."""
+        super().produce(
+            topic,
+            key=key,
+            value=value,
+            partition=partition,
+            on_delivery=on_delivery,
+            timestamp=timestamp,
+            headers=headers,
+        )
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> bool:
+        """Close as ``Producer.close`` does, then the serialisers that were built here."""
+        closed = Producer.close(self, timeout)
+        super().close()  # finds the Producer closed already
+        return closed

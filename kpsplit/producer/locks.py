@@ -1,6 +1,7 @@
-"""The lock of the hot path: cheap, free again whatever is raised, and the library's thread does not starve.
+"""The lock of the fast path, and how a call that would wait for its own thread's lock is refused.
 
-One token lies in a ``queue.SimpleQueue``; whoever has it holds the lock. That a queue hands an item to one
+``QuickLock`` is cheap, free again whatever is raised, and the library's thread does not starve. One token
+lies in a ``queue.SimpleQueue``; the thread that has it holds the lock. That a queue hands an item to one
 thread only is what it is there for, with a global interpreter lock and without.
 
 ``with`` calls the queue's own get() and put(), because the slots of an instance are what the class says
@@ -13,15 +14,23 @@ object will do as the token.)
 A thread that gives the token back and takes it again at once would keep it from one that waits and has to be
 scheduled first. So the library's thread comes by ``first``: while it is ``wanted``, the application's threads
 let it pass. To read ``wanted`` too early or too late costs time, never the exclusion.
+
+A signal handler or a finaliser may call the Producer in the middle of a call of the same thread. If that call
+has the lock, waiting for it would be for ever: ``refuse_reentry`` refuses such a call instead. Nothing is
+written down for that on the fast path: only a call that finds the lock taken looks whose frames are below it.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kpsplit.errors import KpsplitError
 
 Busy = Empty
 """What a lock that was not free in time raises."""
@@ -97,3 +106,31 @@ class _First:
 
     def __exit__(self, *_: object) -> None:
         self._lock.__exit__(None)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_holders: set[CodeType] = set()
+
+
+def holds_lock(function: F) -> F:
+    """Mark a function that takes the lock and calls nothing of the application's."""
+    _holders.add(function.__code__)
+    return function
+
+
+def refuse_reentry(lock: QuickLock, depth: int = 1) -> None:
+    """Do nothing for a call that may wait for the lock; ``depth``: how many frames are its own.
+
+    Raises:
+        KpsplitError: this thread is inside the Producer already.
+    """
+    frame: FrameType | None = sys._getframe(1 + depth) if lock.taken() else None
+    while frame is not None:
+        if frame.f_code in _holders:
+            raise KpsplitError(
+                "a signal handler or finaliser called the Producer in the middle of another call; "
+                "nothing was done",
+                hint="let the handler set a flag or raise, and call the Producer afterwards",
+            )
+        frame = frame.f_back

@@ -10,11 +10,11 @@ from confluent_kafka import KafkaError
 from kpsplit.errors import AuthorizationError, ConfigurationError, KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.control_log import ControlTail
-from kpsplit.producer.control_feed import ControlFeed
-from kpsplit.producer.fence_duty import FenceTask
-from kpsplit.producer.lease_duty import LeaseTask
-from kpsplit.producer.routes import PASS_THROUGH, Fence, RouteWriter, TopicRoute, check_partitioner
-from kpsplit.producer.topic_lookup import PartitionCounts
+from kpsplit.producer.fence_task import FenceTask
+from kpsplit.producer.lease import LeaseTask
+from kpsplit.producer.lookup import PartitionCounts
+from kpsplit.producer.registration import ControlFeed
+from kpsplit.producer.state import PASS_THROUGH, Fence, RouteWriter, TopicRoute, check_partitioner
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Phase

@@ -1,0 +1,267 @@
+"""What the parts of one Producer share: routes, callbacks that wait, and the locks that guard everything.
+
+Lock order: ``poll_lock`` before ``lock``. ``lock`` guards routes, send states and what is held; ``poll_lock``
+makes one thread at a time take librdkafka's reports, so that a segment's ``done`` has a single writer.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from struct import Struct
+from typing import Any
+from zlib import crc32
+
+from confluent_kafka import murmur2
+
+from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
+from kpsplit.kafka.clock import monotonic
+from kpsplit.kafka.logical_message import is_identity
+from kpsplit.producer.backlog import Tally
+from kpsplit.producer.config import ProducerSettings
+from kpsplit.producer.finality import SegmentWriter
+from kpsplit.producer.locks import QuickLock
+from kpsplit.producer.messages import Callback, PendingRecord, Report, Unrouted
+from kpsplit.producer.send_state import PartitionSendState
+from kpsplit.splitter.lineage import PhysicalPartition, Segment
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.control import Enrolment, Partitioner
+from kpsplit.splitter.records.stamp import HEADER, prefix
+
+STICKY_SECONDS = 0.01
+"""Records without a key stay on one partition for so long, so that they share batches."""
+
+_PREFIX_AND_NUMBER = Struct(">21sQ").pack
+stamp_header = HEADER
+complete_stamp = _PREFIX_AND_NUMBER
+
+
+class RouteWriter(SegmentWriter[PendingRecord]):
+    """A segment's writer with what the fast path needs at hand.
+
+    ``good_until`` (monotonic seconds): acknowledgements taken in hand before it are final at once; set by the
+    library's thread, 0 while the segment is fenced or closed. ``reports`` maps the application's
+    callbacks to the functions that, bound to a record, librdkafka calls for them.
+    """
+
+    __slots__ = ("_stamped", "good_until", "identity", "partition", "reports", "stamp_prefix", "topic")
+
+    def __init__(self, segment: Segment, parent: PhysicalPartition) -> None:
+        super().__init__(segment)
+        self.topic = segment.source.topic
+        self.partition = segment.source.partition
+        self.identity = is_identity(segment, parent)
+        self.stamp_prefix = b""
+        self._stamped: tuple[int, int] | None = None
+        self.good_until = 0.0
+        self.reports: dict[Callback | None, Report] = {}
+
+    def stamp_as(self, state: PartitionState, instance: int) -> None:
+        """Stamp later records with the epoch of a view, and with its name for this physical partition."""
+        stamped = (state.epoch, state.home(self.segment.source))
+        if stamped != self._stamped:
+            self._stamped, self.stamp_prefix = stamped, prefix(stamped[0], instance, stamped[1])
+
+
+Fence = PartitionSendState[PendingRecord, RouteWriter]
+
+
+class PassThrough:
+    """The route of a topic that is not enrolled."""
+
+
+PASS_THROUGH = PassThrough()
+
+
+class TopicRoute:
+    """An enrolled topic: one fence per logical partition, and how a key chooses among them."""
+
+    def __init__(self, enrolment: Enrolment, fences: list[Fence]) -> None:
+        self.enrolment = enrolment
+        self.fences = fences
+        self.count = len(fences)
+        self.by_crc = enrolment.partitioner is Partitioner.CONSISTENT_RANDOM
+        self._sticky = 0
+        self._sticky_until = 0.0
+
+    def extend(self, fences: list[Fence]) -> None:
+        """Take partitions that were added to the topic."""
+        self.fences.extend(fences)
+        self.count = len(self.fences)
+
+    def choose(self, key: bytes | None, partition: int) -> Fence:
+        """Return the fence of a record's logical partition, as the application's own partitioner would.
+
+        Raises:
+            UsageError: the partition does not exist, or must be named and was not.
+        """
+        if partition >= 0:
+            if partition >= self.count:
+                raise UsageError(
+                    f"{self.enrolment.topic} has {self.count} partitions, no partition {partition}"
+                )
+            return self.fences[partition]
+        kind = self.enrolment.partitioner
+        if kind is Partitioner.EXPLICIT:
+            raise UsageError(
+                f"{self.enrolment.topic} is enrolled as explicit: name the partition of each record"
+            )
+        if kind is Partitioner.CONSISTENT_RANDOM and key:
+            return self.fences[crc32(key) % self.count]
+        if kind is Partitioner.MURMUR2_RANDOM and key is not None:
+            return self.fences[murmur2(key, self.count)]
+        return self.fences[self._any_partition()]
+
+    def _any_partition(self) -> int:
+        now = monotonic()
+        if now >= self._sticky_until:
+            self._sticky = random.randrange(self.count)
+            self._sticky_until = now + STICKY_SECONDS
+        return self._sticky
+
+
+def check_partitioner(enrolment: Enrolment, configured: str) -> None:
+    """Refuse a producer that would choose partitions otherwise than the topic's other writers.
+
+    Raises:
+        ConfigurationError: the two differ; the message names both.
+    """
+    if enrolment.partitioner in (Partitioner.EXPLICIT, configured):
+        return
+    raise ConfigurationError(
+        f"topic {enrolment.topic} is enrolled with partitioner={enrolment.partitioner}, "
+        f"this producer has partitioner={configured}",
+        hint=f"set partitioner={enrolment.partitioner}",
+    )
+
+
+class CallbackQueue:
+    """Callbacks run only in the application's poll() and flush(), with ``lock`` released."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._queue: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+
+    def __len__(self) -> int:
+        """Return how many callbacks wait."""
+        return len(self._queue)
+
+    def put(self, callback: Callable[..., None], *arguments: Any) -> None:
+        """Keep a callback until ``run``."""
+        self._queue.append((callback, arguments))
+
+    def clear(self) -> None:
+        """Forget all callbacks."""
+        self._queue.clear()
+
+    def guarded(self, callback: Callable[..., None]) -> Callable[..., None]:
+        """Return a callback that is kept when the library's thread happens to poll."""
+
+        def call(*arguments: Any) -> None:
+            if self._context.collecting:
+                self.put(callback, *arguments)
+            else:
+                callback(*arguments)
+
+        return call
+
+    def run(self) -> int:
+        """Run what is kept, in the application's thread; return how many.
+
+        Raises:
+            Exception: what a callback raised first, after all of them ran.
+        """
+        count = 0
+        raised: Exception | None = None
+        try:
+            for callback, arguments in iter(self._queue.popleft, None):  # no signal handler comes in between
+                count += 1
+                try:
+                    callback(*arguments)
+                except Exception as error:  # noqa: BLE001 - whatever the application raises goes back to it
+                    raised = raised or error
+        except IndexError:  # that was the last one, or another thread was quicker
+            pass
+        if raised is not None:
+            raise raised
+        return count
+
+
+class Context:
+    """See the module.
+
+    ``instance``: the number in this producer's stamps. ``wake``: set when the library's thread has work.
+    ``routes``: how each topic is treated; ``fast_routes``: the fences of those that the fast path knows, and
+    ``fast_plain``: the topics that it gives to librdkafka as they are; ``refused``: topics that are not
+    written to, and why. ``unrouted``: records of topics that are not looked up yet; ``tally``: how many
+    records wait there and in the fences; ``failures``: how many failed, save those of aborted transactions.
+    ``collecting``: the library's thread takes reports in hand now. ``fatal``: why nothing will ever be sent
+    again; ``forked``: that is because this is a child process. ``ended``: there will be no lease any more.
+    ``accepting``: the fast path may take records; not once the producer is being closed.
+    """
+
+    def __init__(self, settings: ProducerSettings, instance: int) -> None:
+        self.settings = settings
+        self.instance = instance
+        self.lock = QuickLock()
+        self.poll_lock = QuickLock()
+        self.wake = threading.Event()
+        self.routes: dict[str, TopicRoute | PassThrough] = {}
+        self.fast_routes: dict[str, list[Fence]] = {}
+        self.fast_plain: set[str] = set()
+        self.unrouted: dict[str, deque[Unrouted]] = {}
+        self.tally = Tally()
+        self.failures = 0
+        self.refused: dict[str, KpsplitError] = {}
+        self.lease_until = 0.0
+        self.ended = False
+        self.accepting = True
+        self.in_transaction = False
+        self.collecting = False
+        self.fatal: KpsplitError | None = None
+        self.forked = False
+
+    def lease_valid(self) -> bool:
+        """Tell whether the view of the control topic is still good."""
+        return monotonic() < self.lease_until
+
+    def add_route(self, topic: str, route: TopicRoute) -> None:
+        """Route an enrolled topic from now on (``lock`` held)."""
+        self.routes[topic] = route
+        if route.by_crc and self.accepting:
+            self.fast_routes[topic] = route.fences
+
+    def accept_no_more(self) -> None:
+        """Take everything from the fast path: the other one refuses (``lock`` held)."""
+        self.accepting = False
+        self.fast_routes.clear()
+        self.fast_plain.clear()
+
+    def remove_route(self, topic: str) -> None:
+        """Forget a topic's route (``lock`` held)."""
+        route = self.routes.pop(topic, None)
+        self.fast_routes.pop(topic, None)
+        self.fast_plain.discard(topic)
+        if isinstance(route, TopicRoute):
+            for fence in route.fences:
+                fence.suspend(True)  # the fast path may have found it a moment ago
+                fence.backlog.leave()
+
+    def clear_routes(self) -> None:
+        """Forget all routes (``lock`` held)."""
+        for topic in list(self.routes):
+            self.remove_route(topic)
+
+    def fences(self) -> list[Fence]:
+        """Return the fences of all enrolled topics."""
+        return [f for route in self.routes.values() if isinstance(route, TopicRoute) for f in route.fences]
+
+    def refresh(self, fence: Fence) -> None:
+        """Tell the fast path of a partition what its fence says (``lock`` held)."""
+        for writer in fence.closing:
+            writer.good_until = 0.0
+        for writer in fence.writers:
+            writer.good_until = 0.0 if writer.fenced or self.collecting else self.lease_until
+            writer.stamp_as(fence.state, self.instance)
