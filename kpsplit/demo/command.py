@@ -128,7 +128,7 @@ def demo(
     roles = roles_given(role_configs)
     if roles and not given:
         raise ConfigurationError("--role-config is given but no brokers", hint="add -b HOST:PORT")
-    if not _play(given, roles, options, lines):
+    if not _run(given, roles, options, lines):
         ctx.exit(EXIT_CHECK)
 
 
@@ -170,7 +170,7 @@ def roles_given(pairs: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     Raises:
         ConfigurationError: there is no such role, or a file cannot be read.
     """
-    from kpsplit.demo.ground import ROLES
+    from kpsplit.demo.setup import ROLES
     from kpsplit.kafka.connection import BROKERS_PROPERTIES, read_properties
 
     found = {}
@@ -203,15 +203,15 @@ def _before_the_verb(ctx: click.Context) -> dict[str, Any]:
     }
 
 
-def _play(given: dict[str, Any], roles: dict[str, dict[str, Any]], options: Any, lines: Any) -> bool:
+def _run(given: dict[str, Any], roles: dict[str, dict[str, Any]], options: Any, lines: Any) -> bool:
     """Run the demo, print its result, write the page; tell whether it passed."""
     from kpsplit.demo.page import page
     from kpsplit.demo.result import failed_line, last_line
-    from kpsplit.demo.summary import write_summary
+    from kpsplit.demo.tables import write_summary
     from kpsplit.demo.verification import QUESTION, report_path
 
     click.echo(f"kpsplit demo, seed {options.seed}", err=True)
-    result = _staged(given, roles, options, lines)
+    result = _result_of(given, roles, options, lines)
     if isinstance(result, KpsplitError):
         click.echo(failed_line(str(result)))
         return False
@@ -229,23 +229,22 @@ def _play(given: dict[str, Any], roles: dict[str, dict[str, Any]], options: Any,
     return result.passed
 
 
-def _staged(
+def _result_of(
     given: dict[str, Any], roles: dict[str, dict[str, Any]], options: Any, lines: Any
 ) -> DemoResult | KpsplitError:
-    """Return the result, or the error with which the play, or the start of its cluster, ended."""
+    """Return the result, or the error with which the scenario, or the start of its cluster, ended."""
     from confluent_kafka import KafkaException
 
-    from kpsplit.demo.ground import ground
-    from kpsplit.demo.narrator import narrator
-    from kpsplit.demo.stage import stage
+    from kpsplit.demo.display import open_display
+    from kpsplit.demo.setup import endpoints, run_demo
     from kpsplit.kafka.error_map import error_of, translate
 
     try:
-        with narrator() as teller, ground(given, roles, teller) as played_on:
-            return stage(played_on, options, lines, teller)
+        with open_display() as display, endpoints(given, roles, display) as connections:
+            return run_demo(connections, options, lines, display)
     except UsageError:
         raise
     except KpsplitError as error:
         return error
     except KafkaException as exception:
-        return translate(error_of(exception), "play the demo")
+        return translate(error_of(exception), "run the demo")

@@ -1,24 +1,31 @@
-"""A writer's journal: what it sent, when, and what became of it. Compact, appended to, read by the parent.
+"""Journals of writers and of members of the group. Compact, appended to, read by the parent.
 
-Entries, little-endian, each begins with a byte that says what it is:
+A writer's: what it sent, when, and what became of it. Entries, little-endian, each begins with a byte that
+says what it is:
 
     K  number of the key (4), length (4), the key's bytes         a key, before its first use
     S  sequence (8), key (4), logical partition (2), time (8)     a record is about to be given to produce()
     O  sequence (8), outcome (1), partition (2), offset (8), time (8)     its delivery report arrived
 
 Times are seconds of the monotonic clock that all processes of a machine share. A record that has an S and no
-O has an unknown outcome. A torn entry at the end (the writer was killed) is left out.
+O has an unknown outcome.
+
+A member's: every record that it worked on, and when. Written at once: a kill loses nothing. Entries,
+little-endian: time (8), key hash (8, -1: no key), logical offset (8), logical partition (2), segment (4).
+
+A torn entry at the end (the process was killed) is left out.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from kpsplit.errors import RecordError
+from kpsplit.splitter.key_range import key_hash
 from kpsplit.testing import SendOutcome
 
 _KEY = struct.Struct("<cII")
@@ -135,3 +142,38 @@ def _parts(data: bytes) -> Iterator[tuple[Any, ...]]:
             if at > len(data):
                 return
         yield fields
+
+
+# -- a member's journal ----------------------------------------------------------------------------
+
+
+_ENTRY = struct.Struct("<dqqHI")
+NO_KEY = -1
+
+
+class Worked(NamedTuple):
+    """One record that a member worked on."""
+
+    at: float
+    key_hash: int
+    offset: int
+    partition: int
+    segment: int
+
+
+def pack(at: float, key: bytes | None, offset: int, partition: int, segment: int) -> bytes:
+    """Return one entry."""
+    return _ENTRY.pack(at, NO_KEY if key is None else key_hash(key), offset, partition, segment)
+
+
+def read_worked(path: Path) -> Iterator[Worked]:
+    """Yield the entries of a journal; none if there is no file."""
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    whole = len(data) - len(data) % _ENTRY.size
+    yield from _unpacked(_ENTRY.iter_unpack(data[:whole]))
+
+
+def _unpacked(entries: Iterable[tuple[float, int, int, int, int]]) -> Iterator[Worked]:
+    return (Worked(*fields) for fields in entries)

@@ -1,15 +1,29 @@
-"""What the demo found out, as values: the summary, the page and the last line are made of it."""
+"""What the demo found out, as values: the summary, the page and the last line are made of it. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kpsplit.demo.chronicle import Chronicle
-from kpsplit.demo.figures import Latencies, Series, Spread
-from kpsplit.demo.group.outcome import GroupOutcome
-from kpsplit.demo.orders import News
-from kpsplit.demo.readback import ReadBack
+from kpsplit.demo.group import GroupOutcome
+from kpsplit.demo.journal import Entry
+from kpsplit.demo.options import PLAIN_WRITER, SUSPENDED, News
+from kpsplit.demo.readback import ReadBack, RecordId
+from kpsplit.demo.timeline import (
+    Latencies,
+    Series,
+    Span,
+    Spread,
+    Timeline,
+    by_time,
+    latencies,
+    longest_waits,
+    throughput,
+    until_caught_up,
+    without_suspended,
+)
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
 
 
@@ -51,7 +65,7 @@ class DemoResult:
     the suspension until all that the suspended writer had under way was reported.
     """
 
-    chronicle: Chronicle
+    timeline: Timeline
     news: Mapping[str, News]
     state: PartitionState
     back: ReadBack
@@ -95,3 +109,220 @@ def failed_line(reason: str) -> str:
 def one_line(text: str) -> str:
     """Return a text without anything that breaks a line or a terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+# -- the questions that decide between PASS and FAIL -----------------------------------------------
+
+
+Question = Callable[[DemoResult], Verdict]
+
+
+def nothing_went_wrong(result: DemoResult) -> Verdict:
+    """Ask the history checker."""
+    history = result.back.history
+    return Verdict("history", history.clean, str(history).replace("\n", "; "))
+
+
+def everything_arrived(result: DemoResult) -> Verdict:
+    """On a cluster that works no send fails and none has an unknown outcome."""
+    history = result.back.history
+    ok = history.ok == history.sent == history.delivered
+    return Verdict(
+        "complete",
+        ok,
+        f"{history.sent:,} sent, {history.ok:,} reported as delivered, {history.failed:,} failed, "
+        f"{history.unknown:,} unknown, {history.delivered:,} read back",
+    )
+
+
+def values_are_intact(result: DemoResult) -> Verdict:
+    """Every value is what was sent."""
+    altered = result.back.altered
+    return Verdict("content", not altered, f"{altered} values differ from what was sent")
+
+
+def readers_agree(result: DemoResult) -> Verdict:
+    """Nothing in the logs contradicts the lineage, nothing was missing."""
+    tallies = result.back.tallies.values()
+    foreign = sum(sum(tally.foreign.values()) for tally in tallies)
+    gaps = [gap for tally in tallies for gap in tally.gaps]
+    malformed = sum(tally.malformed_headers for tally in tallies)
+    ok = not foreign and not gaps and not malformed
+    return Verdict(
+        "reading", ok, f"{foreign} records contradict the lineage, {len(gaps)} gaps, {malformed} bad headers"
+    )
+
+
+def phantoms_begin_above(result: DemoResult) -> Verdict:
+    """Offsets that anybody stored stay correct: phantoms begin above the parent's log end at the split."""
+    wrong = [start for start in result.starts if not start.ok]
+    worst = wrong or list(result.starts)
+    told = ", ".join(f"{s.place}: {s.first} > {s.parent_end}" for s in worst)
+    return Verdict("logical offsets", not wrong, told)
+
+
+def the_group_missed_nothing(result: DemoResult) -> Verdict:
+    """The group worked on every record, per key in order; twice only what a killed or suspended one had."""
+    return Verdict("consumer group", result.group.verdict.good, str(result.group.verdict))
+
+
+QUESTIONS: tuple[Question, ...] = (
+    nothing_went_wrong,
+    everything_arrived,
+    values_are_intact,
+    readers_agree,
+    phantoms_begin_above,
+    the_group_missed_nothing,
+)
+
+
+def phantom_starts(lineage: Lineage, first_read: dict[int, int | None]) -> tuple[PhantomStart, ...]:
+    """Return the start of every phantom beside the ends that it must be above."""
+    found = []
+    for segment in lineage:
+        if segment.kind is not SegmentKind.PHANTOM:
+            continue
+        before = [lineage.get(i) for i in segment.predecessors]
+        above = max((s.logical(s.end) for s in before if s.end is not None), default=0)
+        found.append(
+            PhantomStart(
+                segment.id,
+                str(segment.source),
+                first_read.get(segment.id),
+                _parent_end(lineage, before),
+                above,
+            )
+        )
+    return tuple(found)
+
+
+def _parent_end(lineage: Lineage, before: Sequence[Segment]) -> int:
+    """Return where the parent's own log ended when the ancestors of a segment were split off."""
+    ends = []
+    waiting = list(before)
+    while waiting:
+        segment = waiting.pop()
+        if segment.source == lineage.parent and segment.end is not None:
+            ends.append(segment.end)
+        else:
+            waiting += [lineage.get(i) for i in segment.predecessors]
+    return max(ends, default=0)
+
+
+# -- from journals, news and what was read back to the figures -------------------------------------
+
+
+Journals = Mapping[str, Sequence[Entry]]
+
+BIN_SECONDS = 0.2
+"""Of the pictures."""
+
+
+def sum_up(
+    timeline: Timeline,
+    before: Mapping[str, News],
+    news: Mapping[str, News],
+    state: PartitionState,
+    back: ReadBack,
+    group: GroupOutcome,
+    journals: Journals,
+) -> DemoResult:
+    """Return the result, still without verdicts. ``before``: the writers' news before the first operation."""
+    hot = state.parent.partition
+    fences = timeline.fences
+    late = _catching_up(journals, timeline)
+    ours = _undisturbed(journals, timeline)
+    plain = [e for e in journals.get(PLAIN_WRITER, ()) if e.sent_at >= timeline.began]
+    first = {i: seen.first for i, seen in back.segments[state.parent].items()}
+    return DemoResult(
+        timeline=timeline,
+        news=news,
+        state=state,
+        back=back,
+        group=group,
+        pauses=Spread.of(ms for n in news.values() for ms in n.pauses_ms),
+        latencies=latencies(ours, hot, fences),
+        control=latencies(plain, hot, fences),
+        longest_waits=tuple(longest_waits(ours, hot, fences)),
+        held_elsewhere=_held_elsewhere(before, news, str(state.parent)),
+        catching_up=late.ended - timeline.suspension.ended if late and timeline.suspension else 0.0,
+        starts=phantom_starts(state.lineage, first),
+        throughput=_throughput(timeline, state, back, journals),
+        slowness=_slowness(timeline, ours, plain, hot),
+    )
+
+
+def _held_elsewhere(before: Mapping[str, News], after: Mapping[str, News], affected: str) -> int:
+    """Return how many records of other partitions were held since, by writers that were not suspended."""
+    return sum(
+        held - before[name].held_in.get(partition, 0)
+        for name, news in after.items()
+        if name != SUSPENDED and name in before
+        for partition, held in news.held_in.items()
+        if partition != affected
+    )
+
+
+def _undisturbed(journals: Journals, timeline: Timeline) -> list[Entry]:
+    """Return the records of kpsplit's producers that tell about fences.
+
+    Left out: those sent before all writers had started, and those of the suspended writer that were under way
+    before it had caught up.
+    """
+    late = _catching_up(journals, timeline)
+    return [
+        entry
+        for name, entries in journals.items()
+        if name != PLAIN_WRITER
+        for entry in without_suspended(entries, late if name == SUSPENDED else None)
+        if entry.sent_at >= timeline.began
+    ]
+
+
+def _catching_up(journals: Journals, timeline: Timeline) -> Span | None:
+    if timeline.suspension is None:
+        return None
+    return until_caught_up(journals.get(SUSPENDED, ()), timeline.suspension)
+
+
+def _throughput(
+    timeline: Timeline, state: PartitionState, back: ReadBack, journals: Journals
+) -> tuple[Series, ...]:
+    """Return records per second by physical partition, the affected one and its phantoms first."""
+    times: dict[PhysicalPartition, list[float]] = defaultdict(list)
+    for name, entries in journals.items():
+        for entry in entries:
+            place = _place_of(back, name, entry)
+            if place is not None and entry.reported_at is not None:
+                times[place].append(entry.reported_at)
+    affected = state.lineage.sources()
+    order = [*affected, *sorted(place for place in times if place not in affected)]
+    span = timeline.ended - timeline.began
+    return tuple(
+        throughput(str(place), times.get(place, ()), timeline.began, span, BIN_SECONDS) for place in order
+    )
+
+
+def _place_of(back: ReadBack, writer: str, entry: Entry) -> PhysicalPartition | None:
+    by_line: RecordId = ("", entry.sequence)
+    return back.places.get((writer, entry.sequence)) or back.places.get(by_line)
+
+
+def _slowness(
+    timeline: Timeline, ours: Sequence[Entry], plain: Sequence[Entry], hot: int
+) -> tuple[Series, ...]:
+    """Return the greatest latency (ms) by time: affected partition, the others, the others of the control."""
+    span = timeline.ended - timeline.began
+    chosen = (
+        ("affected partition", [e for e in ours if e.partition == hot]),
+        ("other partitions", [e for e in ours if e.partition != hot]),
+        ("other partitions, plain writer", [e for e in plain if e.partition != hot]),
+    )
+    return tuple(
+        by_time(
+            name,
+            [(e.sent_at, e.latency * 1000) for e in entries if e.latency is not None],
+            *(timeline.began, span, BIN_SECONDS, max),
+        )
+        for name, entries in chosen
+    )

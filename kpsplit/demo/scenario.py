@@ -1,4 +1,4 @@
-"""The demo's play: write, split the hottest partition, split its hottest range, merge all, stop.
+"""The demo's scenario: write, split the hottest partition, split its hottest range, merge all, stop.
 
 The operations are the ones of the command line, run in this process.
 """
@@ -10,14 +10,11 @@ from collections.abc import Callable, Collection, Iterable
 
 from kpsplit.control.operations import Operations
 from kpsplit.control.plans import Plan
-from kpsplit.demo.children import Child, Children
-from kpsplit.demo.chronicle import FENCE_OFF, Chronicle, OperationLog, Span
-from kpsplit.demo.group.acts import GroupActs
-from kpsplit.demo.group.members import Member
-from kpsplit.demo.narrator import Board, MemberLine, Narrator, Place, WriterLine, tell_step
-from kpsplit.demo.options import PARTITIONS, SPLIT_AGAIN_INTO, SPLIT_INTO, SUSPENDED, Options
-from kpsplit.demo.orders import News, Stage
-from kpsplit.demo.process import PATIENCE_SECONDS
+from kpsplit.demo.display import Board, Display, MemberLine, Place, WriterLine, tell_step
+from kpsplit.demo.group import GroupActions
+from kpsplit.demo.options import PARTITIONS, SPLIT_AGAIN_INTO, SPLIT_INTO, SUSPENDED, News, Options, Stage
+from kpsplit.demo.processes import PATIENCE_SECONDS, Child, Children, Member
+from kpsplit.demo.timeline import FENCE_OFF, OperationLog, Span, Timeline
 from kpsplit.demo.watch import Watch
 from kpsplit.errors import CheckFailedError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline, monotonic
@@ -64,44 +61,44 @@ def enrol(operations: Operations, topic: str, say: Callable[[str], None]) -> Non
     operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=SLOTS)
 
 
-def hot_of(chronicle: Chronicle) -> PhysicalPartition:
+def hot_of(timeline: Timeline) -> PhysicalPartition:
     """Return the partition that was found to be the hottest.
 
     Raises:
-        KpsplitError: the play did not come so far.
+        KpsplitError: the scenario did not come so far.
     """
-    if chronicle.hot is None:
+    if timeline.hot is None:
         raise KpsplitError("no partition was split")
-    return chronicle.hot
+    return timeline.hot
 
 
-class Play:
-    """The play itself. ``phase`` and ``state`` are read by the thread that draws the board."""
+class Scenario:
+    """The scenario itself. ``phase`` and ``state`` are read by the thread that draws the board."""
 
     def __init__(
         self,
         options: Options,
         operations: Operations,
         children: Children,
-        group: GroupActs,
-        chronicle: Chronicle,
-        narrator: Narrator,
+        group: GroupActions,
+        timeline: Timeline,
+        display: Display,
     ) -> None:
         self._options = options
         self._operations = operations
         self._children = children
         self._group = group
-        self._chronicle = chronicle
-        self._narrator = narrator
+        self._timeline = timeline
+        self._display = display
         self.phase = "starting writers"
         self.state: PartitionState | None = None
-        self.parents = tuple(PhysicalPartition(chronicle.topic, p) for p in range(PARTITIONS))
+        self.parents = tuple(PhysicalPartition(timeline.topic, p) for p in range(PARTITIONS))
         self.watch: Watch | None = None
         self.news_before: dict[str, News] = {}
         self._stretch_began = 0.0
 
     def run(self, connection: Connection) -> None:
-        """Play it.
+        """Run it.
 
         Raises:
             KpsplitError: an operation failed, or a writer or a member of the group is not well.
@@ -109,10 +106,10 @@ class Play:
         with Watch(connection, self.parents, self.show) as self.watch:
             self._children.wait("get delivery reports", _is_served, PATIENCE_SECONDS)
             self._group.begin()
-            self._chronicle.began = monotonic()
+            self._timeline.began = monotonic()
             self._stretch("writing")
             hot = self._hottest(self.parents)[0]
-            self._chronicle.hot = hot
+            self._timeline.hot = hot
             self.news_before = self.news()
             self._split(hot)
             self._group.kill_one()
@@ -127,7 +124,7 @@ class Play:
             self.phase = "writers finish"
             self._say("the writers finish: rest of the input, last delivery reports")
             self._children.finish(PATIENCE_SECONDS)
-            self._chronicle.ended = monotonic()
+            self._timeline.ended = monotonic()
             self.phase = "the group reads the rest"
             self._group.read_all()
         self.phase = "all writers have ended; what they sent is read back and checked"
@@ -144,7 +141,7 @@ class Play:
         places = tuple(self._place(self.watch, place) for place in self.watch.places)
         writers = tuple(_writer_line(child) for child in self._children.all)
         members = tuple(_member_line(member) for member in self._group.members.all)
-        self._narrator.show(Board(self.phase, places, writers, members))
+        self._display.show(Board(self.phase, places, writers, members))
 
     def _split(self, hot: PhysicalPartition) -> None:
         """Split the hottest partition; one writer is suspended from before PREPARE until after COMMIT."""
@@ -157,8 +154,8 @@ class Play:
         def wake(step: StepDone) -> None:
             if step.name == FENCE_OFF:
                 child.resume()
-                self._chronicle.suspension = Span(f"{child.name} suspended", began, monotonic())
-                self._say(f"{child.name} is resumed (SIGCONT): what it had queued lands behind the cut")
+                self._timeline.suspension = Span(f"{child.name} suspended", began, monotonic())
+                self._say(f"{child.name} is resumed (SIGCONT): what it had queued lands after the cut")
 
         try:
             self._run(f"split into {SPLIT_INTO}", f"of {hot}", plan, wake)
@@ -190,11 +187,11 @@ class Play:
         self.phase = label
         self._say(f"{label} {detail}{shares}")
         log = OperationLog(label, detail)
-        self._chronicle.operations.append(log)
+        self._timeline.operations.append(log)
 
         def observe(step: StepDone) -> None:
             log.steps.append((monotonic(), step))
-            tell_step(self._narrator, step)
+            tell_step(self._display, step)
             also(step)
 
         problems = plan.problems(force=True)
@@ -255,7 +252,7 @@ class Play:
     def _place(self, watch: Watch, place: PhysicalPartition) -> Place:
         rate = watch.samples.rate(place, RATE_SECONDS)
         return Place(
-            short(place), self._role(place), watch.samples.end(place), rate, place == self._chronicle.hot
+            short(place), self._role(place), watch.samples.end(place), rate, place == self._timeline.hot
         )
 
     def _role(self, place: PhysicalPartition) -> str:
@@ -265,7 +262,7 @@ class Play:
         return _role_of(found[0]) if found else "sealed"
 
     def _say(self, text: str) -> None:
-        self._narrator.say(text)
+        self._display.say(text)
 
 
 def short(place: PhysicalPartition) -> str:

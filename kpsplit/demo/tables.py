@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TextIO
 
-from kpsplit.demo.figures import Spread
-from kpsplit.demo.group_tables import group_tables
+from kpsplit.control.group_progress import RangeProgress, SegmentLeft
+from kpsplit.demo.group import GroupOutcome
 from kpsplit.demo.result import DemoResult
-from kpsplit.demo.rows import Rows
+from kpsplit.demo.timeline import Spread
+from kpsplit.demo.watch import Drain
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A table: its heading, its columns (the first is text, the others numbers), its rows."""
+
+    heading: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
 
 
 def all_tables(result: DemoResult) -> Sequence[Rows]:
@@ -19,7 +31,7 @@ def all_tables(result: DemoResult) -> Sequence[Rows]:
         latencies_table(result),
         offsets_table(result),
         starts_table(result),
-        *group_tables(result.group, result.chronicle.began),
+        *group_tables(result.group, result.timeline.began),
         verdicts_table(result),
     )
 
@@ -62,7 +74,7 @@ def pauses_table(result: DemoResult) -> Rows:
     """Return what each fence cost."""
     rows = []
     for operation, longest in zip(
-        (o for o in result.chronicle.operations if o.fence is not None), result.longest_waits, strict=True
+        (o for o in result.timeline.operations if o.fence is not None), result.longest_waits, strict=True
     ):
         reports = operation.report.pauses.values() if operation.report is not None else ()
         spread = Spread.of(p.pause_ms for p in reports)
@@ -161,3 +173,92 @@ def verdicts_table(result: DemoResult) -> Rows:
     """Return the questions and answers."""
     rows = tuple(("ok" if v.ok else "FAILED", v.question, v.answer) for v in result.verdicts)
     return Rows("Checks", ("", "check", "found"), rows)
+
+
+# -- the consumer group ----------------------------------------------------------------------------
+
+
+def group_tables(group: GroupOutcome, began: float) -> tuple[Rows, ...]:
+    """Return the group's tables; times count from ``began``."""
+    return members_table(group), drain_table(group.drains, began), commits_table(group)
+
+
+def members_table(group: GroupOutcome) -> Rows:
+    """Return how the records were shared, and which came twice."""
+    shares = [(name, f"{number:,}") for name, number in sorted(group.verdict.shares.items())]
+    again = [(f"again after {why}", f"{n:,}") for why, n in sorted(group.verdict.redelivered.items())]
+    return Rows("Consumer group", ("", "records"), (*shares, *again))
+
+
+def drain_table(drains: tuple[Drain, ...], began: float) -> Rows:
+    """Return when each closed segment had been read by the whole group."""
+    rows = tuple(
+        (
+            f"{d.segment.id} {d.segment.source}",
+            f"{d.segment.length():,}",
+            f"{d.closed_at - began:.1f}",
+            "–" if d.seconds is None else f"{d.seconds:.1f}",
+        )
+        for d in drains
+    )
+    return Rows(
+        "Drain of closed segments by the group",
+        ("segment", "offsets", "closed at s", "drained after s"),
+        rows,
+    )
+
+
+def commits_table(group: GroupOutcome) -> Rows:
+    """Return the range commits in the affected partition, in the middle of the scenario."""
+    ranges = () if group.progress is None else group.progress.ranges
+    rows = tuple(_row(range_, left) for range_ in ranges for left in range_.left)
+    columns = ("range", "owner", "segment", "next offset", "next logical", "lag", "")
+    return Rows("Range commits of the group after the second split", columns, rows)
+
+
+def _row(range_: RangeProgress, left: SegmentLeft) -> tuple[str, ...]:
+    return (
+        str(range_.range),
+        str(range_.owner or "–"),
+        f"{left.segment.id} {left.segment.source}",
+        f"{left.next:,}",
+        f"{left.logical:,}",
+        "–" if left.lag is None else f"{left.lag:,}",
+        "waits" if not left.ready else "drains" if left.draining else "",
+    )
+
+
+# -- tables as text --------------------------------------------------------------------------------
+
+
+LONGEST_CELL = 90
+
+
+def write_summary(result: DemoResult, stream: TextIO) -> None:
+    """Write all tables."""
+    for table in all_tables(result):
+        stream.write("\n".join(table_lines(table)) + "\n\n")
+
+
+def table_lines(table: Rows) -> list[str]:
+    """Return a table as aligned text: columns of numbers to the right, others to the left."""
+    body = [[_shortened(cell) for cell in row] for row in table.rows]
+    cells = [list(table.columns), *body]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
+    right = [all(_is_number(row[i]) for row in body) for i in range(len(table.columns))]
+    lines = [table.heading]
+    for row in cells:
+        line = "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        )
+        lines.append(f"  {line}".rstrip())
+    return [line for line in lines if line]
+
+
+def _is_number(cell: str) -> bool:
+    return cell in ("", "–", "open", "no record") or cell.replace(",", "").replace(".", "").isdigit()
+
+
+def _shortened(cell: str) -> str:
+    return cell if len(cell) <= LONGEST_CELL else cell[: LONGEST_CELL - 1] + "…"

@@ -1,23 +1,106 @@
-"""The demo's last word: the verification in Spark of what it did, in a process of its own.
+"""Verifies in Spark what the demo did, in a process of its own: ``python -m kpsplit.demo.verification``.
 
-It runs beside the reading back with a plain client: neither needs the other.
+It runs beside the reading back with a plain client: neither needs the other. The process answers in a line on
+stdout, and ends when its stdin does; while Spark works by SIGTERM.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import sys
 import time
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from kpsplit.demo.narrator import Narrator
-from kpsplit.demo.process import ChildProcess
+from kpsplit.demo.display import Display
+from kpsplit.demo.processes import ChildProcess, die_with_parent
 from kpsplit.demo.result import Verdict
-from kpsplit.demo.verifier import Answer, Question
-from kpsplit.kafka.clock import Deadline
+from kpsplit.errors import KpsplitError
+from kpsplit.files import write_whole
+from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
+
+# -- the process: a line with a question on stdin, a line with the answer on stdout ----------------
+
+
+TIMES_SECONDS = 20.0
+"""Limit for reading the clock times of the report."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to verify: a topic. ``properties`` may hold secrets; ``report`` is where the report goes."""
+
+    properties: dict[str, Any]
+    topic: str
+    report: str
+
+    def encode(self) -> str:
+        """Return it as a line."""
+        return f"{json.dumps(asdict(self))}\n"
+
+    @classmethod
+    def decode(cls, line: str) -> Self:
+        """Read such a line."""
+        return cls(**json.loads(line))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came out. ``error``: why it could not be judged, None if it could."""
+
+    clean: bool = False
+    told: str = ""
+    seconds: float = 0.0
+    error: str | None = None
+
+    def encode(self) -> str:
+        """Return it as a line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, line: str) -> Self:
+        """Read such a line."""
+        return cls(**json.loads(line))
+
+
+def answered(question: Question) -> Answer:
+    """Verify the topic and write the report."""
+    from kpsplit.spark_jobs import verify
+    from kpsplit.spark_jobs.report import report_page, times_of
+    from kpsplit.spark_jobs.session import running_session
+    from kpsplit.spark_jobs.verification.findings import result_line
+
+    began = monotonic()
+    try:
+        with running_session() as spark:
+            connection = Connection(question.properties)
+            found = verify(spark, question.topic, connection)
+        times = times_of(connection, found.snapshot, TIMES_SECONDS)
+        write_whole(Path(question.report), report_page(found, times).encode())
+    except (KpsplitError, OSError) as error:
+        return Answer(error=str(error))
+    told = result_line(found).removeprefix(f"{question.topic}: ")
+    return Answer(found.clean, told, monotonic() - began)
+
+
+def main() -> None:
+    """Answer the question on stdin."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Spark's temporary files are removed at the exit
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a JVM writes warnings there
+        answers.write(f"{answered(Question.decode(sys.stdin.readline())).encode()}\n")
+        answers.flush()
+        sys.stdin.read()
+
 
 QUESTION = "verification in Spark"
 LOOK_SECONDS = 0.05
@@ -32,18 +115,18 @@ def report_path(page: Path) -> Path:
 class Verification:
     """Verifies the topic as ``kpsplit verify`` does, while the block goes on, and writes its report."""
 
-    def __init__(self, connection: Connection, topic: str, report: Path, narrator: Narrator) -> None:
+    def __init__(self, connection: Connection, topic: str, report: Path, display: Display) -> None:
         self._question = Question(connection.properties, topic, str(report.resolve()))
-        self._narrator = narrator
+        self._display = display
         self._verifier: _Verifier | None = None
 
     def __enter__(self) -> Self:
         """Begin, where there is PySpark."""
         if find_spec("pyspark") is None:
-            self._narrator.say("not verified in Spark: pip install 'kpsplit[demo]'")
+            self._display.say("not verified in Spark: pip install 'kpsplit[demo]'")
             return self
         topic = self._question.topic
-        self._narrator.say(f"kpsplit verify {topic}: in Spark, from the logs alone, beside what follows")
+        self._display.say(f"kpsplit verify {topic}: in Spark, from the logs alone, beside what follows")
         self._verifier = _Verifier(self._question)
         return self
 
@@ -56,7 +139,7 @@ class Verification:
         if self._verifier is None:
             return None
         answer = self._verifier.answer()
-        self._narrator.say(
+        self._display.say(
             f"    in Spark: {answer.told}; {answer.seconds:.1f} s; report: {self._question.report}"
         )
         return Verdict(QUESTION, answer.clean, answer.told)
@@ -74,7 +157,9 @@ class _Verifier(ChildProcess):
 
     def __init__(self, question: Question) -> None:
         self._answer: Answer | None = None
-        super().__init__("the verification of", question.topic, "kpsplit.demo.verifier", question.encode())
+        super().__init__(
+            "the verification of", question.topic, "kpsplit.demo.verification", question.encode()
+        )
 
     @property
     def error(self) -> str | None:
@@ -102,3 +187,7 @@ class _Verifier(ChildProcess):
             time.sleep(LOOK_SECONDS)
         self.check()
         return self._answer
+
+
+if __name__ == "__main__":
+    main()

@@ -20,12 +20,12 @@ from typing import Any
 import confluent_kafka
 
 from kpsplit.demo.journal import JournalWriter
-from kpsplit.demo.orders import Command, Kind, News, Orders, Stage
-from kpsplit.demo.pacing import Pacer
-from kpsplit.demo.parent import die_with_parent
+from kpsplit.demo.options import Command, Kind, News, Orders, Stage
+from kpsplit.demo.processes import die_with_parent
 from kpsplit.demo.traffic import (
     Item,
     Keys,
+    Pacer,
     line_items,
     read_lines,
     sequence_in,
@@ -90,7 +90,7 @@ class Writer:
         )  # fmt: skip
 
     def close(self) -> None:
-        """End the client; a kpsplit producer leaves its certificate behind."""
+        """End the client; a kpsplit producer leaves its certificate."""
         if isinstance(self._client, Producer):
             self._client.close(FLUSH_SECONDS)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from kpsplit import Consumer
 from kpsplit.consumer.run import Output
-from kpsplit.demo.parent import die_with_parent
+from kpsplit.demo.processes import die_with_parent
 from tests.broker.running import config
 
 

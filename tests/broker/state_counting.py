@@ -18,7 +18,7 @@ import tenacity
 
 from kpsplit import Consumer, Retry
 from kpsplit.consumer.state import JSON, TEXT, SlotId, StateStore
-from kpsplit.demo.parent import die_with_parent
+from kpsplit.demo.processes import die_with_parent
 from tests.broker.running import config
 from tests.broker.state_member import take
 

@@ -37,7 +37,7 @@ def test_nobody_outlives_a_demo_that_is_killed(bootstrap: str, tmp_path: Path) -
     with running(bootstrap, tmp_path, "--duration", "60", "--rate", "500") as demo:
         children = wait_for_writing(demo, tmp_path)
         children_of(demo, "kpsplit.demo.worker")[-1].suspend()
-        children_of(demo, "kpsplit.demo.group.member")[-1].suspend()
+        children_of(demo, "kpsplit.demo.member")[-1].suspend()
         demo.kill()
         _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive

@@ -20,7 +20,7 @@ GROUPS = ("demo-workers", "demo-readers")
 
 @dataclass(frozen=True)
 class Ended:
-    """What a demo left behind. ``lines``: of the real input, None if it was played without."""
+    """What a demo left. ``lines``: of the real input, None if it ran without."""
 
     code: int
     last: str

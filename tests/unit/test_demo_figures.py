@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.demo.chronicle import Chronicle, OperationLog, Span
-from kpsplit.demo.figures import (
+from kpsplit.demo.journal import Entry
+from kpsplit.demo.options import Command, Kind, News, Orders, Stage
+from kpsplit.demo.timeline import (
+    OperationLog,
+    Span,
     Spread,
+    Timeline,
     by_time,
     latencies,
     longest_waits,
@@ -15,8 +19,6 @@ from kpsplit.demo.figures import (
     until_caught_up,
     without_suspended,
 )
-from kpsplit.demo.journal import Entry
-from kpsplit.demo.orders import Command, Kind, News, Orders, Stage
 from kpsplit.demo.watch import Samples
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -92,7 +94,7 @@ def test_a_fence_lasts_from_its_record_to_the_commit() -> None:
     assert log.fence == Span("split", 4.5, 6.0)
     rolled_back = OperationLog("merge", steps=[(5.0, StepDone("Fence", 0.5)), (6.0, StepDone("Abort", 0.1))])
     assert rolled_back.fence is None
-    assert Chronicle(0.0, "t", operations=[log, rolled_back]).fences == [Span("split", 4.5, 6.0)]
+    assert Timeline(0.0, "t", operations=[log, rolled_back]).fences == [Span("split", 4.5, 6.0)]
 
 
 def test_the_hottest_partition_is_the_one_that_grew_most_lately() -> None:

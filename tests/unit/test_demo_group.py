@@ -9,12 +9,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from kpsplit.demo.group.committed import CommitHistory, Committed
-from kpsplit.demo.group.drain import Drain, told, undrained
-from kpsplit.demo.group.judging import Excuses, GroupVerdict, Victim, judge
-from kpsplit.demo.group.members import Member, Members
-from kpsplit.demo.group.orders import MemberNews
-from kpsplit.demo.group.worked import NO_KEY, Worked, pack, read_worked
+from kpsplit.demo.journal import NO_KEY, Worked, pack, read_worked
+from kpsplit.demo.judging import CommitHistory, Committed, Excuses, GroupVerdict, Victim, judge
+from kpsplit.demo.options import MemberNews
+from kpsplit.demo.processes import Member, Members
+from kpsplit.demo.watch import Drain, drained_line, undrained
 from kpsplit.errors import DeadlineExceededError
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
@@ -119,7 +118,7 @@ def test_a_repetition_is_explained_by_a_victim_only() -> None:
         (committed(2, {PHANTOM: 0}), False),
         (committed(2, {PARENT_SEGMENT: 11}, KeyRange(KEY + 1, WHOLE.hi)), True),
     ],
-    ids=["up to it", "behind it", "later", "in the next segment", "of other keys"],
+    ids=["up to it", "after it", "later", "in the next segment", "of other keys"],
 )
 def test_nothing_explains_that_a_committed_record_is_handed_out_again(
     commit: Committed, excused: bool
@@ -151,7 +150,7 @@ def folded(positions: dict[int, int], lineage: Lineage = LINEAGE) -> CommitFold:
     return fold
 
 
-def test_segments_are_drained_when_every_range_of_the_group_is_behind_them() -> None:
+def test_segments_are_drained_when_every_range_of_the_group_is_past_them() -> None:
     closed = {s.id for s in LINEAGE if not s.is_open}
     last = next(s for s in LINEAGE if s.is_open)
     assert undrained(CommitFold(), "g", STATE) == closed
@@ -162,5 +161,5 @@ def test_segments_are_drained_when_every_range_of_the_group_is_behind_them() -> 
 def test_a_drain_tells_how_long_it_took() -> None:
     segment = next(s for s in LINEAGE if not s.is_open)
     done, waiting = Drain(segment, 10.0, 12.5), Drain(segment, 10.0)
-    assert told(done).endswith("2.5 s after the cut")
+    assert drained_line(done).endswith("2.5 s after the cut")
     assert (done.seconds, waiting.seconds) == (2.5, None)

@@ -13,22 +13,25 @@ import pytest
 from kpsplit.consumer.fetch.lineage_reader import Gap, GapReason, Tally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.control.status import Report
-from kpsplit.demo.charts import LogScale, Scale, powers, runs, ticks, usual_height
-from kpsplit.demo.chronicle import Chronicle, OperationLog, Span
-from kpsplit.demo.figures import Latencies, Series, Spread
-from kpsplit.demo.group.drain import Drain
-from kpsplit.demo.group.judging import GroupVerdict
-from kpsplit.demo.group.outcome import GroupOutcome
+from kpsplit.demo.group import GroupOutcome
 from kpsplit.demo.journal import Entry
-from kpsplit.demo.options import PLAIN_WRITER
-from kpsplit.demo.orders import News, Stage
-from kpsplit.demo.page import page
+from kpsplit.demo.judging import GroupVerdict
+from kpsplit.demo.options import PLAIN_WRITER, News, Stage
+from kpsplit.demo.page import LogScale, Scale, page, powers, runs, ticks, usual_height
 from kpsplit.demo.readback import ReadBack, Reading, SegmentSeen
-from kpsplit.demo.result import DemoResult, PhantomStart, Verdict, failed_line, last_line
-from kpsplit.demo.rows import Rows
-from kpsplit.demo.summary import table_lines, write_summary
+from kpsplit.demo.result import (
+    QUESTIONS,
+    DemoResult,
+    PhantomStart,
+    Verdict,
+    failed_line,
+    last_line,
+    phantom_starts,
+)
+from kpsplit.demo.tables import Rows, table_lines, write_summary
+from kpsplit.demo.timeline import Latencies, OperationLog, Series, Span, Spread, Timeline
 from kpsplit.demo.traffic import LINE_HEADER, Line, value_of
-from kpsplit.demo.verdicts import QUESTIONS, phantom_starts
+from kpsplit.demo.watch import Drain
 from kpsplit.pages.lineage import OVERFLOW_COLOUR
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import Lineage, SegmentKind
@@ -57,7 +60,7 @@ def a_result() -> DemoResult:
     places = [str(s) for s in STATE.lineage.sources()]
     drained = Drain(next(s for s in STATE.lineage if not s.is_open), 101.1, 103.6)
     result = DemoResult(
-        chronicle=Chronicle(
+        timeline=Timeline(
             100.0,
             "orders",
             104.0,

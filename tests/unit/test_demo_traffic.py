@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from kpsplit.demo.options import OPERATIONS_SECONDS, WRITERS, Options, rates_of, stocks_of
-from kpsplit.demo.pacing import LONGEST_INTERVAL, PORTION, SHORTEST_INTERVAL, Pacer
 from kpsplit.demo.traffic import (
     LINE_HEADER,
+    LONGEST_INTERVAL,
+    PORTION,
+    SHORTEST_INTERVAL,
     VALUE_BYTES,
     Keys,
     Line,
+    Pacer,
     line_items,
     owner_of,
     partition_of,

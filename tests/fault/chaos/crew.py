@@ -13,8 +13,8 @@ from typing import Any, Self
 import psutil
 
 from kpsplit.consumer.fetch.lineage_reader import Gap
-from kpsplit.demo.group.orders import FINISH, MemberNews, MemberOrders
-from kpsplit.demo.process import ChildDiedError, ChildProcess
+from kpsplit.demo.options import FINISH, MemberNews, MemberOrders
+from kpsplit.demo.processes import ChildDiedError, ChildProcess
 from kpsplit.kafka.clock import Deadline
 from tests.fault.chaos.member import beside, gaps_of, losses_of
 from tests.fault.chaos.operating import OperatorOrders

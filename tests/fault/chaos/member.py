@@ -20,9 +20,9 @@ from typing import Any, BinaryIO, TextIO
 from confluent_kafka import KafkaException
 
 from kpsplit.consumer.fetch.lineage_reader import Gap
-from kpsplit.demo.group.member import Work, tell
-from kpsplit.demo.group.orders import MemberNews, MemberOrders
-from kpsplit.demo.parent import die_with_parent
+from kpsplit.demo.member import Work, tell
+from kpsplit.demo.options import MemberNews, MemberOrders
+from kpsplit.demo.processes import die_with_parent
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
 from tests.fault.chaos.removal import told_gap

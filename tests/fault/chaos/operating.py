@@ -18,7 +18,7 @@ from random import Random
 from typing import Any
 
 from kpsplit.control.operations import Operations, Plan, StepDone
-from kpsplit.demo.parent import die_with_parent
+from kpsplit.demo.processes import die_with_parent
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.key_range import KeyRange

@@ -12,7 +12,7 @@ from confluent_kafka import IsolationLevel
 
 from kpsplit.control.group_progress import PartitionProgress
 from kpsplit.control.operations import Operations
-from kpsplit.demo.group.worked import Worked, read_worked
+from kpsplit.demo.journal import Worked, read_worked
 from kpsplit.errors import DeadlineExceededError, KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from kpsplit.demo.group.judging import GroupVerdict, Turn, judge
-from kpsplit.demo.group.worked import Worked
+from kpsplit.demo.journal import Worked
+from kpsplit.demo.judging import GroupVerdict, Turn, judge
 from kpsplit.splitter.lineage import Lineage
 from kpsplit.testing import HistoryReport
 

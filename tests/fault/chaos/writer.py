@@ -17,9 +17,8 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from kpsplit import Producer
-from kpsplit.demo.pacing import Pacer
-from kpsplit.demo.parent import die_with_parent
-from kpsplit.demo.traffic import Item, Keys, sequence_in, skewed_items
+from kpsplit.demo.processes import die_with_parent
+from kpsplit.demo.traffic import Item, Keys, Pacer, sequence_in, skewed_items
 from kpsplit.kafka.clock import Deadline, monotonic
 from tests.fault.chaos.journal import KillableJournal
 

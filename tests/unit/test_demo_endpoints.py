@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kpsplit.demo.command import roles_given
-from kpsplit.demo.ground import ROLES, ground
-from kpsplit.demo.narrator import narrator
+from kpsplit.demo.display import open_display
+from kpsplit.demo.setup import ROLES, endpoints
 from kpsplit.errors import ConfigurationError
 
 
@@ -20,14 +20,17 @@ def role_files(folder: Path, text: str = "sasl.username={}\n") -> tuple[str, ...
 
 def test_every_role_connects_with_its_own_settings_to_the_cluster_of_all(tmp_path: Path) -> None:
     everybody = {"bootstrap.servers": "b:1", "sasl.username": "operator", "client.id": "demo"}
-    with narrator() as teller, ground(everybody, roles_given(role_files(tmp_path)), teller) as played_on:
+    with (
+        open_display() as display,
+        endpoints(everybody, roles_given(role_files(tmp_path)), display) as connections,
+    ):
         for role in ("operator", *ROLES):
-            properties = getattr(played_on, role).properties
+            properties = getattr(connections, role).properties
             assert properties == {**everybody, "sasl.username": role}
 
 
 @pytest.mark.parametrize("name", ["bootstrap.servers", "metadata.broker.list"])
-def test_a_role_may_not_play_on_another_cluster(tmp_path: Path, name: str) -> None:
+def test_a_role_may_not_connect_to_another_cluster(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
         roles_given(role_files(tmp_path, f"{name}=elsewhere:9\n"))
 

@@ -1,23 +1,25 @@
-"""The group's part in the play: who joins, who is killed, who is suspended, and when all has been read."""
+"""The group's part in the demo: who joins, who is killed, who is suspended, and when all has been read."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from kpsplit.control.group_progress import PartitionProgress, RangeProgress
 from kpsplit.control.operations import Operations
-from kpsplit.demo.group.drain import DrainWatch
-from kpsplit.demo.group.judging import Victim
-from kpsplit.demo.group.members import Members
-from kpsplit.demo.group.orders import MemberOrders
-from kpsplit.demo.group.worked import Worked
-from kpsplit.demo.process import PATIENCE_SECONDS
+from kpsplit.demo.journal import Worked, read_worked
+from kpsplit.demo.judging import CommitHistory, Committed, Excuses, GroupVerdict, Victim, judge
+from kpsplit.demo.options import MemberOrders
+from kpsplit.demo.processes import PATIENCE_SECONDS, Members
+from kpsplit.demo.readback import ReadBack
+from kpsplit.demo.watch import Drain, DrainWatch
 from kpsplit.errors import DeadlineExceededError, UnreachableError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
+from kpsplit.splitter.lineage import Lineage
 
 FIRST_MEMBERS = ("reader-1", "reader-2", "reader-3")
 KILLED, SUSPENDED, JOINS_LATE = "reader-1", "reader-2", "reader-4"
@@ -29,8 +31,8 @@ LOOK_SECONDS = 0.5
 """Between looks at the group's progress, each of which reads a log from its start."""
 
 
-class GroupActs:
-    """See the module."""
+class GroupActions:
+    """What happens to the group's members."""
 
     def __init__(
         self,
@@ -135,3 +137,25 @@ def _line(range_: RangeProgress) -> str:
     )
     lag = "unknown" if range_.lag is None else f"{range_.lag:,}"
     return f"{range_.range} {owner}: {places or range_.basis}; lag {lag}"
+
+
+# -- what the group did ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOutcome:
+    """``progress``: the group's range commits in the affected partition in the middle of the scenario."""
+
+    verdict: GroupVerdict
+    drains: tuple[Drain, ...]
+    progress: PartitionProgress | None
+
+
+def outcome_of(
+    actions: GroupActions, back: ReadBack, lineages: Sequence[Lineage], commits: Iterable[Committed]
+) -> GroupOutcome:
+    """Judge what the members wrote down by what a fresh reader found, and by what was committed when."""
+    journals = {name: list(read_worked(path)) for name, path in actions.members.journals().items()}
+    excuses = Excuses(actions.victims(journals), CommitHistory(commits, lineages))
+    verdict = judge(journals, back.offsets, lineages, excuses.excuse)
+    return GroupOutcome(verdict, tuple(actions.drains.drains), actions.progress)

@@ -1,4 +1,4 @@
-"""One member of the demo's group, a process: ``python -m kpsplit.demo.group.member``, orders on stdin."""
+"""One member of the demo's group, a process: ``python -m kpsplit.demo.member``, orders on stdin."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 from confluent_kafka import KafkaException
 
 from kpsplit.consumer import Consumer
-from kpsplit.demo.group.orders import MemberNews, MemberOrders
-from kpsplit.demo.group.worked import pack
-from kpsplit.demo.parent import die_with_parent
+from kpsplit.demo.journal import pack
+from kpsplit.demo.options import MemberNews, MemberOrders
+from kpsplit.demo.processes import die_with_parent
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
 

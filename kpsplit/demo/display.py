@@ -1,4 +1,4 @@
-"""Tells what happens, on stderr: a live table on a terminal, plain lines elsewhere."""
+"""Shows what happens, on stderr: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Board:
     members: tuple[MemberLine, ...] = ()
 
 
-class Narrator(Protocol):
+class Display(Protocol):
     """Who is told. ``show`` is called from another thread."""
 
     def __enter__(self) -> Self: ...
@@ -92,21 +92,21 @@ class Narrator(Protocol):
         ...
 
 
-def narrator(stream: TextIO | None = None) -> Narrator:
-    """Return the narrator that suits the stream (stderr when not given)."""
+def open_display(stream: TextIO | None = None) -> Display:
+    """Return the display that suits the stream (stderr when not given)."""
     console = Console(file=stream or sys.stderr, highlight=False, markup=False, emoji=False)
-    return LiveNarrator(console) if console.is_terminal else PlainNarrator(stream or sys.stderr)
+    return LiveDisplay(console) if console.is_terminal else PlainDisplay(stream or sys.stderr)
 
 
-def tell_step(teller: Narrator, step: StepDone) -> None:
+def tell_step(display: Display, step: StepDone) -> None:
     """Tell about a step of an operation, if it is one worth telling."""
     text = _TELLING.get(step.name)
     if text is not None:
         detail = f"  ({step.detail})" if step.detail else ""
-        teller.say(f"    {text:<38}{step.seconds * 1000:7.0f} ms{detail}")
+        display.say(f"    {text:<38}{step.seconds * 1000:7.0f} ms{detail}")
 
 
-class PlainNarrator:
+class PlainDisplay:
     """Lines with the seconds since the start."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -144,7 +144,7 @@ def _last(name: str) -> str:
     return name if name.startswith("split-") else name.rpartition("/")[2]
 
 
-class LiveNarrator:
+class LiveDisplay:
     """A table that is drawn anew in place, with what happens above it."""
 
     def __init__(self, console: Console) -> None:
