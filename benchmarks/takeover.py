@@ -7,7 +7,7 @@ then on all brokers are suspended and woken in turn, so that they run for ``--ru
 second, as in the mix "slow" of the chaos runs. Every producer holds its records until somebody has rolled the
 attempt back. Printed: from the sight of the fence until the first of them, and each of them, has a record
 delivered that it accepted in the fence; what one transaction took meanwhile; how many claims were announced.
-The promise (docs/protocol.md, section 5.3): max-pause, 5 s, and one transaction.
+The promise (protocol, section 5.3): max-pause, 5 s, and one transaction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The drop-in Consumer (design, section 10)."""
+"""The drop-in Consumer (protocol, section 10)."""
 
 from __future__ import annotations
 

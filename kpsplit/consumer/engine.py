@@ -1,4 +1,4 @@
-"""The engine: the background thread of a consumer (design, section 10).
+"""The engine: the background thread of a consumer (protocol, section 10).
 
 It owns the group consumer, the reader, the control topic's view and the state machine, and waits for
 nobody: what brokers have to be asked runs in the errands' thread, what is the application's runs in the

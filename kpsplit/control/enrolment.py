@@ -1,6 +1,6 @@
 """Enrolment: a topic is recorded with its slots, one lease passes, and only then it is settled.
 
-See the design, sections 6 and 10.
+See the protocol, sections 6.10 and 10.10.
 """
 
 from __future__ import annotations

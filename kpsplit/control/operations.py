@@ -1,4 +1,4 @@
-"""Everything that the command line does to a cluster, as one façade (design, sections 4 to 8)."""
+"""Everything that the command line does to a cluster, as one façade (protocol, sections 4 to 8)."""
 
 from __future__ import annotations
 

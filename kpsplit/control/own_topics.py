@@ -1,4 +1,4 @@
-"""kpsplit's own topics: created with the right policy, or refused by name (design, section 4)."""
+"""kpsplit's own topics: created with the right policy, or refused by name (protocol, section 4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold before an operation: named checks over facts that were gathered before (design, section 7).
+"""What must hold before an operation: named checks over facts gathered before (protocol, section 7).
 
 ``checks`` is pure: every failing check is a test without brokers. Each message says what is wrong, each
 remedy what to do about it.

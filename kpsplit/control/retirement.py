@@ -1,4 +1,4 @@
-"""Deletes sub-topics that nobody needs any more; a missing commit means *not drained* (design, section 8).
+"""Deletes sub-topics that nobody needs; a missing commit means *not drained* (protocol, section 8.3).
 
 A group has drained what its ordinary offsets and its range commits both say (``groups.proven_positions``).
 A retirement is recorded before the sub-topic is deleted: from then on members commit no offset of

@@ -1,4 +1,4 @@
-"""The slots topic of an enrolled topic: P x R empty partitions that exist to be assigned (design, section 4).
+"""The slots topic of a topic: P x R empty partitions, made to be assigned (protocol, section 10.1).
 
 It holds no records, and takes none: ``max.message.bytes`` is 0. A topic of its name that is not like that is
 somebody else's, and is left alone. ``kpsplit enroll`` makes it. Where the topic grows, members of groups add

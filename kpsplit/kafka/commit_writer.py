@@ -1,4 +1,4 @@
-"""Writes range commits in transactions that the group's coordinator fences (design, section 10).
+"""Writes range commits in transactions that the group's coordinator fences (protocol, section 10.3).
 
 A commit is one transaction of the range commits and the group's ordinary offsets. The coordinator accepts
 the offsets only of a member that belongs to the group's present generation; of any other the transaction is

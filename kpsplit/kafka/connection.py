@@ -1,4 +1,4 @@
-"""Connection settings: librdkafka's properties, passed through untouched (design, section 4).
+"""Connection settings: librdkafka's properties, passed through untouched.
 
 A user's name and password may change while clients are connected (``Credentials``). librdkafka logs in with
 what a client was given last, each time it connects: so it is enough to give them to every client.

@@ -1,4 +1,4 @@
-"""The control topic: read by everybody, written by the holder of an operation (design, sections 4 and 5)."""
+"""The control topic: all read it, the holder of an operation writes it (protocol, sections 4 and 5.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Co-location: the leaders of closing segments move to the broker that leads the parent (design, section 8).
+"""Co-location: the leaders of closing segments move to the broker of the parent's (protocol, section 8.1).
 
 It makes a merge depend on one broker; it is not part of the proof, so whatever goes wrong here is told and
 the merge goes on. The replica sets stay the same, only their order changes, so nothing is copied.

@@ -1,4 +1,4 @@
-"""Messages in logical terms: topic, partition and offset as applications know them (design, section 3).
+"""Messages in logical terms: topic, partition and offset as applications know them (protocol, section 3).
 
 A message of a topic that is not enrolled needs no translation and is handed on untouched. Every other one is
 wrapped, not copied. ``place_of`` tells the physical place of both kinds.

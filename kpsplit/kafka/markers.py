@@ -1,4 +1,4 @@
-"""Markers are appended inside the fence: everything that takes time is done before (design, section 7)."""
+"""Appends markers inside the fence; everything slow is done before (protocol, section 7.2)."""
 
 from __future__ import annotations
 

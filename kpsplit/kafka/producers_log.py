@@ -1,4 +1,4 @@
-"""The producers topic: registrations and answers (design, section 6)."""
+"""The producers topic: registrations and answers (protocol, section 6.1)."""
 
 from __future__ import annotations
 

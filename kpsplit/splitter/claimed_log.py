@@ -4,7 +4,7 @@ Theory of operation. All operators of a logical partition use one transactional 
 topic with the operators of others. So a read-committed reader can stand before an open transaction of a
 stranger while committed records of ours lie after it. Whoever acts on what such a reader knows undoes them.
 Whoever claims waits for its turn first (see below): that is for progress, not for safety. Then
-three steps in this order make a claim safe (docs/protocol.md, section 5.2):
+three steps in this order make a claim safe (protocol, section 5.2):
 
 1. Take the transactional id. The broker fences every earlier holder. It returns when their transactions are
    decided and the markers of their ends are written.

@@ -1,4 +1,4 @@
-"""The folded offset log: how far each group has processed each point of the key space (design, section 10).
+"""The folded offset log: how far each group has come at each point of the key space (protocol, section 10.3).
 
 Range commits of different widths overlap: slots, lanes inside a slot, a seek of everything. The record with
 the greatest log offset wins, point by point. So a fold in the order of the log keeps, per group and logical

@@ -1,7 +1,7 @@
 """Where a reader of a key range stands in a lineage: ``{segment id: next physical offset}``.
 
 Only segments whose ranges overlap the cursor's range are *relevant*; predecessors and successors are looked
-at among those (design, section 10). What a cursor says of a segment:
+at among those (protocol, section 10.2). What a cursor says of a segment:
 
 * listed: everything before ``next`` is processed;
 * absent, but something listed comes after it along the lineage: *drained*, all of it was processed;

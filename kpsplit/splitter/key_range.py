@@ -1,8 +1,8 @@
-"""Key hash and key ranges (design, section 2).
+"""Key hash and key ranges (protocol, section 2).
 
 Integers and half-open intervals only: ``hi`` of the last range is the number 2**32, never "" or -1.
 
-Slots: which key range of which partition one member of a group owns at a time (design, sections 1 and 10).
+Slots: which key range of which partition one member of a group owns at a time (protocol, sections 1 and 10).
 
 A slot is the r-th of R equal key ranges of partition p. The slots topic ``__kpsplit.slots.<topic>`` has one
 partition per slot, numbered p * R + r: neighbouring numbers are neighbouring key ranges, so an assignor that

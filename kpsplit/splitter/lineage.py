@@ -1,9 +1,9 @@
-"""Segments and the lineage of a logical partition (design, sections 1 and 3).
+"""Segments and the lineage of a logical partition (protocol, sections 1 and 3).
 
 A lineage is a DAG of segments. Segments are stretches of physical partitions; at any time at most one segment
 of a physical partition is open. All values here are immutable: an operation makes a new lineage.
 
-Logical offsets: every segment owns an arithmetic progression (design, section 3).
+Logical offsets: every segment owns an arithmetic progression (protocol, section 3).
 
     logical(physical) = base + stride * (physical - start)
 
@@ -257,7 +257,7 @@ class Lineage:
         return Lineage(self.parent, (*self.segments, *segments))
 
     def problems(self) -> list[str]:
-        """Return what contradicts the invariants of a lineage; empty for a sound one (design, section 13)."""
+        """Return what breaks the invariants of a lineage; empty for a sound one (protocol, section 13)."""
         return [*self._coverage_problems(), *self._stretch_problems(), *self._order_problems()]
 
     def check(self) -> Lineage:

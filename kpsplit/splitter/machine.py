@@ -1,4 +1,4 @@
-"""State changes only by applying events, so replaying the log is the recovery (design, sections 5 to 8)."""
+"""State changes only by applying events, so replaying the log is the recovery (protocol, sections 5 to 8)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The whole state of a logical partition, as the control topic holds it (design, section 4).
+"""The whole state of a logical partition, as the control topic holds it (protocol, section 4).
 
-The life of a logical partition: ONE transition table (design, sections 7 and 8).
+The life of a logical partition: ONE transition table (protocol, sections 5.1 and 7).
 
 Theory of operation. Between operations a partition is STEADY. An operation (split or merge; both close some
 segments and open others) writes its intent and is PREPARING: everything slow happens there, writers run. Then

@@ -1,4 +1,4 @@
-"""What a reader does with a record: deliver, skip, wait, or report (design, section 9).
+"""What a reader does with a record: deliver, skip, wait, or report (protocol, section 9.1).
 
 Decided by the record's place and its stamp alone, so that every reader decides alike:
 

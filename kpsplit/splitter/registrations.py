@@ -1,4 +1,4 @@
-"""Which producers an operator must wait for (design, section 6).
+"""Which producers an operator must wait for (protocol, section 6.4).
 
 Every producer that registered for the topic and did not close is asked at each PREPARE. One that stays silent
 for a whole lease has no valid lease any more (a lease is not renewed while an attempt is unanswered), so the

@@ -1,4 +1,4 @@
-"""Boundaries from an observed distribution of keys (design, section 7, step 0).
+"""Boundaries from an observed distribution of keys (protocol, section 7.1, step 0).
 
 The boundaries are the best there are for the sample: no other ones have a smaller greatest share. Within that
 share each range is then brought near to the even share, from the left to the right. A cut lies half-way

@@ -34,3 +34,28 @@ def test_every_section_that_a_page_links_to_exists() -> None:
         for file, anchor in re.findall(r"\]\(([\w./-]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
             target = page.parent / file if file else page
             assert anchor in anchors_of(target), f"{page.name} links to {file}#{anchor}"
+
+
+CITATION = re.compile(r"protocol,\s+sections?\s+((?:[\d.]*\d(?:,\s+|\s+and\s+|\s+to\s+)?)+)")
+
+
+def test_every_section_of_the_protocol_that_is_cited_exists() -> None:
+    page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    sections = set(re.findall(r"^#+ (\d+(?:\.\d+)*)\.? ", page, flags=re.MULTILINE))
+    folders = ("kpsplit", "tests", "benchmarks", "examples", "scripts")
+    sources = [p for folder in folders for p in (ROOT / folder).rglob("*.py")]
+    cited = 0
+    for source in sources:
+        for numbers in CITATION.findall(source.read_text(encoding="utf-8")):
+            for number in re.findall(r"\d+(?:\.\d+)*", numbers):
+                cited += 1
+                assert number in sections, (
+                    f"{source.relative_to(ROOT)} cites section {number} of the protocol"
+                )
+    assert cited > 40, "the citations have another form now"
+
+
+def test_nothing_is_cited_that_is_not_in_the_repository() -> None:
+    for source in (ROOT / "kpsplit").rglob("*.py"):
+        text = source.read_text(encoding="utf-8")
+        assert not re.search(r"\bthe design\b|\bdesign,? sections?\b", text, flags=re.IGNORECASE), source

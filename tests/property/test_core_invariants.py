@@ -1,4 +1,4 @@
-"""The invariants of the design (section 13) that concern the pure core, over random histories."""
+"""The invariants (protocol, section 13) that concern the pure core, over random histories."""
 
 from __future__ import annotations
 

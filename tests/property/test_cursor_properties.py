@@ -1,4 +1,4 @@
-"""Invariants 6 and 7 of the design, for readers that follow their cursors through any lineage."""
+"""Invariants 6 and 7 (protocol, section 13), for readers that follow their cursors through any lineage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The invariants (docs/protocol.md, section 13), checked after every event on what is true.
+"""The invariants (protocol, section 13), checked after every event on what is true.
 
 The truth is the last committed record of the control topic and everything that was ever written, whoever
 knows it by now. A record is *effective* where the reading rules, in the true state, deliver it. Everything is

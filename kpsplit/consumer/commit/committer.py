@@ -1,4 +1,4 @@
-"""Commits of a member: when, of what, and who hears of it. One at a time (design, section 10)."""
+"""Commits of a member: when, of what, and who hears of it. One at a time (protocol, section 10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a commit of a member writes, pure (design, section 10).
+"""What a commit of a member writes, pure (protocol, section 10).
 
 A member commits the ranges it owns. With them go the group's ordinary offsets, for which all other members'
 ranges count as the offset log has them. While some range of a partition was never committed by anybody, its

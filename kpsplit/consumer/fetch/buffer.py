@@ -1,4 +1,4 @@
-"""Records between the engine's thread and an application that polls (design, section 10). A sink.
+"""Records between the engine's thread and an application that polls (protocol, section 10). A sink.
 
 The application's thread takes records from ``_ready`` without a lock; the engine's thread alone adds to it,
 and takes back. Why that is safe:

@@ -1,4 +1,4 @@
-"""Reads a logical partition in lineage order: each record once, in each key's order (design, section 9).
+"""Reads a logical partition in lineage order: each record once, in each key's order (protocol, section 9).
 
 The segments are read one after the other in the order of their ids, which puts every segment behind its
 predecessors. An open segment is read to the end that its log had when the segment's turn came. What each

@@ -1,4 +1,4 @@
-"""Reads the physical partitions that the slots of this member need (design, sections 9 and 10).
+"""Reads the physical partitions that the slots of this member need (protocol, sections 9 and 10).
 
 ``fetch_state`` and ``record_filter`` decide what is read and who gets it; here are the clients. One consumer
 is assigned by hand.

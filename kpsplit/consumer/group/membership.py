@@ -1,4 +1,4 @@
-"""Rebalances: what happens between the coordinator, the slots and the application (design, section 10).
+"""Rebalances: what happens between the coordinator, the slots and the application (protocol, section 10).
 
 A revocation runs inside the group consumer's callback: when that returns, another member may have the
 slots. So the callback waits, by turning the engine: slots that stay are read, handed out and committed

@@ -1,4 +1,4 @@
-"""Whether a member that may have slept still owns its slots; pure (design, section 10).
+"""Whether a member that may have slept still owns its slots; pure (protocol, section 10).
 
 A suspended process, a paused machine: a member that does not run sends no heartbeat, and when its session
 ends its slots are given to others. It cannot know that when it wakes up. So every turn of the engine is a

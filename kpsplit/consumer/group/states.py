@@ -1,4 +1,4 @@
-"""The life of a group member: ONE transition table (design, section 10).
+"""The life of a group member: ONE transition table (protocol, section 10).
 
 Theory of operation. A consumer begins UNSUBSCRIBED. With a subscription it joins its group and waits in
 PREPARING_REBALANCE for the coordinator. Slots that arrive are looked up in the offset log and the application

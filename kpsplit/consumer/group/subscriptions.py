@@ -1,4 +1,4 @@
-"""Which topics of the group stand for the topics that an application names, pure (design, section 10).
+"""Which topics of the group stand for the topics that an application names, pure (protocol, section 10).
 
 A topic that is not enrolled is subscribed to itself: each of its partitions is one slot, the whole key
 space. Of an enrolled topic the *slots topic* is subscribed to, whose partitions are the slots. In between,

@@ -1,4 +1,4 @@
-"""``Consumer.run``: records worked on by several workers at once, by key range (design, section 10).
+"""``Consumer.run``: records worked on by several workers at once, by key range (protocol, section 10).
 
 ======================  =================================================================================
 ``lanes``               which record is worked on next; pure

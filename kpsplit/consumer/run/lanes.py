@@ -1,4 +1,4 @@
-"""Which record is worked on next: lanes, pure (design, section 10).
+"""Which record is worked on next: lanes, pure (protocol, section 10).
 
 A *lane* is a key range inside one slot. Its records are worked on one at a time, in the order in which they
 were read, so each key keeps its order; different lanes are worked on at the same time. There are several

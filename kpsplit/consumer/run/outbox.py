@@ -1,4 +1,4 @@
-"""Outputs of processed records until the transaction that commits these records, pure (design, section 10).
+"""Outputs of processed records until the transaction that commits these records, pure (protocol, section 10).
 
 Every output knows the place of the record that it was made from. Which outputs go into a transaction is
 decided by that place and by what the transaction commits, and by nothing else: those, and only those, whose

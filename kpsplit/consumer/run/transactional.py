@@ -1,4 +1,4 @@
-"""Commits that carry outputs: one transaction for both, through ``kpsplit.Producer`` (design, section 10).
+"""Commits that carry outputs: one transaction for both, through ``kpsplit.Producer`` (protocol, section 10).
 
 The producer routes outputs to enrolled topics. Where a split moves a partition under a transaction, the
 commit is refused and nothing of it is in the log; it is tried again with the same outputs. When the outcome

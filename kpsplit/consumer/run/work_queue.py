@@ -1,4 +1,4 @@
-"""Between the engine's thread and the workers: the lanes under one lock. A sink (design, section 10).
+"""Between the engine's thread and the workers: the lanes under one lock. A sink (protocol, section 10).
 
 The lock is held for single steps of the scheduler only, never while anybody's code runs and never while a
 batch is hashed. Workers that find nothing wait in the executor's own way; ``wake`` tells how many of them

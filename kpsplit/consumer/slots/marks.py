@@ -1,4 +1,4 @@
-"""What an application says of single records or offsets, as cursors; pure (design, section 10).
+"""What an application says of single records or offsets, as cursors; pure (protocol, section 10).
 
 ``commit(message=…)``, ``store_offsets(…)`` and ``seek(…)`` speak of one logical partition and one number. A
 member holds some slots of it, and a number stands for a place on each key's path.

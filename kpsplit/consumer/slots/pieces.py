@@ -1,4 +1,4 @@
-"""Pieces of one slot that were committed at different positions, pure (design, section 10).
+"""Pieces of one slot that were committed at different positions, pure (protocol, section 10).
 
 A slot is read from one cursor, the least of its pieces (``writes.least``). Until the reading has caught
 up with the piece that was furthest, records that a piece has processed already are passed over, and no

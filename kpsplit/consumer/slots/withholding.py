@@ -1,4 +1,4 @@
-"""Slots of which nothing is handed out for now (design, section 10).
+"""Slots of which nothing is handed out for now (protocol, section 10).
 
 A partition of a topic that is not enrolled is this member's alone only while the topic stays so. When an
 enrolment is seen, nothing more of it is handed out; what was processed is committed. A member whose view is

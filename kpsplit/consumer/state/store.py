@@ -35,7 +35,7 @@ _live: weakref.WeakSet[StateStore] = weakref.WeakSet()
 
 
 class StateStore:
-    """The state of the slots that this process owns (design, section 10). Thread safe.
+    """The state of the slots that this process owns (protocol, section 10). Thread safe.
 
     A handler reads and writes the state of its record's slot. Writes become durable with the commit that
     covers the record: they go to the group's changelog, and behind it to the local store. When a slot moves,

@@ -1,4 +1,4 @@
-"""Keys of the control topic, and names of what kpsplit owns (design, section 4).
+"""Keys of the control topic, and names of what kpsplit owns (protocol, section 4).
 
 ``/`` cannot occur in a topic's name, so ``orders/3`` (a logical partition), ``orders/*`` (a topic's
 enrolment) and ``_cluster`` (the settings) never collide.

@@ -1,4 +1,4 @@
-"""Records of the offset log ``__kpsplit.offsets`` (design, sections 4, 7 and 10).
+"""Records of the offset log ``__kpsplit.offsets`` (protocol, sections 4, 7 and 10).
 
 Boundary records are of no group: one per key range that an operation opened, written in the transaction of
 its commit, so that the offset log alone says where a range ends and where it goes on. Range commits are a

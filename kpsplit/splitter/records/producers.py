@@ -1,4 +1,4 @@
-"""Records of ``__kpsplit.producers``: registrations, answers, certificates (design, section 6).
+"""Records of ``__kpsplit.producers``: registrations, answers, certificates (protocol, section 6).
 
 A producer writes its whole record at each change. The key belongs to one registration. A producer whose
 registration is over registers again, under the next key; so an operator may remove a registration that is

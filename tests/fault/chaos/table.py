@@ -11,7 +11,7 @@ from tests.fault.chaos.faults import CUT, FENCED, PREPARING, Kind
 
 
 class Column(StrEnum):
-    """Where an operation stood: DESIGN sections 7 and 8."""
+    """Where an operation stood: protocol, sections 5.1 and 7."""
 
     REST = "no operation"
     PLAN = "plan"
