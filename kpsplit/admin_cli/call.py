@@ -63,7 +63,7 @@ class Call:
             render(stdout())
 
     def say(self, text: str) -> None:
-        """Tell the user something on stderr."""
+        """Print a message on stderr."""
         click.echo(text, err=True)
 
     def confirm(self, question: str, yes: bool) -> None:
@@ -76,7 +76,7 @@ class Call:
         if yes:
             return
         if not can_ask():
-            raise UsageError("this needs a yes, and there is no terminal to ask on", hint="give --yes")
+            raise UsageError("this needs confirmation, and there is no terminal to ask on", hint="pass --yes")
         if not click.confirm(question, default=False, err=True):
             raise Declined
 

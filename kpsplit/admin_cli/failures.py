@@ -78,7 +78,7 @@ def _parts(error: BaseException, verb: str | None) -> list[str]:
             return [f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"]
         case _:
             what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            return [f"this is a defect of kpsplit ({what})", "run it again with -vv and report the traceback"]
+            return [f"this is a bug in kpsplit ({what})", "run it again with -vv and report the traceback"]
 
 
 def _whether_changed(error: KpsplitError, verb: str | None) -> str:
@@ -89,9 +89,9 @@ def _whether_changed(error: KpsplitError, verb: str | None) -> str:
 def _usual_hint(error: KpsplitError) -> str:
     match error:
         case DeadlineExceededError():
-            return "give a longer --timeout, or where writers pause a longer --max-pause"
+            return "pass a longer --timeout, or for a pause of writers a longer --max-pause"
         case UnknownOutcomeError() | FencedError():
-            return "look at: kpsplit status"
+            return "see: kpsplit status"
         case UnreachableError():
             return "check the brokers, then retry"
         case _:

@@ -68,7 +68,7 @@ def _take_properties(ctx: click.Context, param: click.Parameter, value: Any) -> 
 
 
 class GlobalOption(click.Option):
-    """An option of every verb; the help of a verb lists them behind its own."""
+    """An option of every verb; the help of a verb lists them after its own."""
 
 
 class VerbCommand(click.Command):
@@ -91,7 +91,7 @@ _OPTIONS = (
         "-b",
         "--bootstrap-server",
         metavar="HOST:PORT,…",
-        help="Brokers to begin with.",
+        help="Brokers to connect to first.",
         callback=_take,
         expose_value=False,
         cls=GlobalOption,
@@ -100,7 +100,7 @@ _OPTIONS = (
         "--command-config",
         metavar="FILE",
         type=click.Path(path_type=Path),
-        help="Connection settings, one key=value a line: librdkafka's properties, or a client.properties.",
+        help="File with connection settings, one key=value per line: librdkafka's names, or Java's.",
         callback=_take,
         expose_value=False,
         cls=GlobalOption,
@@ -112,7 +112,7 @@ _OPTIONS = (
         metavar="KEY=VALUE",
         type=PROPERTY,
         multiple=True,
-        help="One librdkafka property; may be repeated, wins over the file.",
+        help="One librdkafka property. May be repeated; wins over the file.",
         allow_from_autoenv=False,
         callback=_take_properties,
         expose_value=False,
@@ -122,7 +122,7 @@ _OPTIONS = (
         "-o",
         "--output",
         type=click.Choice([TABLE, JSON]),
-        help="Form of the data on stdout.  [default: table]",
+        help="Format of the data on stdout.  [default: table]",
         callback=_take,
         expose_value=False,
         cls=GlobalOption,
@@ -131,7 +131,7 @@ _OPTIONS = (
         "--timeout",
         metavar="DURATION",
         type=DURATION,
-        help="Limit, e.g. 90s; split and merge have it twice, to plan and to run.  [default: 60s]",
+        help="Time limit, e.g. 90s. split and merge use it twice: to plan, and to run.  [default: 60s]",
         callback=_take,
         expose_value=False,
         cls=GlobalOption,
@@ -140,7 +140,7 @@ _OPTIONS = (
         "-v",
         "--verbose",
         count=True,
-        help="Say more on stderr; -vv also shows tracebacks and the client's log.",
+        help="More messages on stderr; -vv adds tracebacks and the client's log.",
         callback=_take,
         expose_value=False,
         cls=GlobalOption,

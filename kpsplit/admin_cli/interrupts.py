@@ -55,7 +55,7 @@ class Interrupts:
             raise KeyboardInterrupt
         with suppress(OSError, RuntimeError):
             sys.stderr.write(
-                "kpsplit: still clearing up; wait, or end it with SIGKILL (a takeover follows an operation)\n"
+                "kpsplit: still rolling back; wait, or end it with SIGKILL: a producer then takes over\n"
             )
 
 

@@ -59,9 +59,9 @@ class Root(LazyGroup):
 def cli(ctx: click.Context) -> None:
     """Split and merge live Kafka partitions by key range.
 
-    A hot partition, TOPIC/P, is split into ranges of its keys while producers and consumers keep running, and
-    merged back later. Options may stand before or after the verb; each one can be given in the environment as
-    well, e.g. KPSPLIT_BOOTSTRAP_SERVER.
+    A hot partition, TOPIC/P, is split by key range while producers and consumers keep running, and merged
+    back later. Ranges are written LO:HI in hexadecimal. Options may stand before or after the verb; each one
+    can also come from the environment, e.g. KPSPLIT_BOOTSTRAP_SERVER.
     """
     given = given_in(ctx)
     cluster_defaults = {verb: {"output": given.output} for verb in ("up", "status", "down")}

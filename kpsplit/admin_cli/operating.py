@@ -31,17 +31,17 @@ max_pause_option = click.option(
     type=DURATION,
     default=DEFAULT_MAX_PAUSE,
     show_default=True,
-    help="Roll back if writers of the partition would pause for longer.",
+    help="Roll back if writers of the partition would pause longer than this.",
 )
-force_option = click.option("--force", is_flag=True, help="Pass over failed checks that allow it.")
+force_option = click.option("--force", is_flag=True, help="Ignore failed checks that allow it.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
-yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask. Required without a terminal.")
 plan_option = click.option(
     "--plan",
     "plan_file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Run this saved plan, if the epoch is still the one that it was made for.",
+    help="Run this saved plan. Refused if the layout has changed since.",
 )
 
 
@@ -66,7 +66,7 @@ def load_plan(path: Path, parent: PhysicalPartition, kind: OperationKind) -> Pla
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint=_SAVE) from None
     except RecordError as error:
-        raise UsageError(f"{path} is no plan: {error.message}", hint=_SAVE) from None
+        raise UsageError(f"{path} is not a plan file: {error.message}", hint=_SAVE) from None
     if plan.parent != parent or plan.kind is not kind:
         raise UsageError(f"{path} is a plan to {plan.kind} {plan.parent}, not to {kind} {parent}", hint=_SAVE)
     return plan
@@ -110,7 +110,7 @@ def check_runnable(plan: Plan, force: bool) -> None:
     if len(problems) > 1:
         error.message += f" (and {len(problems) - 1} more failed)"
     if problems[0].forceable and "--force" not in (error.hint or ""):
-        error.hint = f"{error.hint}, or give --force" if error.hint else "give --force"
+        error.hint = f"{error.hint}, or pass --force" if error.hint else "pass --force"
     raise error
 
 
@@ -175,7 +175,7 @@ def _what_became_of(call: Call, parent: PhysicalPartition, before: PartitionStat
     except (KpsplitError, KeyboardInterrupt):
         pass
     if state is None or before is None:
-        return f"what became of the operation is not known; look at: kpsplit status {parent}"
+        return f"the outcome of the operation is unknown; see: kpsplit status {parent}"
     return standing(before, state)
 
 

@@ -32,7 +32,7 @@ else:
 
 
 def is_sendable(text: str) -> bool:
-    """Tell whether the client library takes a text as it is: it cuts at NUL, and half characters are none."""
+    """Tell whether the client library takes a text unchanged: valid characters, and no NUL."""
     return "\0" not in text and is_unicode(text)
 
 
@@ -94,7 +94,7 @@ class KeyRangeType(_Type):
     name = "lo:hi"
 
     def read(self, text: str) -> KeyRange:
-        """Read ``LO:HI`` in hexadecimal, or a range as it is shown: ``[LO,HI)``."""
+        """Read ``LO:HI`` in hexadecimal; ``[LO,HI)`` is accepted as well."""
         return KeyRange.parse(_SHOWN_RANGE.sub(r"\1:\2", text))
 
 
@@ -145,11 +145,11 @@ class SinceType(_Base):
         try:
             return round(DURATION.read(text) * 1000)
         except UsageError:
-            self.fail(f"{text[:60]!r} is no time; write 2026-03-01T12:00:00Z, or 6h", param, ctx)
+            self.fail(f"{text[:60]!r} is not a time; write 2026-03-01T12:00:00Z, or 6h", param, ctx)
 
 
 class NameType(_Type):
-    """A name that Kafka may hold: any text, but no bytes that are none, and no NUL, where it would be cut."""
+    """A name that Kafka may hold: any valid text without NUL, where the client library would cut it."""
 
     name = "name"
 
@@ -168,7 +168,7 @@ class PrintableType(_Type):
     def read(self, text: str) -> str:
         """Check the name."""
         if not text:
-            raise UsageError("an empty name names nothing")
+            raise UsageError("the name is empty")
         if not text.isprintable():
             raise UsageError(f"{text[:60]!r} has characters that cannot be printed")
         return text

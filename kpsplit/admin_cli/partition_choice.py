@@ -17,12 +17,12 @@ def partition_of(key: bytes, partitioner: Partitioner, partitions: int) -> int:
     if partitioner is Partitioner.EXPLICIT:
         raise UsageError(
             "the applications of this topic name the partition of every record",
-            hint="say which one with --partition",
+            hint="name the partition with --partition",
         )
     if partitioner is Partitioner.MURMUR2_RANDOM:
         return int(confluent_kafka.murmur2(key, partitions))
     if not key:
         raise UsageError(
-            "consistent_random sends empty keys to any partition", hint="say which one with --partition"
+            "consistent_random sends empty keys to any partition", hint="name the partition with --partition"
         )
     return int(confluent_kafka.consistent(key, partitions))

@@ -122,7 +122,7 @@ def check_brokers(text: str) -> None:
         port = int(found["port"]) if found and found["port"] else 1
         if scheme.upper() not in ("", *PROTOCOLS) or not found or not 1 <= port <= MOST_PORT:
             raise ConfigurationError(
-                f"{part[:80]!r} is no address of a broker", hint="write HOST:PORT, e.g. -b localhost:9092"
+                f"{part[:80]!r} is not a broker address", hint="write HOST:PORT, e.g. -b localhost:9092"
             )
 
 
@@ -135,7 +135,8 @@ def check_sendable(properties: Mapping[str, str]) -> None:
     for name, value in properties.items():
         if not is_sendable(name) or not is_sendable(value):
             raise ConfigurationError(
-                f"property {name[:60]!r} has a character that is none", hint="write it in UTF-8, without NUL"
+                f"property {name[:60]!r} is not valid UTF-8 or contains NUL",
+                hint="write it in UTF-8, without NUL",
             )
 
 
@@ -176,7 +177,7 @@ def refused_setting(text: str, where: Where = lambda _: "") -> ConfigurationErro
     unknown = _UNKNOWN.search(text)
     if unknown:
         return ConfigurationError(
-            f"{unknown[1]!r}{where(unknown[1])} is no property of librdkafka",
+            f"{unknown[1]!r}{where(unknown[1])} is not a property of librdkafka",
             hint="look it up in librdkafka's CONFIGURATION.md; Java's names differ in places",
         )
     reason = re.sub(r"^KafkaError\{.*?str=\"(.*)\"\}$", r"\1", text)

@@ -23,12 +23,12 @@ def spark_size_options(function: Decorated) -> Decorated:
         "--memory", default="1g", show_default=True, metavar="SIZE", help="Heap of Spark's JVM."
     )
     cores = click.option(
-        "--cores", type=click.IntRange(1, MOST_CORES), metavar="N", help="Threads of Spark.  [default: all]"
+        "--cores", type=click.IntRange(1, MOST_CORES), metavar="N", help="Threads for Spark.  [default: all]"
     )
     master = click.option(
         "--master",
         metavar="URL",
-        help="Where Spark works: spark://host:7077, yarn, k8s://…; not with --cores.  [default: local[*]]",
+        help="Spark master: spark://host:7077, yarn, k8s://…; not with --cores.  [default: local[*]]",
     )
     return master(cores(memory(function)))
 
@@ -41,11 +41,11 @@ def require_spark(memory: str, cores: int | None, master: str | None) -> None:
         UnreachableError: the master does not answer.
     """
     if cores is not None and master is not None:
-        raise ConfigurationError("--master says where Spark works", hint="leave --cores out, or --master")
+        raise ConfigurationError("--cores and --master cannot be used together", hint="leave one of them out")
     if find_spec("pyspark") is None:
         raise ConfigurationError("this needs PySpark", hint="run: pip install 'kpsplit[spark]'")
     if not _SIZE.fullmatch(memory):
-        raise ConfigurationError(f"{memory[:20]!r} is no size of memory", hint="write for example 512m or 2g")
+        raise ConfigurationError(f"{memory[:20]!r} is not a memory size", hint="write for example 512m or 2g")
     if master is not None:
         from kpsplit.spark_jobs.session import check_master
 

@@ -54,8 +54,8 @@ def the_only_one(call: Call, verb: str, wanted: Wanted, yes: bool) -> PhysicalPa
     if len(found) == 1 and (yes or can_ask()):
         return found[0].parent
     if len(found) > 1:
-        raise UsageError(f"{len(found)} partitions are waiting for it", hint=f"name one: {verb} TOPIC/P")
-    raise UsageError("nobody can be asked here whether this one is meant", hint="name it, or give --yes")
+        raise UsageError(f"{len(found)} partitions match", hint=f"name one: kpsplit {verb} TOPIC/P")
+    raise UsageError("there is no terminal to confirm this partition on", hint="name it, or pass --yes")
 
 
 def none_found(call: Call, text: str) -> None:

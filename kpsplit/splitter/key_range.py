@@ -56,8 +56,8 @@ class KeyRange:
         return self.lo <= hash_ < self.hi
 
     def __str__(self) -> str:
-        """Return the form used in all output: ``[00000000,40000000)``."""
-        return f"[{self.lo:08x},{self.hi:08x})"
+        """Return the form that people read and type: ``00000000:40000000``."""
+        return f"{self.lo:08x}:{self.hi:08x}"
 
     @property
     def width(self) -> int:

@@ -178,7 +178,7 @@ def test_the_command_line_starts_shows_and_ends_a_cluster(
     bootstrap = up.stdout.strip()
     assert f"export KPSPLIT_BOOTSTRAP_SERVER={bootstrap}" in up.stderr
     again = run("up", "--brokers", "1")
-    assert again.returncode != 0 and "running already" in again.stderr
+    assert again.returncode != 0 and "already running" in again.stderr
     shown = json.loads(run("status", "-o", "json").stdout)
     assert shown["bootstrap"] == bootstrap
     assert [broker["alive"] for broker in shown["brokers"]] == [True]

@@ -107,7 +107,7 @@ def test_without_a_terminal_whatever_asks_needs_a_yes_and_changes_nothing(inline
     ):
         ran = inline(*verb)
         assert (ran.code, ran.out) == (2, ""), verb
-        assert ran.error.endswith("no terminal to ask on; nothing was changed; give --yes")
+        assert ran.error.endswith("no terminal to ask on; nothing was changed; pass --yes")
     assert [inline.ok(*look).out for look in looks] == before
 
 
@@ -131,8 +131,8 @@ split {sub}/0 --ranges 2 -y | 2 | of {halved}/0; nothing was changed; name the p
 plan {sub}/0 --ranges 2 | 2 | is a sub-topic of {halved}/0
 merge {sub}/0 -y | 2 | is a sub-topic of {halved}/0
 merge {whole}/0 -y | 2 | is not split; nothing was changed
-merge {halved}/0 --ranges 0:10 -y | 2 | does not begin and end where open ranges
-merge {halved}/0 --ranges 0:80000000 -y | 2 | is one open range already; nothing was changed; name at least
+merge {halved}/0 --of 0:10 -y | 2 | does not begin and end where open ranges
+merge {halved}/0 --of 0:80000000 -y | 2 | is one open range already; nothing was changed; name at least
 enroll {sub} | 2 | is a sub-topic of {halved}/0
 enroll {whole} --partitioner explicit | 5 | nothing was changed
 enroll {whole} --slots 4 | 5 | nothing was changed
@@ -232,7 +232,7 @@ def test_a_seek_behind_everything_says_where_it_ends(inline, halved) -> None:
 def test_setting_the_lease_again_says_what_it_is_now(inline, kpsplit) -> None:
     (lease,) = [line.split()[1] for line in inline.ok("init").out.splitlines() if line.startswith("lease:")]
     said = inline.ok("init", "--lease-ms", lease).out
-    assert said == f"all topics are there already\nlease: {lease} ms, set now\n"
+    assert said == f"all topics exist already\nlease: {lease} ms, set now\n"
 
 
 def test_what_is_kept_by_retire_is_said_in_full_and_by_the_exit_code(inline, new_topic, bootstrap) -> None:

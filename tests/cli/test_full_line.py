@@ -113,7 +113,7 @@ def test_a_partition_that_is_split_needs_the_range_to_split_again(line) -> None:
 
 def test_a_merge_without_a_terminal_needs_a_yes(line) -> None:
     assert line.said["merge unasked"].code == 2
-    assert "nothing was changed; give --yes" in line.said["merge unasked"].error
+    assert "nothing was changed; pass --yes" in line.said["merge unasked"].error
 
 
 def test_a_key_is_routed_to_the_open_segment_of_its_hash(line) -> None:

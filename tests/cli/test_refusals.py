@@ -25,7 +25,7 @@ from kpsplit.splitter.partition_state import OperationKind, Target
 
 COLUMNS = 60
 FAILED, USAGE = 1, 2
-NEXT_STEP = re.compile(r"; (see|write|give|name|choose|look|leave|save|add|run)\b[^;]*")
+NEXT_STEP = re.compile(r"; (see|write|give|pass|name|choose|look|leave|save|add|run)\b[^;]*")
 NEVER_SHOWN = "hunter2"
 
 PLAN = Plan(
@@ -74,25 +74,25 @@ version now | version takes no argument
 --command-config {jks} -b b:1 status | line 3: ssl.truststore.location: a store of the type JKS
 --command-config {untyped} -b b:1 status | give the store in PEM, with ssl.truststore.type=PEM
 --command-config {keys} -b b:1 status | line 2: ssl.keystore.location: a store of the type JKS
---command-config {kerberos} -b b:1 status | line 2: sasl.jaas.config: this is no login with user name
+--command-config {kerberos} -b b:1 status | this is no login with user name
 --command-config {unquoted} -b b:1 status | line 1: sasl.jaas.config
---command-config {java} -b b:1 status | 'ssl.enabled.protocols' ({java}, line 2) is no property of librdkafka
+--command-config {java} -b b:1 status | 'ssl.enabled.protocols' ({java}, line 2) is not a property
 --command-config {value} -b b:1 status | refused a setting ({value}, line 3): Invalid value "TLS"
---command-config {misspelt} status | 'bootstrap.server' ({misspelt}, line 1) is no property of librdkafka
--b localhost:99999 status | 'localhost:99999' is no address of a broker; write HOST:PORT
--b localhost:0 status | 'localhost:0' is no address of a broker
--b kafka://localhost:9092 status | 'kafka://localhost:9092' is no address of a broker
--b http://localhost status | is no address of a broker
--b localhost:port status | is no address of a broker
--b :9092 status | is no address of a broker
--b 'a b:9092' status | is no address of a broker
--b ok:9092,bad:99999 status | 'bad:99999' is no address of a broker
--b '[::1:9092' status | is no address of a broker
--b , status | '' is no address of a broker
+--command-config {misspelt} status | 'bootstrap.server' ({misspelt}, line 1) is not a property of librdkafka
+-b localhost:99999 status | 'localhost:99999' is not a broker address; write HOST:PORT
+-b localhost:0 status | 'localhost:0' is not a broker address
+-b kafka://localhost:9092 status | 'kafka://localhost:9092' is not a broker address
+-b http://localhost status | is not a broker address
+-b localhost:port status | is not a broker address
+-b :9092 status | is not a broker address
+-b 'a b:9092' status | is not a broker address
+-b ok:9092,bad:99999 status | 'bad:99999' is not a broker address
+-b '[::1:9092' status | is not a broker address
+-b , status | '' is not a broker address
 -b '' status | no brokers named; give -b HOST:PORT or set KPSPLIT_BOOTSTRAP_SERVER
 -X bootstrap.servers= status | no brokers named
--X bootstrap.server=b:9092 status | 'bootstrap.server' is no property of librdkafka
--X no.such.property=1 -b b:1 status | 'no.such.property' is no property of librdkafka; look it up
+-X bootstrap.server=b:9092 status | 'bootstrap.server' is not a property of librdkafka
+-X no.such.property=1 -b b:1 status | 'no.such.property' is not a property of librdkafka; look it up
 -X security.protocol=TLS -b b:1 status | Invalid value "TLS" for configuration property "security.protocol"
 -X socket.timeout.ms=fast -b b:1 status | "socket.timeout.ms"
 -X sasl.mechanism=FOO -X security.protocol=sasl_plaintext -b b:1 status | Unsupported SASL mechanism: FOO
@@ -125,29 +125,29 @@ completion tcsh | 'tcsh' is not one of
 completion bash zsh | unexpected extra argument
 plan | Missing argument 'TOPIC/P'
 plan orders --ranges 2 | write TOPIC/P, e.g. orders/3
-plan orders/3 | give either --ranges N or --merge
+plan orders/3 | pass either --ranges N or --merge
 plan orders/3 --ranges 1 | 1 is not in the range 2<=x<=64
 plan orders/3 --ranges 65 | 65 is not in the range
 plan orders/3 --ranges two | 'two' is not a valid integer
-plan orders/3 --ranges 2 --merge | give either --ranges N or --merge
-plan orders/3 --merge --even | give either --ranges N or --merge
+plan orders/3 --ranges 2 --merge | pass either --ranges N or --merge
+plan orders/3 --merge --even | pass either --ranges N or --merge
 plan orders/3 --ranges 2 --of 5:5 | not a range of the key space
 plan orders/3 --ranges 2 --of 9:1 | not a range of the key space
 plan orders/3 --ranges 2 --of all | write lo:hi in hexadecimal
 plan orders/3 --ranges 2 --of 0:100000001 | not a range of the key space
 plan orders/3 --ranges 2 --engine flink | 'flink' is not one of 'sample', 'spark'
-plan orders/3 --ranges 2 --since 1h | go with --engine spark
-plan orders/3 --ranges 2 --weight bytes | go with --engine spark
-plan orders/3 --ranges 2 --master local | go with --engine spark
-plan orders/3 --ranges 2 --engine spark --even | goes with --ranges N alone
-plan orders/3 --merge --engine spark | goes with --ranges N alone
-plan orders/3 --ranges 2 --engine spark --since soon | 'soon' is no time; write
+plan orders/3 --ranges 2 --since 1h | need --engine spark
+plan orders/3 --ranges 2 --weight bytes | need --engine spark
+plan orders/3 --ranges 2 --master local | need --engine spark
+plan orders/3 --ranges 2 --engine spark --even | needs --ranges N
+plan orders/3 --merge --engine spark | needs --ranges N
+plan orders/3 --ranges 2 --engine spark --since soon | 'soon' is not a time; write
 plan orders/3 --ranges 2 --engine spark --since 2026-03-01T12:00:00 | has no time zone; write
 plan orders/3 --ranges 2 --engine spark --weight kilos | 'kilos' is not one of
-plan orders/3 --ranges 2 --engine spark --memory lots | 'lots' is no size of memory; write
-plan orders/3 --ranges 2 --engine spark --memory 0g | '0g' is no size of memory
+plan orders/3 --ranges 2 --engine spark --memory lots | 'lots' is not a memory size; write
+plan orders/3 --ranges 2 --engine spark --memory 0g | '0g' is not a memory size
 plan orders/3 --ranges 2 --engine spark --cores 0 | not in the range 1<=x<=1024
-plan orders/3 --ranges 2 --engine spark --cores 2 --master local | leave --cores out, or --master
+plan orders/3 --ranges 2 --engine spark --cores 2 --master local | leave one of them out
 plan orders/3 --ranges 2 --engine spark --master flink://x | here; write local[4]
 plan orders/3 --ranges 2 --save | '--save' requires an argument; see: kpsplit plan --help
 split | Missing argument 'TOPIC/P'
@@ -156,7 +156,7 @@ split orders/ --ranges 2 | write TOPIC/P, e.g. orders/3
 split /3 --ranges 2 | write TOPIC/P, e.g. orders/3
 split orders/-1 --ranges 2 | write TOPIC/P, e.g. orders/3
 split orders/2147483648 --ranges 2 | out of Kafka's range
-split orders/3 | give either --ranges N or --plan FILE
+split orders/3 | pass either --ranges N or --plan FILE
 split orders/3 --ranges 1 | 1 is not in the range
 split orders/3 --ranges 65 | 65 is not in the range
 split orders/3 --ranges 4.5 | '4.5' is not a valid integer
@@ -166,24 +166,24 @@ split orders/3 --ranges 2 --of zz:10 | 'zz:10' is not a key range
 split orders/3 --ranges 2 --max-pause soon | 'soon' is not a duration
 split orders/3 --ranges 2 --max-pause 0 | '0' is not a duration
 split orders/3 --ranges 2 --max-pause -1s | '-1s' is not a duration
-split orders/3 --ranges 2 --plan {plan} | give either --ranges N or --plan FILE
+split orders/3 --ranges 2 --plan {plan} | pass either --ranges N or --plan FILE
 split orders/3 --plan {dir}/none | No such file or directory; nothing was changed; save one with: kpsplit plan
 split orders/3 --plan {dir} | Is a directory; nothing was changed; save one with
-split orders/3 --plan {garbage} | is no plan
-split orders/3 --plan {binary} | is no plan
-split orders/3 --plan {newer} | is no plan
-split orders/3 --plan {plan} --even | --of and --even belong to --ranges
-split orders/3 --plan {plan} --of 0:10 | --of and --even belong to --ranges
+split orders/3 --plan {garbage} | is not a plan file
+split orders/3 --plan {binary} | is not a plan file
+split orders/3 --plan {newer} | is not a plan file
+split orders/3 --plan {plan} --even | --of and --even cannot be used with --plan
+split orders/3 --plan {plan} --of 0:10 | --of and --even cannot be used with --plan
 split orders/4 --plan {plan} | is a plan to split orders/3, not to split orders/4; nothing was changed
 merge orders/3 --plan {plan} | is a plan to split orders/3, not to merge orders/3; nothing was changed
 merge | Missing argument 'TOPIC/P'
 merge orders | write TOPIC/P
-merge orders/3 --ranges 0:10,20:30 | do not follow each other without hole or overlap; nothing was changed
-merge orders/3 --ranges 0:10 --ranges 20:30 | do not follow each other
-merge orders/3 --ranges 0:10,5:20 | do not follow each other
-merge orders/3 --ranges 0-10 | '0-10' is not a key range
-merge orders/3 --ranges 2 | '2' is not a key range
-merge orders/3 --ranges 0:10 --plan {plan} | exclude each other
+merge orders/3 --of 0:10,20:30 | the ranges are not adjacent; nothing was changed
+merge orders/3 --of 0:10 --of 20:30 | are not adjacent
+merge orders/3 --of 0:10,5:20 | are not adjacent
+merge orders/3 --of 0-10 | '0-10' is not a key range
+merge orders/3 --of 2 | '2' is not a key range
+merge orders/3 --of 0:10 --plan {plan} | cannot be used together
 merge orders/3 --even | No such option '--even'
 merge orders/3 --force=1 | '--force' does not take a value; see: kpsplit merge --help
 resume orders | write TOPIC/P
@@ -221,8 +221,8 @@ offsets orders | Missing option '--group'
 offsets orders/3/4 --group g | write TOPIC/P
 offsets 'or ders' --group g | 'or ders' is not the name of a topic
 route | Missing argument 'TOPIC'
-route orders | give one of --key, --key-base64 and --key-hex
-route orders --key a --key-hex 61 | give one of --key, --key-base64 and --key-hex
+route orders | pass one of --key, --key-base64 and --key-hex
+route orders --key a --key-hex 61 | pass one of --key, --key-base64 and --key-hex
 route orders --key-hex xyz | this is not hexadecimal
 route orders --key-base64 '***' | this is not base64
 route orders --key a --partition -1 | not in the range 0<=x<=2147483647
@@ -234,10 +234,10 @@ acls orders --for producer | Missing option '--principal'
 acls orders --for boss --principal User:a | 'boss' is not one of
 acls orders --for producer --principal a | e.g. User:app
 acls orders --for consumer --principal User:a | needs --group
-acls orders --for operator --principal User:a --group g | says nothing about operators
-acls orders --for verifier --principal User:a --transactional-id t | says nothing about verifiers
-acls orders --for consumer --principal User:a --group g --takeover | says nothing about consumers
-acls orders --for producer --principal User:a --state | says nothing about producers
+acls orders --for operator --principal User:a --group g | does not apply to operators
+acls orders --for verifier --principal User:a --transactional-id t | does not apply to verifiers
+acls orders --for consumer --principal User:a --group g --takeover | does not apply to consumers
+acls orders --for producer --principal User:a --state | does not apply to producers
 acls 'a/b' --for producer --principal User:a | 'a/b' is not the name of a topic
 read | Missing argument 'TOPIC/P'
 read orders | write TOPIC/P
@@ -248,13 +248,13 @@ read orders/3 --limit 0 | not in the range
 read orders/3 --limit all | 'all' is not a valid integer
 verify | Missing argument 'TOPIC[/P]'
 verify orders/x | write TOPIC/P
-verify orders --memory lots | 'lots' is no size of memory
+verify orders --memory lots | 'lots' is not a memory size
 verify orders --cores 0 | not in the range 1<=x<=1024
-verify orders --cores 2 --master local | leave --cores out, or --master
+verify orders --cores 2 --master local | cannot be used together; leave one of them out
 verify orders --master flink://x | here; write local[4]
-verify orders --since soon | 'soon' is no time; write
+verify orders --since soon | 'soon' is not a time; write
 verify orders --since 2026-03-01T12:00:00 | has no time zone
-verify orders --parquet {dir} | exists; give --parquet a folder that does not exist yet
+verify orders --parquet {dir} | exists; pass a --parquet folder that does not exist yet
 verify orders --html {dir}/none/page.html | No such file or directory; choose another --html
 verify orders --html {dir} | is a directory
 cluster start | Did you mean 'status'?
@@ -370,7 +370,7 @@ def test_what_is_typed_wrong_is_refused_in_one_line(
     assert wanted.format(**names) in line
     assert NEXT_STEP.search(line), line
     assert NEVER_SHOWN not in line
-    assert "defect" not in line
+    assert "a bug in" not in line
 
 
 @pytest.mark.parametrize("row", ASKS)
@@ -378,7 +378,7 @@ def test_what_changes_data_is_asked_first_and_refused_where_nobody_can_be_asked(
     arguments = [*shlex.split(row), "-b", "b:1"]
     code, (line,) = piped(arguments)
     assert code == USAGE
-    assert line.endswith("there is no terminal to ask on; nothing was changed; give --yes")
+    assert line.endswith("there is no terminal to ask on; nothing was changed; pass --yes")
     code, lines = on_a_terminal(arguments)
     assert code == FAILED
     assert lines[0].endswith("[y/N]: ") or "[y/N]" in lines[0]

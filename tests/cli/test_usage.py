@@ -59,7 +59,7 @@ def test_a_plan_file_that_is_none_is_refused(tmp_path) -> None:
     file.write_text('{"v": 1}')
     result = invoke("-b", "x", "split", "orders/3", "--plan", str(file))
     assert result.exit_code == 2
-    assert "is no plan" in error_line(result)
+    assert "is not a plan file" in error_line(result)
 
 
 @pytest.mark.parametrize("verb", PRESENT, ids=lambda verb: verb.name)
@@ -156,7 +156,7 @@ def test_the_environment_gives_what_no_option_gives(seen) -> None:
         (DeadlineExceededError("late", changed=True), 4, "late; something was changed"),
         (ConflictError("held by me"), 5, "held by me; nothing was changed"),
         (UnknownOutcomeError("sent"), 1, "sent; it is not known whether it took effect"),
-        (ValueError("odd\nvalue"), 1, "this is a defect of kpsplit (ValueError: odd value)"),
+        (ValueError("odd\nvalue"), 1, "this is a bug in kpsplit (ValueError: odd value)"),
         (OSError(28, "No space left on device", "file"), 1, "No space left on device: file"),
     ],
 )
@@ -249,7 +249,7 @@ def test_an_option_that_changes_nothing_for_a_role_is_refused(
 ) -> None:
     ran = offline("acls", "orders", "--for", role, "--principal", "User:a", *option)
     assert (ran.code, ran.out) == (2, "")
-    assert f"says nothing about {role}s" in ran.error
+    assert f"does not apply to {role}s" in ran.error
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_an_operator_needs_no_right_on_the_transactional_ids_of_producers(offlin
         "acls", "orders", "--for", "operator", "--principal", "User:op", "--transactional-id", "app."
     )
     assert (ran.code, ran.out) == (2, "")
-    assert "--transactional-id says nothing about operators" in ran.error
+    assert "--transactional-id does not apply to operators" in ran.error
 
 
 @pytest.mark.parametrize("verb", [("verify", "orders"), ("demo",)])

@@ -101,12 +101,12 @@ def test_a_key_too_hot_to_split_is_named_and_refused_without_force(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--merge", "--engine", "spark"], "goes with --ranges"),
-        (["--ranges", "2", "--even", "--engine", "spark"], "goes with --ranges"),
-        (["--ranges", "2", "--since", "6h"], "go with --engine spark"),
-        (["--ranges", "2", "--engine", "spark", "--since", "yesterday"], "is no time"),
+        (["--merge", "--engine", "spark"], "needs --ranges"),
+        (["--ranges", "2", "--even", "--engine", "spark"], "needs --ranges"),
+        (["--ranges", "2", "--since", "6h"], "need --engine spark"),
+        (["--ranges", "2", "--engine", "spark", "--since", "yesterday"], "is not a time"),
         (["--ranges", "2", "--engine", "spark", "--since", "2026-01-01"], "no time zone"),
-        (["--ranges", "2", "--engine", "spark", "--memory", "lots"], "no size of memory"),
+        (["--ranges", "2", "--engine", "spark", "--memory", "lots"], "not a memory size"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(kpsplit, arguments, reason) -> None:

@@ -210,7 +210,7 @@ def test_since_a_time_between_a_true_producers_records_all_is_clean(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--since", "yesterday"], "is no time"),
+        (["--since", "yesterday"], "is not a time"),
         (["--since", "2026-01-01"], "no time zone"),
     ],
 )

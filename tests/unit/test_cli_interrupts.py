@@ -16,7 +16,7 @@ def test_the_first_signal_interrupts_and_the_second_one_does_not(capsys) -> None
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
-        assert "still clearing up" in capsys.readouterr().err
+        assert "still rolling back" in capsys.readouterr().err
         assert not interrupts.terminated
     assert signal.getsignal(signal.SIGINT) is before
 

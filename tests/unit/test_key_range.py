@@ -55,7 +55,7 @@ def test_a_record_without_key_is_placed_by_its_offset_in_eight_big_endian_bytes(
 
 
 def test_the_last_range_ends_at_two_to_the_32_and_is_shown_so() -> None:
-    assert str(WHOLE) == "[00000000,100000000)"
+    assert str(WHOLE) == "00000000:100000000"
     assert KEY_SPACE - 1 in WHOLE
     assert KEY_SPACE not in WHOLE
 

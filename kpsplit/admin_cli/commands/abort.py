@@ -14,16 +14,16 @@ from kpsplit.splitter.lineage import PhysicalPartition
 
 @click.command("abort", cls=VerbCommand)
 @click.argument("partition", type=PARTITION, metavar="[TOPIC/P]", required=False)
-@click.option("--reason", default="aborted by hand", show_default=True, help="Kept in the control topic.")
+@click.option("--reason", default="aborted by hand", show_default=True, help="Recorded in the control topic.")
 @yes_option
 @global_options
 @pass_call
 def command(call: Call, partition: PhysicalPartition | None, reason: str, yes: bool) -> None:
     """Roll back the operation under way.
 
-    Its operator, if it is still alive, is fenced off. What is committed can only go forward. Without an
-    argument it is the only one that can be rolled back; if there are several, they are listed and nothing
-    is done.
+    If its operator is still alive, it is fenced. A committed operation cannot be rolled back: use resume.
+    Without an argument: the only operation that can be rolled back. If there are several, they are listed and
+    nothing is done.
     """
     from kpsplit.admin_cli.render.console import stderr
     from kpsplit.admin_cli.render.report import outcome_json, show_outcome

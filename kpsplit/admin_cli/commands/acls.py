@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     "role",
     type=click.Choice([role.value for role in Role]),
     required=True,
-    help="Who is to get the rights.",
+    help="Role of the client.",
 )
 @click.option(
     "--principal",
     type=PRINTABLE,
     metavar="USER",
     required=True,
-    help="Kafka's principal, e.g. User:app.",
+    help="Kafka principal, e.g. User:app.",
 )
 @click.option("--group", type=PRINTABLE, metavar="GROUP", help="The consumer's group.")
 @click.option(
     "--transactional-id",
     type=PRINTABLE,
     metavar="PREFIX",
-    help="With what the transactional ids of producers begin, if they use transactions.",
+    help="Prefix of the producers' transactional ids, if they use transactions.",
 )
-@click.option("--takeover", is_flag=True, help="The producer may roll back an operation whose operator died.")
+@click.option("--takeover", is_flag=True, help="Let the producer roll back an operation whose operator died.")
 @click.option("--state", is_flag=True, help="The consumer keeps state in a StateStore.")
 @global_options
 @pass_call
@@ -58,8 +58,8 @@ def command(
 ) -> None:
     """Print the least rights that a client of a topic needs.
 
-    As commands of Kafka's own tool, ready to run where it can connect with rights to alter the cluster.
-    Asks no broker, changes nothing.
+    Prints commands of Kafka's kafka-acls.sh, to be run by somebody who may alter the cluster. Contacts no
+    broker and changes nothing.
     """
     wanted = Role(role)
     if ":" not in principal:
@@ -68,7 +68,7 @@ def command(
         raise click.UsageError("--for consumer needs --group")
     if transactional_id and (transactional_id.startswith(OWN_IDS) or OWN_IDS.startswith(transactional_id)):
         raise click.UsageError(
-            f"--transactional-id {transactional_id} reaches ids of kpsplit's own, which begin with {OWN_IDS}"
+            f"--transactional-id {transactional_id} overlaps kpsplit's own ids, which begin with {OWN_IDS}"
         )
     given = {"group": group, "transactional-id": transactional_id, "takeover": takeover, "state": state}
     _refuse_what_does_not_apply(wanted, {name for name, value in given.items() if value})
@@ -99,10 +99,10 @@ _APPLIES = {
 
 
 def _refuse_what_does_not_apply(role: Role, given: Collection[str]) -> None:
-    """Raise UsageError for an option that changes nothing for a role: who gives it expects a right."""
+    """Raise UsageError for an option that does not apply to a role: the user expects a right from it."""
     for name in sorted(given):
         if role not in _APPLIES[name]:
-            raise click.UsageError(f"--{name} says nothing about {role.value}s")
+            raise click.UsageError(f"--{name} does not apply to {role.value}s")
 
 
 def _changelog(group: str, topic: str) -> str:

@@ -24,10 +24,14 @@ _data = click.option(
     "--data",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the cluster's data in DIR. Without it the data is temporary.",
+    help="Keep the cluster's data in DIR. Without it, the data is temporary.",
 )
 _output = click.option(
-    "-o", "--output", default="table", show_default=True, type=click.Choice(["table", "json"])
+    *("-o", "--output"),
+    default="table",
+    show_default=True,
+    type=click.Choice(["table", "json"]),
+    help="Format of the data on stdout.",
 )
 
 
@@ -37,10 +41,12 @@ def cluster() -> None:
 
 
 @cluster.command()
-@click.option("--brokers", default=3, show_default=True, type=click.IntRange(1, 9), help="How many.")
+@click.option("--brokers", default=3, show_default=True, type=click.IntRange(1, 9), help="Number of brokers.")
 @_data
 @click.option(
-    "--detach/--foreground", default=True, help="In the background, or until Ctrl-C.  [default: detach]"
+    "--detach/--foreground",
+    default=True,
+    help="Run in the background, or in the foreground until Ctrl-C.  [default: detach]",
 )
 @click.option(
     "--timeout",
@@ -48,26 +54,26 @@ def cluster() -> None:
     metavar="DURATION",
     default="120s",
     show_default=True,
-    help="All brokers must be ready by then.",
+    help="Time limit for all brokers to be ready.",
 )
 @_output
 def up(brokers: int, data: Path | None, detach: bool, timeout: float, output: str) -> None:
-    """Start a cluster and print its bootstrap servers; as JSON what ``status`` prints."""
+    """Start a cluster and print its bootstrap servers."""
     from kpsplit.devcluster.daemon import RunningCluster, run_folder, serve, start_detached
     from kpsplit.devcluster.process import KafkaRuntime
     from kpsplit.errors import ConflictError
 
     if running := RunningCluster.load(run_folder(data)):
         raise ConflictError(
-            f"an embedded cluster is running already: {running.bootstrap}",
-            hint=f"use it, or end it with `kpsplit cluster down{_option(data)}`",
+            f"an embedded cluster is already running: {running.bootstrap}",
+            hint=f"use it, or stop it with `kpsplit cluster down{_option(data)}`",
         )
     KafkaRuntime.find(heap_mb=0, log_level="")  # a first download shows its progress here, not in a log
     click.echo(f"starting {many(brokers, 'broker')} …", err=True)
     announce = _print_json if output == "json" else _announce
     if detach:
         announce(start_detached(brokers, data, timeout))
-        click.echo(f"kpsplit cluster down{_option(data)}    # ends it", err=True)
+        click.echo(f"kpsplit cluster down{_option(data)}    # stops it", err=True)
     else:
         serve(brokers, data, announce=announce)
 
@@ -92,7 +98,7 @@ def status(data: Path | None, output: str) -> None:
 @_data
 @_output
 def down(data: Path | None, output: str) -> None:
-    """End the cluster in the background; as JSON what ``status`` prints then."""
+    """Stop the cluster in the background."""
     from kpsplit.devcluster.daemon import RunningCluster, run_folder, stop_detached
 
     running = RunningCluster.load(run_folder(data))
@@ -100,7 +106,7 @@ def down(data: Path | None, output: str) -> None:
         click.echo("no embedded cluster is running", err=True)
     else:
         stop_detached(running)
-        click.echo(f"ended {many(len(running.brokers), 'broker')}", err=True)
+        click.echo(f"stopped {many(len(running.brokers), 'broker')}", err=True)
     if output == "json":
         _print_json(None)
 

@@ -11,7 +11,7 @@ from kpsplit.admin_cli.given import VerbCommand, global_options
 from kpsplit.admin_cli.operating import yes_option
 from kpsplit.admin_cli.param_types import PRINTABLE
 from kpsplit.admin_cli.render.text import one_line
-from kpsplit.errors import CheckFailedError, UsageError
+from kpsplit.errors import CheckFailedError, UsageError, many
 
 if TYPE_CHECKING:
     from kpsplit.control.doctor import SetAside
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     type=PRINTABLE,
     metavar="NAME",
     multiple=True,
-    help="Check nothing; remove this record, which the doctor has named. May be repeated.",
+    help="Check nothing; remove this record, as named by `kpsplit doctor`. May be repeated.",
 )
 @yes_option
 @global_options
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 def command(call: Call, names: tuple[str, ...], yes: bool) -> None:
     """Check the cluster and everything that kpsplit owns.
 
-    Exits with 3 if a check fails. With --forget a record that no client of kpsplit has written, or whose
-    producer has stopped for good, is removed from a topic of kpsplit's own.
+    Exits with 3 if a check fails. --forget removes from kpsplit's own topics a record that no kpsplit client
+    has written, or whose producer has stopped for good.
     """
     from kpsplit.admin_cli.render.plan import show_checks
     from kpsplit.control.doctor import diagnose
@@ -61,13 +61,15 @@ def _forget(call: Call, names: tuple[str, ...], yes: bool) -> None:
         unknown = sorted(set(names) - {record.name for record in records})
         if unknown:
             raise UsageError(
-                f"the doctor names no record {one_line(unknown[0])}; nothing was removed",
+                f"kpsplit doctor names no record {one_line(unknown[0])}; nothing was removed",
                 hint="run: kpsplit doctor",
             )
         for record in records:
             call.say(_shown(record))
         count = len(set(names))
-        call.confirm(f"Remove {count} records for good? No program behind them may run any more.", yes)
+        call.confirm(
+            f"Remove {many(count, 'record')} for good? No program that wrote them may still be running.", yes
+        )
         operations.forget_records(records)
     removed = sorted(set(names))
     call.show({"removed": removed}, lambda console: console.print(f"removed {', '.join(removed)}"))

@@ -20,14 +20,14 @@ from kpsplit.splitter.records.control import Partitioner
     default=Partitioner.CONSISTENT_RANDOM.value,
     show_default=True,
     help="How the topic's applications choose a partition: consistent_random (librdkafka's default), "
-    "murmur2_random (Java's) or explicit (by themselves).",
+    "murmur2_random (Java's default) or explicit (the application names the partition).",
 )
 @click.option(
     "--slots",
     type=click.IntRange(1, MAX_SLOTS),
     metavar="N",
-    help="In how many key ranges the members of a consumer group share each partition, 1 to 64; fixed from "
-    "then on. [default: a power of two that makes about 256 in all]",
+    help="Number of key ranges per partition that the members of a consumer group share. Cannot be changed "
+    "later.  [default: a power of two, about 256 in the whole topic]",
 )
 @global_options
 @pass_call
@@ -35,7 +35,8 @@ def command(call: Call, topic: str, partitioner: str, slots: int | None) -> None
     """Make a topic's partitions splittable.
 
     Producers that use kpsplit begin to stamp their records, and consumer groups that use it share partitions
-    by key range; nothing else changes. Waits for one lease. Again: makes what is missing.
+    by key range. Nothing else changes. Waits for one lease. Run it again to add what is missing, for example
+    the slots of new partitions.
     """
     from kpsplit.admin_cli.render.console import stderr
     from kpsplit.admin_cli.render.steps import StepProgress

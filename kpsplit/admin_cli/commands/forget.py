@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 @click.command("forget", cls=VerbCommand)
 @click.argument("topic", type=TOPIC, metavar="TOPIC")
 @group_option
-@click.option("--dry-run", is_flag=True, help="Only tell what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed; change nothing.")
 @yes_option
 @global_options
 @pass_call
 def command(call: Call, topic: str, group: str, dry_run: bool, yes: bool) -> None:
     """Remove what a consumer group has committed.
 
-    All of it on the topic, where the group must have no members. `kpsplit retire` waits for it no more; if
-    the group comes back, it begins as a new one.
+    Removes all of its commits on the topic, where the group must have no members. `kpsplit retire` no longer
+    waits for it. If the group comes back, it starts as a new one.
     """
     with call.operations() as operations:
         found = operations.plan_forget_group(group, topic)

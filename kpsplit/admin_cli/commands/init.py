@@ -13,14 +13,14 @@ from kpsplit.admin_cli.given import VerbCommand, global_options
     "--lease-ms",
     type=click.IntRange(100, 600_000),
     metavar="MS",
-    help="How long a producer's view of the layout stays good.  [default: 5000, or what is set]",
+    help="How long a producer's view of the layout stays valid.  [default: 5000, or the present value]",
 )
 @global_options
 @pass_call
 def command(call: Call, lease_ms: int | None) -> None:
     """Create kpsplit's own topics.
 
-    Topics that exist already are checked; one that is not as it must be is refused by name.
+    Existing topics are checked; a topic with wrong settings is refused by name.
     """
     with call.operations() as operations:
         created = operations.initialise(lease_ms)
@@ -32,5 +32,5 @@ def command(call: Call, lease_ms: int | None) -> None:
 
 
 def _text(created: list[str], wanted: int | None, lease: int) -> str:
-    what = f"created {', '.join(created)}" if created else "all topics are there already"
+    what = f"created {', '.join(created)}" if created else "all topics exist already"
     return f"{what}\nlease: {lease} ms{'' if wanted is None or created else ', set now'}"

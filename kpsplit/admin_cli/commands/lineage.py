@@ -18,7 +18,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 def command(call: Call, partition: PhysicalPartition) -> None:
     """Show all segments of a partition.
 
-    The picture shows the key space epoch by epoch; a cell is a segment, by its id.
+    The picture shows the key space, one line per epoch; each cell is a segment with its id.
     """
     from kpsplit.admin_cli.render.lineage import lineage_json, show_lineage
 

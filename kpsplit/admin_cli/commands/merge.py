@@ -28,11 +28,12 @@ from kpsplit.splitter.partition_state import OperationKind
 @click.command("merge", cls=VerbCommand)
 @click.argument("partition", type=PARTITION, metavar="TOPIC/P")
 @click.option(
-    "--ranges",
+    "--of",
+    "of",
     type=KEY_RANGES,
     multiple=True,
     metavar="LO:HI[,LO:HI…]",
-    help="Adjacent open ranges to merge into one; without it, all go back into the partition.",
+    help="Adjacent open ranges to merge into one. Without it, all are merged back into the partition.",
 )
 @plan_option
 @max_pause_option
@@ -44,7 +45,7 @@ from kpsplit.splitter.partition_state import OperationKind
 def command(
     call: Call,
     partition: PhysicalPartition,
-    ranges: tuple[tuple[KeyRange, ...], ...],
+    of: tuple[tuple[KeyRange, ...], ...],
     plan_file: Path | None,
     max_pause: float,
     force: bool,
@@ -53,11 +54,11 @@ def command(
 ) -> None:
     """Merge ranges, or all of them back into the partition.
 
-    Sub-topics that are emptied by it accept no writes any more; `kpsplit retire` deletes them later.
+    Emptied sub-topics accept no more writes; `kpsplit retire` deletes them later.
     """
-    if plan_file is not None and ranges:
-        raise click.UsageError("--ranges and --plan FILE exclude each other")
-    wanted = _union(tuple(r for group in ranges for r in group))
+    if plan_file is not None and of:
+        raise click.UsageError("--of and --plan cannot be used together")
+    wanted = _union(tuple(r for group in of for r in group))
     saved = None if plan_file is None else load_plan(plan_file, partition, OperationKind.MERGE)
     with call.operations() as operations:
         plan = check_current(operations, saved) if saved else operations.plan_merge(partition, wanted)
@@ -70,6 +71,6 @@ def _union(ranges: tuple[KeyRange, ...]) -> KeyRange | None:
     union = union_of_adjacent(ranges)
     if union is None:
         raise UsageError(
-            "the ranges do not follow each other without hole or overlap", hint="see: kpsplit status"
+            "the ranges are not adjacent", hint="see the open ranges with: kpsplit status TOPIC/P"
         )
     return union

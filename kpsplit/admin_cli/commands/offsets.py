@@ -19,9 +19,10 @@ group_option = click.option("--group", type=NAME, metavar="NAME", required=True,
 def command(call: Call, subject: tuple[str, int | None], group: str) -> None:
     """Show how far a consumer group has come.
 
-    Per key range: its owner (client id, begin of the member id, host), its position in every segment that it
-    still has to read (offset and logical offset), and the lag. A lag counts offsets, those of other ranges
-    and of markers too. A segment that "drains" is closed: what comes behind it waits for this range.
+    For each key range: its owner (client id, start of the member id, host), its position in every segment
+    that it still has to read (offset and logical offset), and its lag. The lag counts all offsets of a
+    segment, also those of other ranges and of markers. A segment that "drains" is closed: the segments after
+    it wait until this range has read it.
     """
     from kpsplit.admin_cli.render.offsets import progress_json, show_progress
 

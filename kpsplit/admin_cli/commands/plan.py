@@ -30,27 +30,32 @@ SAMPLE, SPARK = "sample", "spark"
 @click.option("--ranges", type=RANGES, metavar="N", help="Plan a split into N ranges.")
 @click.option("--merge", is_flag=True, help="Plan a merge instead.")
 @click.option(
-    "--of", type=KEY_RANGE, metavar="LO:HI", help="The open range to split, or the ranges to merge."
+    "--of", type=KEY_RANGE, metavar="LO:HI", help="The open range to split, or the whole range to merge."
 )
-@click.option("--even", is_flag=True, help="Ranges of equal width, whatever the keys are.")
+@click.option("--even", is_flag=True, help="Make ranges of equal width; do not look at keys.")
 @click.option(
     "--engine",
     type=click.Choice([SAMPLE, SPARK]),
     default=SAMPLE,
     show_default=True,
-    help="What finds the boundaries: the newest records, or Spark in all records since a time.",
+    help="Where boundaries come from: the newest records, or all records since a time (spark).",
 )
 @click.option(
     "--since",
     type=SINCE,
     metavar="TIME",
-    help="With spark: a time with its zone, or how long ago (6h).  [default: the earliest record]",
+    help="With spark: first time to read, with a zone, or an age (6h).  [default: the earliest record]",
 )
 @click.option(
     "--weight", type=click.Choice(["bytes", "records"]), help="With spark: what to balance.  [default: bytes]"
 )
 @spark_size_options
-@click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Save the plan for --plan.")
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Save the plan, to be run with --plan FILE.",
+)
 @force_option
 @global_options
 @pass_call
@@ -72,18 +77,18 @@ def command(
 ) -> None:
     """Show what a split or merge would do.
 
-    Boundaries follow the keys in the tail of the log, or with --engine spark those of any stretch of time.
-    Nothing is changed. Exits with 3 if a check fails (1: a missing right, 5: a conflict).
+    Boundaries follow the keys of the newest records, or with --engine spark of all records since a time.
+    Changes nothing. Exits with 3 if a check fails, with 1 if a right is missing, with 5 on a conflict.
     """
     from kpsplit.admin_cli.render.plan import show_plan
     from kpsplit.control.plans import Stretch, wall_ms
 
     if merge == (ranges is not None) or (merge and even):
-        raise click.UsageError("give either --ranges N or --merge")
+        raise click.UsageError("pass either --ranges N or --merge")
     if engine == SPARK and (merge or even):
-        raise click.UsageError("--engine spark finds boundaries: it goes with --ranges N alone")
+        raise click.UsageError("--engine spark needs --ranges N, without --merge and --even")
     if engine != SPARK and any(given is not None for given in (since, weight, master)):
-        raise click.UsageError("--since, --weight and --master go with --engine spark")
+        raise click.UsageError("--since, --weight and --master need --engine spark")
     if engine == SPARK:
         require_spark(memory, cores, master)
     with call.operations() as operations:

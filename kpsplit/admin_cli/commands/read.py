@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 def command(call: Call, partition: PhysicalPartition, first: int, limit: int | None) -> None:
     """Print a partition's records in lineage order.
 
-    Every record once, each key's records in their order, up to the ends that the logs have now. What is not
-    delivered, strays and gaps for example, is counted on stderr.
+    Prints every record once, and each key's records in order, up to the present ends of the logs. Records
+    that are skipped, for example strays, and gaps are counted on stderr.
     """
     from kpsplit.admin_cli.render.records import tally_lines
     from kpsplit.consumer.fetch.lineage_reader import LineageReader

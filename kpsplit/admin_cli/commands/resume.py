@@ -14,7 +14,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 
 @click.command("resume", cls=VerbCommand)
 @click.argument("partition", type=PARTITION, metavar="[TOPIC/P]", required=False)
-@click.option("--thaw", is_flag=True, help="Go on with a frozen partition: you have looked at what is wrong.")
+@click.option("--thaw", is_flag=True, help="Continue with a frozen partition, after you have found out why.")
 @click.option("--max-pause", type=DURATION, help="As for split.  [default: that of the operation]")
 @yes_option
 @global_options
@@ -24,9 +24,9 @@ def command(
 ) -> None:
     """Finish what a dead operator left.
 
-    What was committed goes forward; what was not is rolled back and begun anew. Without an argument it is the
-    only operation under way that is meant; if there are several, they are listed and nothing is done. What
-    was rolled back already because its operator was gone is listed too, and begun anew only by its name.
+    A committed operation is completed; any other is rolled back and started again. Without an argument: the
+    only operation under way. If there are several, they are listed and nothing is done. Operations that were
+    rolled back because their operator died are listed too; to start one again, name its partition.
     """
     from kpsplit.admin_cli.render.console import stderr
     from kpsplit.admin_cli.render.steps import StepProgress
@@ -47,7 +47,7 @@ def command(
         report = operations.resume(partition, max_pause_ms=max_pause_ms, observer=progress, thaw=thaw)
     if report is None:
         nothing = {"topic": partition.topic, "partition": partition.partition, "result": None}
-        text = "it is not frozen any more" if thaw else "there is nothing to resume"
+        text = "it is no longer frozen" if thaw else "there is nothing to resume"
         call.show(nothing, lambda console: console.print(f"{partition}: {text}"))
     else:
         report_on(call, report)

@@ -23,19 +23,19 @@ KEEP = "Keep"
 
 @click.command("retire", cls=VerbCommand)
 @click.argument("partition", type=PARTITION, metavar="[TOPIC/P]", required=False)
+@click.option("--force", is_flag=True, help="Delete them even if groups have not drained them: DATA IS LOST.")
 @click.option(
-    "--force", is_flag=True, help="Delete them although groups have not drained them: DATA ARE LOST."
+    "--dry-run", is_flag=True, help="Show what would be deleted, what kept, and why; change nothing."
 )
-@click.option("--dry-run", is_flag=True, help="Only tell what would be deleted and what kept, and why.")
 @yes_option
 @global_options
 @pass_call
 def command(call: Call, partition: PhysicalPartition | None, force: bool, dry_run: bool, yes: bool) -> None:
     """Delete sub-topics that every group has drained.
 
-    Only sealed or abandoned ones; one that a known group has not read to its end is kept, and the exit code
-    is 3 then. Without an argument nothing is deleted: the sub-topics of all partitions that are sealed or
-    abandoned are listed.
+    Only sealed or abandoned sub-topics are deleted. One that a known group has not read to its end is kept,
+    and the exit code is 3. Without an argument nothing is deleted, and all sealed or abandoned sub-topics are
+    listed.
     """
     from kpsplit.admin_cli.render.console import stderr
     from kpsplit.admin_cli.render.steps import StepProgress
@@ -58,7 +58,7 @@ def command(call: Call, partition: PhysicalPartition | None, force: bool, dry_ru
             kept[name] = reason
         progress(step)
 
-    with call.operations() as operations, StepProgress(stderr(), "looking at the groups") as progress:
+    with call.operations() as operations, StepProgress(stderr(), "checking consumer groups") as progress:
         deleted = operations.retire(partition, observer=observe, force=force)
     data = {"topic": partition.topic, "partition": partition.partition, "deleted": deleted, "kept": kept}
     text = f"deleted {', '.join(deleted)}" if deleted else f"{partition}: there is nothing to retire"
@@ -98,7 +98,7 @@ def _show_plan(call: Call, partition: PhysicalPartition, force: bool) -> None:
     from kpsplit.admin_cli.render.console import stderr
     from kpsplit.admin_cli.render.steps import StepProgress
 
-    with call.operations() as operations, StepProgress(stderr(), "looking at the groups") as progress:
+    with call.operations() as operations, StepProgress(stderr(), "checking consumer groups") as progress:
         found = operations.plan_retire(partition, observer=progress, force=force)
     data = {
         "topic": partition.topic,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     "--partition",
     type=PARTITION_NUMBER,
     metavar="P",
-    help="The partition, where the key does not tell it.",
+    help="The partition, if the key does not determine it.",
 )
 @global_options
 @pass_call
@@ -42,7 +42,7 @@ def command(
 ) -> None:
     """Show where a key goes.
 
-    Its key hash, its logical partition, the open segment that takes it, and the place where that is stored.
+    Shows its key hash, its logical partition, the open segment that takes it, and where that is stored.
     """
     data = _key(key, key_base64, key_hex)
     with call.operations() as operations:
@@ -65,7 +65,7 @@ def command(
 def _key(text: str | None, base64: bytes | None, hexadecimal: bytes | None) -> bytes:
     given = [k for k in (None if text is None else _bytes_of(text), base64, hexadecimal) if k is not None]
     if len(given) != 1:
-        raise click.UsageError("give one of --key, --key-base64 and --key-hex")
+        raise click.UsageError("pass one of --key, --key-base64 and --key-hex")
     return given[0]
 
 
@@ -74,7 +74,7 @@ def _bytes_of(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise click.UsageError("--key is no text; give --key-base64 or --key-hex") from None
+        raise click.UsageError("--key is not valid text; pass --key-base64 or --key-hex") from None
 
 
 def _as_json(key: bytes, state: PartitionState, segment: Segment, partitioner: str) -> dict[str, Any]:

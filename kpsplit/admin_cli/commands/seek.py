@@ -76,7 +76,7 @@ class TargetType(_Base):
     help="earliest, latest, a logical offset, or a time with its zone (2026-03-01T12:00:00Z).",
 )
 @click.option("--keys", type=KEY_RANGE, metavar="LO:HI", help="Move only this key range.")
-@click.option("--new-group", is_flag=True, help="Also where nobody knows such a group: make it.")
+@click.option("--new-group", is_flag=True, help="Create the group if it does not exist.")
 @dry_run_option
 @yes_option
 @global_options
@@ -93,8 +93,8 @@ def command(
 ) -> None:
     """Move a consumer group, or one of its key ranges.
 
-    The group must exist, and have no members on the topic. What is skipped counts as read, so
-    `kpsplit retire` may delete it.
+    The group must exist and have no members on the topic. Records that are skipped count as read, so
+    `kpsplit retire` may delete them.
     """
     from kpsplit.admin_cli.render.console import stderr
     from kpsplit.admin_cli.render.offsets import seek_json, show_seek, target_text

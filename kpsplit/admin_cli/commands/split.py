@@ -26,9 +26,11 @@ from kpsplit.splitter.partition_state import OperationKind
 
 @click.command("split", cls=VerbCommand)
 @click.argument("partition", type=PARTITION, metavar="TOPIC/P")
-@click.option("--ranges", type=RANGES, metavar="N", help="Into how many ranges.")
-@click.option("--of", type=KEY_RANGE, metavar="LO:HI", help="Which open range, if there is more than one.")
-@click.option("--even", is_flag=True, help="Ranges of equal width, whatever the keys are.")
+@click.option("--ranges", type=RANGES, metavar="N", help="Number of ranges.")
+@click.option(
+    "--of", type=KEY_RANGE, metavar="LO:HI", help="The open range to split; needed if there are several."
+)
+@click.option("--even", is_flag=True, help="Make ranges of equal width; do not look at keys.")
 @plan_option
 @max_pause_option
 @force_option
@@ -50,13 +52,13 @@ def command(
 ) -> None:
     """Split a partition, or one of its ranges, by key range.
 
-    Boundaries follow the keys in the tail of the log. Writers of the partition pause for a moment, writers of
-    every other partition not at all. Ctrl-C rolls the operation back.
+    Boundaries follow the keys of the newest records. Writers of this partition pause for a moment; writers of
+    other partitions do not. Ctrl-C rolls the operation back.
     """
     if (plan_file is None) == (ranges is None):
-        raise click.UsageError("give either --ranges N or --plan FILE")
+        raise click.UsageError("pass either --ranges N or --plan FILE")
     if plan_file is not None and (of is not None or even):
-        raise click.UsageError("--of and --even belong to --ranges; the plan has its own")
+        raise click.UsageError("--of and --even cannot be used with --plan")
     saved = None if plan_file is None else load_plan(plan_file, partition, OperationKind.SPLIT)
     with call.operations() as operations:
         plan = (

@@ -22,14 +22,14 @@ Look = Callable[[], "list[PartitionStatus]"]
 
 @click.command("status", cls=VerbCommand)
 @click.argument("subject", type=TOPIC_OR_PARTITION, metavar="[TOPIC[/P]]", required=False)
-@click.option("--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
-@click.option("--interval", type=DURATION, default="1s", show_default=True, help="How often --watch looks.")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
+@click.option("--interval", type=DURATION, default="1s", show_default=True, help="How often --watch repeats.")
 @global_options
 @pass_call
 def command(call: Call, subject: tuple[str, int | None] | None, watch: bool, interval: float) -> None:
     """Show phases, ranges, log ends and writers.
 
-    Without an argument, of all enrolled topics; of one partition, in detail.
+    Without an argument: all enrolled topics. With a partition: its details.
     """
     topic, partition = subject or (None, None)
     details = partition is not None

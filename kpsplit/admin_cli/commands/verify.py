@@ -41,7 +41,7 @@ def judging() -> Iterator[None]:
     try:
         yield
     except DeadlineExceededError as error:
-        hint = error.hint or "give a longer --timeout"
+        hint = error.hint or "pass a longer --timeout"
         raise NotJudgedError(f"could not judge: {error.message}", hint=hint) from error
 
 
@@ -60,24 +60,24 @@ def judging() -> Iterator[None]:
     "--parquet",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="FOLDER",
-    help="Write the findings there as Parquet; the folder must not exist.",
+    help="Write the findings as Parquet to this folder, which must not exist.",
 )
 @click.option(
     "--html",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write a report with pictures there.",
+    help="Write a report with pictures to this file.",
 )
 @click.option(
     "--since",
     type=SINCE,
     metavar="TIME",
-    help="Verifier only what was written since then: a time with its zone, or how long ago (1h).",
+    help="Check only what was written since this time: with a zone, or an age (1h).",
 )
 @click.option(
     "--require-certificates",
     is_flag=True,
-    help="Exit with 1 if a producer has not closed: what it lost at its end cannot be seen.",
+    help="Exit with 1 if a producer has not closed: its last records cannot be checked then.",
 )
 @global_options
 @pass_call
@@ -96,14 +96,14 @@ def command(
 ) -> None:
     """Prove that no record was lost, repeated or put out of order.
 
-    Reads all that the topic's logs have, or with --since what was written since a time; committed records
-    only, with Spark; changes nothing. Each step is shown on stderr. --timeout bounds what is asked of the
-    brokers before Spark starts; reading the records takes as long as it takes. Exits with 3 if something is
-    found, and with 1 if something could not be judged, and says why.
+    Reads all committed records of the topic with Spark, or with --since those written since a time. Changes
+    nothing. Progress is shown on stderr. --timeout limits only the questions to brokers before Spark starts;
+    reading the records has no limit. Exits with 3 if something is wrong, with 1 if something could not be
+    checked, and says what and why.
     """
     require_spark(memory, cores, master)
     if parquet is not None and parquet.exists():
-        raise ConfigurationError(f"{parquet} exists", hint="give --parquet a folder that does not exist yet")
+        raise ConfigurationError(f"{parquet} exists", hint="pass a --parquet folder that does not exist yet")
     if html is not None:
         check_writable(html, "choose another --html")
     from kpsplit.admin_cli.render.console import stderr

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from math import ceil
 
-from kpsplit.splitter.key_range import KeyRange
-
 _SECOND, _MINUTE, _HOUR, _DAY = 1.0, 60.0, 3600.0, 86_400.0
 _FEW = 10.0
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -60,8 +58,3 @@ def percentile(values: Sequence[int], share: float) -> int:
     """Return the nearest-rank percentile of some values, 0 if there are none."""
     ordered = sorted(values)
     return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else 0
-
-
-def range_argument(range_: KeyRange) -> str:
-    """Return a range as ``--of`` and ``--ranges`` take it."""
-    return f"{range_.lo:08x}:{range_.hi:08x}"

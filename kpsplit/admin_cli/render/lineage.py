@@ -105,6 +105,6 @@ def _segments(lineage: Lineage, wide: bool) -> Table:
             )
         else:
             stored = Text(f"{s.source}\n{s.range}\n{count(s.start)} to {end}")
-            behind = f"\nafter {after}" if after else ""
-            table.add_row(str(s.id), kind, stored, f"{logical}", f"{epochs}{behind}")
+            since = f"\nafter {after}" if after else ""
+            table.add_row(str(s.id), kind, stored, f"{logical}", f"{epochs}{since}")
     return table

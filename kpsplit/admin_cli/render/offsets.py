@@ -65,8 +65,8 @@ def show_seek(seek: Seek, console: Console) -> None:
     )
     console.print(Padding(table, (0, 0, 0, 2), expand=False))
     if seek.at_end:
-        told = target_text(seek.target)
-        console.print(Text(f"! no record is at or after {told}: as with --to latest", style="yellow"))
+        target = target_text(seek.target)
+        console.print(Text(f"! there is no record at or after {target}: same as --to latest", style="yellow"))
 
 
 def target_text(target: Target) -> str:

@@ -64,9 +64,9 @@ def tally_lines(tally: Tally) -> list[str]:
     foreign = ", ".join(f"{reason.replace('_', ' ')}: {n}" for reason, n in tally.foreign.items() if n)
     lines.append(many(tally.delivered, "record") + (f"; skipped: {skipped}" if skipped else ""))
     if foreign:
-        lines.append(f"not delivered, because the lineage has no place for them: {foreign}")
+        lines.append(f"not delivered, outside every segment: {foreign}")
     if tally.malformed_headers:
-        lines.append(f"{many(tally.malformed_headers, 'header')} of kpsplit's name with garbage in it")
+        lines.append(f"{many(tally.malformed_headers, 'header')} with kpsplit's name and invalid content")
     return lines
 
 

@@ -20,7 +20,7 @@ _DONE = {
     "Claim": "operation claimed",
     "Prepare": "intent recorded",
     "CreateSubTopic": "sub-topic created",
-    "CoLocateLeaders": "leaders moved together",
+    "CoLocateLeaders": "leaders moved to one broker",
     "AwaitReady": "producers answered",
     "Fence": "fence on: producers hold",
     "AwaitAcknowledged": "fence acknowledged",
@@ -29,7 +29,7 @@ _DONE = {
     "SealSubTopics": "emptied sub-topics sealed",
     "Finish": "finished",
     "Abort": "rolled back: old layout stays",
-    "Leaders": "leaders looked at",
+    "Leaders": "leaders checked",
     "Enrol": "enrolment recorded",
     "Settle": "waited for one lease",
     "Settled": "enrolment settled",
@@ -44,13 +44,13 @@ _DONE = {
     "Snapshot": "kpsplit's own topics read",
     "Spark": "Spark started",
     "Records": "records read",
-    "Numbers": "sequence numbers looked at",
+    "Numbers": "sequence numbers checked",
     "Checks": "checks done",
     "Sizing": "boundaries found",
 }
 _NEXT = {
     "Claim": "recording the intent",
-    "Prepare": "preparing: writers run on",
+    "Prepare": "preparing: writers keep running",
     "CreateSubTopic": "waiting for the producers' answers",
     "CoLocateLeaders": "waiting for the producers' answers",
     "AwaitReady": "raising the fence",
@@ -61,7 +61,7 @@ _NEXT = {
     "SealSubTopics": "finishing",
     "Snapshot": "starting Spark",
     "Spark": "reading the records: this takes the longest",
-    "Records": "looking at the sequence numbers",
+    "Records": "checking the sequence numbers",
     "Numbers": "checking order, certificates and range commits",
 }
 _LABEL_WIDTH = 32
