@@ -9,19 +9,16 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kpsplit.consumer.commit.committer import Parts
-from kpsplit.consumer.commit.group_offsets import Start, Wanted
 from kpsplit.consumer.commit.sender import Cursors
 from kpsplit.consumer.commit.writes import logical_position
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.engine import Engine
+from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.fetch.buffer import FetchBuffer
-from kpsplit.consumer.fetch.reader import OwnedSlot
 from kpsplit.consumer.group.membership import by_hand, slot_by_hand
-from kpsplit.consumer.slots.assigned import IN_SINK, Holding, Stage
-from kpsplit.consumer.slots.given import EARLIEST
+from kpsplit.consumer.slots.assigned import EARLIEST, IN_SINK, Holding, Stage, Start, Wanted
 from kpsplit.consumer.slots.initializer import start_at
-from kpsplit.consumer.slots.marks import behind_record
-from kpsplit.consumer.slots.pieces import Ahead
+from kpsplit.consumer.slots.pieces import Ahead, behind_record
 from kpsplit.kafka.logical_message import Place, place_of
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE

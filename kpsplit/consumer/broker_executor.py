@@ -1,14 +1,18 @@
-"""A thread for what has to wait for brokers, so that the engine never does: one job after the other."""
+"""What waits for brokers, so that the engine never does: a thread for it, and a client for questions."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kpsplit.errors import KpsplitError
+from kpsplit.kafka.connection import Connection
+from kpsplit.splitter.lineage import PhysicalPartition
 
 T = TypeVar("T")
 
@@ -54,3 +58,60 @@ def _settle(future: Future[T], job: Callable[[], T]) -> None:
         future.set_result(job())
     except BaseException as error:  # noqa: BLE001 - whoever asked hears of it, and the thread goes on
         future.set_exception(error)
+
+
+_NOT_THERE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC)
+
+
+class Asker:
+    """A client for questions about the cluster and the group's ordinary offsets; it never joins the group.
+
+    The group consumer cannot be asked by other threads: while it runs a rebalance callback, every call of
+    another thread waits for the end of that callback.
+
+    Thread safe; the client is made by the first question.
+    """
+
+    def __init__(self, connection: Connection, group: str) -> None:
+        self._connection = connection
+        self._group = group
+        self._lock = threading.Lock()
+        self._client: Any = None
+
+    @property
+    def client(self) -> Any:
+        """The client itself."""
+        with self._lock:
+            if self._client is None:
+                self._client = self._connection.open_consumer(
+                    "questions", group_id=self._group, enable_auto_commit=False
+                )
+            return self._client
+
+    def committed(self, places: Sequence[PhysicalPartition], seconds: float) -> dict[PhysicalPartition, int]:
+        """Return the group's ordinary committed offsets; partitions without one are left out.
+
+        Raises:
+            KafkaException: the coordinator could not be asked, or refused.
+        """
+        return {place: part.offset for place, part in self.committed_parts(places, seconds).items()}
+
+    def committed_parts(
+        self, places: Sequence[PhysicalPartition], seconds: float
+    ) -> dict[PhysicalPartition, TopicPartition]:
+        """Return what ``committed`` does, with the metadata that were committed along."""
+        wanted = [TopicPartition(p.topic, p.partition) for p in places]
+        found: dict[PhysicalPartition, TopicPartition] = {}
+        for part in self.client.committed(wanted, timeout=seconds):
+            if part.error is not None and part.error.code() not in _NOT_THERE:
+                raise KafkaException(part.error)
+            if part.offset >= 0:
+                found[PhysicalPartition(part.topic, part.partition)] = part
+        return found
+
+    def close(self) -> None:
+        """End the client."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()

@@ -20,7 +20,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from kpsplit.consumer.asking import Asker
+from kpsplit.consumer.broker_executor import Asker
 from kpsplit.consumer.commit.committer import Parts
 from kpsplit.consumer.commit.offset_queries import seconds_of
 from kpsplit.consumer.commit.sender import Cursors

@@ -9,17 +9,16 @@ from typing import Any
 
 from confluent_kafka import KafkaError, TopicPartition
 
-from kpsplit.consumer.asking import Asker
-from kpsplit.consumer.broker_executor import Errands
+from kpsplit.consumer.broker_executor import Asker, Errands
 from kpsplit.consumer.commit.epochs import LeaderEpochs
 from kpsplit.consumer.commit.group_offsets import Ledger
 from kpsplit.consumer.commit.payload import Carrier
 from kpsplit.consumer.commit.writes import Member
 from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.events import Callback, Events
-from kpsplit.consumer.fetch.lineage_reader import Gap
-from kpsplit.consumer.fetch.reader import OwnedSlot, SlotReader
-from kpsplit.consumer.fetch.sink import Sink
+from kpsplit.consumer.fetch.batch import OwnedSlot, Sink
+from kpsplit.consumer.fetch.gaps import Gap
+from kpsplit.consumer.fetch.reader import SlotReader
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.states import Life
 from kpsplit.consumer.metadata import Views

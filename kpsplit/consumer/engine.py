@@ -18,18 +18,15 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer.commit.committer import Committer
-from kpsplit.consumer.commit.righting import Righting
+from kpsplit.consumer.commit.committer import Committer, Righting
 from kpsplit.consumer.context import Context, kafka_error, named
 from kpsplit.consumer.fetch.batch import Batch
-from kpsplit.consumer.group.confirming import Confirming
 from kpsplit.consumer.group.membership import Membership
-from kpsplit.consumer.group.peers import Peers
+from kpsplit.consumer.group.ownership import Confirming, Peers
 from kpsplit.consumer.group.states import Event, State
 from kpsplit.consumer.group.subscribing import Subscribing
 from kpsplit.consumer.slots.assigned import IN_SINK, STARTING, Stage
-from kpsplit.consumer.slots.initializer import Starter, start_anew
-from kpsplit.consumer.slots.withholding import Withholding
+from kpsplit.consumer.slots.initializer import Starter, Withholding, start_anew
 from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.error_map import error_of, translate
@@ -61,7 +58,7 @@ class Engine(threading.Thread):
         self.membership = Membership(context, self.committer, lambda: self._turn(nested=True))
         self.starter = Starter(context, self.membership.announce, self.membership.given_start)
         self.subscribing = Subscribing(context, self.membership)
-        self.withholding = Withholding(context, self.committer)
+        self.withholding = Withholding(context, self.committer.ask_changed)
         self.peers = Peers(context, self.membership)
         self.righting = Righting(context, self.committer)
         self.confirming = Confirming(context, self.membership)

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, TypeVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.application_requests import Calls
-from kpsplit.consumer.asking import Asker
-from kpsplit.consumer.broker_executor import Errands
+from kpsplit.consumer.broker_executor import Asker, Errands
 from kpsplit.consumer.commit.group_offsets import Ledger
 from kpsplit.consumer.commit.offset_queries import Questions
 from kpsplit.consumer.config import ConsumerSettings
-from kpsplit.consumer.context import Context, kafka_error
+from kpsplit.consumer.context import Context, Notice, kafka_error, named
 from kpsplit.consumer.engine import Engine, timed_out
 from kpsplit.consumer.events import Events
 from kpsplit.consumer.fetch.buffer import FetchBuffer
+from kpsplit.consumer.fetch.gaps import (
+    EndReached,
+    ForeignFound,
+    GapFound,
+    GapReason,
+    ReadingEvent,
+    Unreadable,
+)
 from kpsplit.consumer.fetch.reader import SlotReader
 from kpsplit.consumer.group.group_consumer import GroupConsumer
+from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.metadata import Views
-from kpsplit.consumer.reporting import report
 from kpsplit.consumer.slots.state_binding import Keeping
 from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.errors import KpsplitError
@@ -41,7 +49,10 @@ LOOK_SECONDS = 0.01
 
 
 class Session:
-    """See the module. Made and used by the application's thread; what it holds has owners of its own."""
+    """One consumer at work: the engine with everything around it, made when the first call needs it.
+
+    Made and used by the application's thread; what it holds has owners of its own.
+    """
 
     def __init__(
         self,
@@ -132,3 +143,58 @@ def answer(future: Future[T], seconds: float) -> T:
 def with_deadline(seconds: float | None, default: float = ENGINE_SECONDS) -> Deadline:
     """Return the deadline of a call whose timeout an application gave: None or negative is the default."""
     return Deadline(default if seconds is None or seconds < 0 else seconds)
+
+
+log = logging.getLogger(__name__)
+
+_BEGINNINGS = {"earliest", "latest"}
+_OUTSIDE = {GapReason.EXPIRED, GapReason.CUT_OFF}
+
+
+def report(context: Context, event: ReadingEvent) -> None:
+    """Count it, and tell the application of it, or begin anew where ``auto.offset.reset`` says."""
+    if _resets(context, event):
+        return
+    if isinstance(event, GapFound):
+        context.counts["gaps"] += 1
+        context.counts["gap_records"] += event.records
+        _tell_gap(context, event)
+    elif isinstance(event, ForeignFound):
+        context.counts["foreign_records"] += event.count
+    elif isinstance(event, EndReached):
+        context.ends[event.parent] = event.offset
+    else:
+        context.counts["unreadable"] += 1
+        context.trouble = event.error
+        context.events.tell(kafka_error(event.error), **named(event.parent))
+
+
+def _resets(context: Context, event: ReadingEvent) -> bool:
+    """Have a partition begin anew whose offset is outside its log; tell whether it does. As the original.
+
+    Only where the topic is not enrolled: there is no lineage that says what is missing.
+    """
+    if context.settings.reset not in _BEGINNINGS or isinstance(event, ForeignFound | EndReached):
+        return False
+    stops = isinstance(event, Unreadable) or event.error is not None
+    reason = event.gap.reason if isinstance(event, GapFound) else event.reason
+    if event.parent is None or not stops or reason not in _OUTSIDE:
+        return False
+    holdings = [h for h in context.holdings.of(event.parent) if h.mode is Mode.PLAIN]
+    for holding in holdings:
+        holding.reset = True
+        context.counts["offsets_reset"] += 1
+        log.warning("kpsplit: %s; it begins anew at the %s offset", event.error, context.settings.reset)
+    return bool(holdings)
+
+
+def _tell_gap(context: Context, event: GapFound) -> None:
+    if event.error is not None:
+        context.events.tell(
+            KafkaError(KafkaError._AUTO_OFFSET_RESET, str(event.error)), **named(event.parent)
+        )
+        return
+    what = f"{event.parent}: {event.gap}"
+    log.warning("kpsplit: %s; it is skipped", what)
+    callback = context.events.warn(KafkaError(KafkaError._AUTO_OFFSET_RESET, what))
+    context.notices.append(Notice(event.parent, event.gap, callback))

@@ -11,9 +11,10 @@ from itertools import zip_longest
 from typing import Any
 
 from kpsplit import Producer
+from kpsplit.consumer.fetch.gaps import LogBounds
 from kpsplit.consumer.fetch.lineage_reader import LineageReader, Tally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
-from kpsplit.consumer.fetch.physical_reader import LogBounds, PhysicalReader
+from kpsplit.consumer.fetch.physical_reader import PhysicalReader
 from kpsplit.control.operations import Operations
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition

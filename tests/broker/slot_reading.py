@@ -10,8 +10,8 @@ from typing import Any
 from confluent_kafka import Message, Producer
 
 from kpsplit.consumer.fetch.batch import Batch, OwnedSlot
+from kpsplit.consumer.fetch.gaps import EndReached, GapFound, ReadingEvent
 from kpsplit.consumer.fetch.reader import SlotReader
-from kpsplit.consumer.fetch.reading_events import EndReached, GapFound, ReadingEvent
 from kpsplit.control.operations import Operations
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.logical_message import Place, place_of

@@ -10,7 +10,8 @@ import pytest
 from confluent_kafka import KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kpsplit.consumer.fetch.lineage_reader import Gap, GapReason, LineageReader
+from kpsplit.consumer.fetch.gaps import Gap, GapReason
+from kpsplit.consumer.fetch.lineage_reader import LineageReader
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.errors import DeadlineExceededError
 from kpsplit.kafka.connection import Connection

@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import IsolationLevel, Message, Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from kpsplit.consumer.fetch import probing
-from kpsplit.consumer.fetch.probing import LogProbe
+from kpsplit.consumer.fetch import physical_reader as probing
+from kpsplit.consumer.fetch.physical_reader import LogProbe
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import KpsplitError, UnreachableError

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit.consumer.client import Consumer
 from kpsplit.consumer.run import DeadLetter, HandlerError, Output, Retry
-from kpsplit.consumer.run.output import OutputError
+from kpsplit.consumer.run.handlers import OutputError
 from kpsplit.errors import KpsplitError
 from tests.broker.producing import eventually
 from tests.broker.running import Seen, committed, config, read, write

@@ -10,8 +10,7 @@ from confluent_kafka import Producer, TopicPartition
 
 from kpsplit.consumer.config import GapPolicy
 from kpsplit.consumer.fetch.batch import OwnedSlot
-from kpsplit.consumer.fetch.lineage_reader import Gap, GapReason
-from kpsplit.consumer.fetch.reading_events import GapFound, Unreadable
+from kpsplit.consumer.fetch.gaps import Gap, GapFound, GapReason, Unreadable
 from kpsplit.kafka.logical_message import LogicalMessage
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import key_hash

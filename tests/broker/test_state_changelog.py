@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from kpsplit.consumer.state import SlotId, StateStore
-from kpsplit.consumer.state.changelog_record import HEADER, headers_for
+from kpsplit.consumer.state.changelog import HEADER, headers_for
 from kpsplit.consumer.state.slots import changelog_topic
 from kpsplit.errors import CheckFailedError, FutureVersionError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Message, Producer
 
-from kpsplit.consumer.commit.covering import Cover
+from kpsplit.consumer.commit.payload import Cover
 from kpsplit.consumer.commit.writes import Processed
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.state import TEXT, UNSIGNED, SlotId, StateStore

@@ -15,7 +15,7 @@ from confluent_kafka import Message
 from kpsplit.consumer.fetch.batch import OwnedSlot, placed_hash
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.fetch.fetch_state import PartitionTracks
-from kpsplit.consumer.fetch.reading_events import ReadingEvent
+from kpsplit.consumer.fetch.gaps import ReadingEvent
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KeyRange, key_hash

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpsplit.consumer.state.changelog_record import check_record
+from kpsplit.consumer.state.changelog import check_record
 from kpsplit.consumer.state.marker import Marker as StateMarker
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.control.plans import Plan

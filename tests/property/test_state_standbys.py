@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpsplit.consumer.state.standbys import standbys
+from kpsplit.consumer.state.follower import standbys
 
 MEMBERS = st.sets(st.text(min_size=1, max_size=6), min_size=1, max_size=8)
 

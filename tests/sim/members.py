@@ -16,10 +16,7 @@ from kpsplit.consumer.config import GapPolicy
 from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.fetch.fetch_state import PartitionTracks
-from kpsplit.consumer.fetch.gaps import Found
-from kpsplit.consumer.fetch.lineage_reader import Gap
-from kpsplit.consumer.fetch.physical_reader import LogBounds
-from kpsplit.consumer.fetch.reading_events import GapFound, ReadingEvent
+from kpsplit.consumer.fetch.gaps import Found, Gap, GapFound, LogBounds, ReadingEvent
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor

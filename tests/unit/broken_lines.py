@@ -22,21 +22,20 @@ import kpsplit.consumer
 from kpsplit import Consumer
 from kpsplit.consumer.application_requests import Calls
 from kpsplit.consumer.broker_executor import Errands
-from kpsplit.consumer.commit.group_offsets import Start
 from kpsplit.consumer.config import GapPolicy, split_config
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.engine import Engine
 from kpsplit.consumer.events import Events
-from kpsplit.consumer.fetch import probing
+from kpsplit.consumer.fetch import physical_reader as probing
 from kpsplit.consumer.fetch import reader as readings
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.fetch.reader import SlotReader
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.reporting import report
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.work_queue import Desk
-from kpsplit.consumer.slots.assigned import Holding, Stage
+from kpsplit.consumer.session import report
+from kpsplit.consumer.slots.assigned import Holding, Stage, Start
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE, key_hash
@@ -52,10 +51,9 @@ BETWEEN = {
         "reader",
         "fetch_state",
         "record_filter",
-        "probing",
+        "physical_reader",
         "gaps",
-        "gap_notices",
-        "reporting",
+        "session",
         "logical_record",
         "batch",
     ),

@@ -18,17 +18,16 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicCollection
 from confluent_kafka.admin import NewPartitions
 
 from kpsplit.consumer.broker_executor import Errands
-from kpsplit.consumer.commit.group_offsets import Start
 from kpsplit.consumer.config import split_config
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.engine import Engine, statistics
 from kpsplit.consumer.events import Events
-from kpsplit.consumer.fetch.batch import Batch, OwnedSlot
+from kpsplit.consumer.fetch.batch import Batch, Crowded, OwnedSlot
 from kpsplit.consumer.fetch.buffer import FetchBuffer
-from kpsplit.consumer.fetch.sink import Crowded
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.states import State
 from kpsplit.consumer.group.subscriptions import subscribed
+from kpsplit.consumer.slots.assigned import Start
 from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.control_view import ControlView

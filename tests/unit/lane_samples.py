@@ -9,8 +9,7 @@ from typing import Any
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.fetch.batch import Batch, OwnedSlot
-from kpsplit.consumer.fetch.sink import Sink
+from kpsplit.consumer.fetch.batch import Batch, OwnedSlot, Sink
 from kpsplit.kafka.logical_message import is_identity, wrapped
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KeyRange, key_hash

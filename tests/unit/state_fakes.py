@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from kpsplit.consumer.commit.covering import Cover, Place
+from kpsplit.consumer.commit.payload import Cover, Place
 from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.state.marker import Marker
 from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
+from kpsplit.consumer.state.slot_view import Attempt, current_work
 from kpsplit.consumer.state.slots import SlotId
-from kpsplit.consumer.state.work import Attempt, current_work
 from kpsplit.errors import KpsplitError
 from kpsplit.splitter.lineage import PhysicalPartition
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kpsplit.consumer.fetch.lineage_reader import Gap, GapReason
+from kpsplit.consumer.fetch.gaps import Gap, GapReason
 from kpsplit.control.group_progress import Basis, PartitionProgress, RangeProgress, SegmentLeft
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition

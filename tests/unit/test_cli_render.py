@@ -17,7 +17,8 @@ from kpsplit.admin_cli.render.records import record_json, record_line, tally_lin
 from kpsplit.admin_cli.render.report import report_json, show_report
 from kpsplit.admin_cli.render.status import show_statuses, statuses_json
 from kpsplit.admin_cli.render.steps import StepProgress
-from kpsplit.consumer.fetch.lineage_reader import Gap, GapReason, Tally
+from kpsplit.consumer.fetch.gaps import Gap, GapReason
+from kpsplit.consumer.fetch.lineage_reader import Tally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.control.group_progress import Basis, PartitionProgress, RangeProgress, SegmentLeft
 from kpsplit.control.plans import Check, Drain, HotKey, Plan

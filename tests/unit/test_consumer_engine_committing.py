@@ -13,8 +13,7 @@ from kpsplit.consumer.commit.writes import (
 )
 from kpsplit.consumer.fetch.batch import Batch, OwnedSlot
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots.marks import behind_record, further
-from kpsplit.consumer.slots.pieces import Ahead
+from kpsplit.consumer.slots.pieces import Ahead, behind_record, further
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange

@@ -7,10 +7,10 @@ import threading
 import pytest
 from confluent_kafka import KafkaError
 
-from kpsplit.consumer.commit.group_offsets import Start
 from kpsplit.consumer.config import RevocationPolicy
 from kpsplit.consumer.group.membership import Patience
 from kpsplit.consumer.group.states import Event, State
+from kpsplit.consumer.slots.assigned import Start
 from kpsplit.errors import FencedError, FutureVersionError, UnreachableError
 from kpsplit.splitter.cursor import Cursor
 from tests.unit.engine_world import KEYS, World, record, slot

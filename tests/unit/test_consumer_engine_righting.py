@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kpsplit.consumer.commit import righting
-from kpsplit.consumer.commit.righting import Righting
+from kpsplit.consumer.commit import committer as righting
+from kpsplit.consumer.commit.committer import Righting
 from kpsplit.consumer.commit.writes import Member
 from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.subscriptions import Mode

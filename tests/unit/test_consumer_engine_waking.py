@@ -13,11 +13,11 @@ from confluent_kafka import Message
 from kpsplit.consumer.group.membership import by_hand
 from kpsplit.consumer.group.states import State
 from kpsplit.consumer.group.subscriptions import Mode, Subscribed
-from kpsplit.consumer.run.attaching import Attached, attach
 from kpsplit.consumer.run.handlers import synchronous
 from kpsplit.consumer.run.policies import Judge, Stop
-from kpsplit.consumer.run.threads import ThreadWorkers
+from kpsplit.consumer.run.runner import Attached, attach
 from kpsplit.consumer.run.work_queue import Desk
+from kpsplit.consumer.run.workers import ThreadWorkers
 from kpsplit.errors import UnreachableError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.groups import Members, Owner

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from kpsplit.consumer.commit.group_offsets import Found, Ledger, Start, StillOwnedError, Wanted
+from kpsplit.consumer.commit.group_offsets import Found, Ledger, StillOwnedError
 from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.consumer.slots.assigned import Start, Wanted
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.commits import CommitFold

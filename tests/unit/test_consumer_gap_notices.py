@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpsplit.consumer.fetch.gap_notices import GapNotices
-from kpsplit.consumer.fetch.lineage_reader import Gap, GapReason
+from kpsplit.consumer.fetch.gaps import Gap, GapNotices, GapReason
 from tests.unit.engine_world import PARENT
 
 

@@ -14,14 +14,11 @@ from kpsplit.consumer.config import GapPolicy
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.fetch.batch import Batch, OwnedSlot
 from kpsplit.consumer.fetch.fetch_state import PartitionTracks
-from kpsplit.consumer.fetch.gaps import Found
-from kpsplit.consumer.fetch.lineage_reader import Gap
-from kpsplit.consumer.fetch.physical_reader import LogBounds
-from kpsplit.consumer.fetch.reading_events import ReadingEvent
-from kpsplit.consumer.reporting import report
-from kpsplit.consumer.run.attaching import Attached, attach, commit_now
+from kpsplit.consumer.fetch.gaps import Found, Gap, LogBounds, ReadingEvent
 from kpsplit.consumer.run.policies import Judge, Stop
+from kpsplit.consumer.run.runner import Attached, attach, commit_now
 from kpsplit.consumer.run.work_queue import Desk
+from kpsplit.consumer.session import report
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer.commit.group_offsets import Ledger, NoOffsetError, Start, Wanted
+from kpsplit.consumer.commit.group_offsets import Ledger, NoOffsetError
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots import initializer as starter
+from kpsplit.consumer.slots.assigned import Start, Wanted
 from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError, UnreachableError
 from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.kafka.log_ends import Failed

@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from kpsplit.consumer.commit.group_offsets import Start
-from kpsplit.consumer.fetch.gaps import Found, loss
-from kpsplit.consumer.fetch.physical_reader import LogBounds
-from kpsplit.consumer.fetch.reader import OwnedSlot
-from kpsplit.consumer.fetch.reading_events import GapFound, ReadingEvent, Unreadable
-from kpsplit.consumer.reporting import report
-from kpsplit.consumer.slots.assigned import Stage
+from kpsplit.consumer.fetch.batch import OwnedSlot
+from kpsplit.consumer.fetch.gaps import Found, GapFound, LogBounds, ReadingEvent, Unreadable, loss
+from kpsplit.consumer.session import report
+from kpsplit.consumer.slots.assigned import Stage, Start
 from kpsplit.consumer.slots.initializer import start_at
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.fetch.gaps import Found
-from kpsplit.consumer.fetch.probing import LogProbe
+from kpsplit.consumer.fetch.physical_reader import LogProbe
 from kpsplit.kafka import admin_answers, clock
 from kpsplit.splitter.lineage import PhysicalPartition
 

@@ -11,10 +11,16 @@ from confluent_kafka import Message
 from kpsplit.consumer.config import GapPolicy
 from kpsplit.consumer.fetch.batch import OwnedSlot, placed_hash
 from kpsplit.consumer.fetch.fetch_state import PartitionTracks
-from kpsplit.consumer.fetch.gaps import Found
-from kpsplit.consumer.fetch.lineage_reader import GapReason
-from kpsplit.consumer.fetch.physical_reader import LogBounds
-from kpsplit.consumer.fetch.reading_events import EndReached, ForeignFound, GapFound, ReadingEvent, Unreadable
+from kpsplit.consumer.fetch.gaps import (
+    EndReached,
+    ForeignFound,
+    Found,
+    GapFound,
+    GapReason,
+    LogBounds,
+    ReadingEvent,
+    Unreadable,
+)
 from kpsplit.kafka.logical_message import LogicalMessage, Place, place_of
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash

@@ -10,11 +10,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from kpsplit import Consumer
-from kpsplit.consumer.fetch import probing
+from kpsplit.consumer.fetch import physical_reader as probing
 from kpsplit.consumer.fetch import reader as reading
 from kpsplit.consumer.fetch.batch import OwnedSlot, size_of
+from kpsplit.consumer.fetch.gaps import ReadingEvent, Unreadable
 from kpsplit.consumer.fetch.reader import SlotReader
-from kpsplit.consumer.fetch.reading_events import ReadingEvent, Unreadable
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.cursor import Cursor

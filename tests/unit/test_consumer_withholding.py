@@ -10,8 +10,7 @@ import pytest
 from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import Holding, Holdings, Stage
-from kpsplit.consumer.slots.initializer import may_begin
-from kpsplit.consumer.slots.withholding import Withholding
+from kpsplit.consumer.slots.initializer import Withholding, may_begin
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition

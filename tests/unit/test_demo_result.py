@@ -10,7 +10,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kpsplit.consumer.fetch.lineage_reader import Gap, GapReason, Tally
+from kpsplit.consumer.fetch.gaps import Gap, GapReason
+from kpsplit.consumer.fetch.lineage_reader import Tally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.control.status import Report
 from kpsplit.demo.group import GroupOutcome

@@ -7,7 +7,7 @@ import pickle
 import pytest
 from confluent_kafka import Message
 
-from kpsplit.consumer.run.record import Record
+from kpsplit.consumer.run.handlers import Record
 from kpsplit.kafka.logical_message import LogicalMessage, wrapped_one
 from tests.unit.samples import life
 

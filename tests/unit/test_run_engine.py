@@ -12,12 +12,12 @@ import pytest
 from confluent_kafka import KafkaException, Message, TopicPartition
 
 from kpsplit.consumer.application_requests import Calls
-from kpsplit.consumer.run.attaching import Attached, attach, commit_now
+from kpsplit.consumer.run.handlers import Output
 from kpsplit.consumer.run.lanes import Lane
 from kpsplit.consumer.run.outbox import Outbox
-from kpsplit.consumer.run.output import Output
+from kpsplit.consumer.run.outputs import OutputCarrier
 from kpsplit.consumer.run.policies import Judge, Stop
-from kpsplit.consumer.run.transactional import OutputCarrier
+from kpsplit.consumer.run.runner import Attached, attach, commit_now
 from kpsplit.consumer.run.work_queue import Desk
 from kpsplit.consumer.slots.assigned import Stage
 from kpsplit.errors import KpsplitError, UnknownOutcomeError

@@ -12,12 +12,12 @@ from kpsplit.consumer.commit.payload import LoadError
 from kpsplit.consumer.commit.writes import Processed
 from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.run import transactional
+from kpsplit.consumer.run import outputs as transactional
+from kpsplit.consumer.run.handlers import Output, OutputError, dead_letter, outputs_of
 from kpsplit.consumer.run.lanes import Lane
 from kpsplit.consumer.run.outbox import Outbox
-from kpsplit.consumer.run.output import Output, OutputError, dead_letter, outputs_of
+from kpsplit.consumer.run.outputs import OutputCarrier
 from kpsplit.consumer.run.policies import Judge, Stop
-from kpsplit.consumer.run.transactional import OutputCarrier
 from kpsplit.consumer.run.work_queue import Desk
 from kpsplit.errors import InvariantError, UsageError
 from kpsplit.kafka.clock import Deadline

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import tenacity
 
-from kpsplit.consumer.run.dead_letters import LettersInTransactions
+from kpsplit.consumer.run.outputs import LettersInTransactions
 from kpsplit.consumer.run.policies import HandlerError, Judge, Policy, Retry, Stop
-from kpsplit.consumer.run.processes import ProcessWorkers
 from kpsplit.consumer.run.remote import RemoteError, RemoteHandler, WorkerDiedError, packed
 from kpsplit.consumer.run.work_queue import Desk
+from kpsplit.consumer.run.workers import ProcessWorkers
 from kpsplit.errors import ConfigurationError
 from kpsplit.kafka.clock import Deadline
 from tests.unit import run_handlers

@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 import tenacity
 
-from kpsplit.consumer.run.coroutines import CoroutineWorkers
-from kpsplit.consumer.run.dead_letters import LettersInTransactions
-from kpsplit.consumer.run.handlers import asynchronous, synchronous
+from kpsplit.consumer.run.handlers import Output, asynchronous, synchronous
 from kpsplit.consumer.run.outbox import Outbox
-from kpsplit.consumer.run.output import Output
+from kpsplit.consumer.run.outputs import LettersInTransactions
 from kpsplit.consumer.run.policies import DeadLetter, HandlerError, Judge, Policy, Retry, Skip, Stop
-from kpsplit.consumer.run.threads import ThreadWorkers
 from kpsplit.consumer.run.work_queue import LANE_SHARE, Desk
+from kpsplit.consumer.run.workers import CoroutineWorkers, ThreadWorkers
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.splitter.key_range import WHOLE, key_hash

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kpsplit.consumer.state.copies import Copy
+from kpsplit.consumer.state.follower import Copy
 from kpsplit.consumer.state.marker import Marker, Start
 from kpsplit.consumer.state.slots import SlotId
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, Message
 
-from kpsplit.consumer.commit.covering import place_of
+from kpsplit.consumer.commit.payload import place_of
 from kpsplit.consumer.group.states import State
-from kpsplit.consumer.run.attaching import Attached, attach, commit_now
 from kpsplit.consumer.run.lanes import Lane
 from kpsplit.consumer.run.policies import Judge, Retry
+from kpsplit.consumer.run.runner import Attached, attach, commit_now
 from kpsplit.consumer.run.work_queue import Desk
 from kpsplit.consumer.slots import state_binding as keeping
 from kpsplit.consumer.state.slots import SlotId

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.commit.covering import Cover, Place, place_of
+from kpsplit.consumer.commit.payload import Cover, Place, place_of
 from kpsplit.consumer.commit.writes import Processed
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.kafka.logical_message import is_identity, wrapped_one

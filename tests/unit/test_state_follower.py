@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Message, TopicPartition
 
 from kpsplit.consumer.state import follower as module
-from kpsplit.consumer.state.changelog_record import headers_for
+from kpsplit.consumer.state.changelog import headers_for
 from kpsplit.consumer.state.follower import Follower
 from kpsplit.consumer.state.marker import ChangelogFacts, Marker
 from kpsplit.consumer.state.owned import OwnedState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.consumer.commit.covering import Place
+from kpsplit.consumer.commit.payload import Place
 from kpsplit.consumer.state.pending import Covers, Pending
 from kpsplit.errors import ConflictError
 

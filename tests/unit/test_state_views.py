@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from kpsplit.consumer.commit.covering import Place
+from kpsplit.consumer.commit.payload import Place
 from kpsplit.consumer.state.marker import Marker
 from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
+from kpsplit.consumer.state.slot_view import BYTES, JSON, TEXT, UNSIGNED, Attempt, SlotView, Work
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.consumer.state.storage import Storage
-from kpsplit.consumer.state.views import BYTES, JSON, TEXT, UNSIGNED, SlotView
-from kpsplit.consumer.state.work import Attempt, Work
 from kpsplit.errors import ConflictError, UsageError
 
 SLOT, OTHER = SlotId("orders", 0, 0, 2), SlotId("orders", 0, 1, 2)

@@ -11,12 +11,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-from kpsplit.consumer.asking import Asker
+from kpsplit.consumer.broker_executor import Asker
 from kpsplit.consumer.commit.payload import Carrier, Load
 from kpsplit.consumer.commit.writes import (
     Member,
@@ -29,7 +28,7 @@ from kpsplit.consumer.commit.writes import (
     writes,
 )
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots.given import GivenStart
+from kpsplit.consumer.slots.assigned import Start, Wanted
 from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
@@ -75,34 +74,6 @@ class StillOwnedError(DeadlineExceededError):
             f"the slots of {parent} wait: the group rebalances, or a member of it has the partition itself",
             hint="all members of a group that reads an enrolled topic must use kpsplit",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A slot whose start is asked for; ``given``: where its partition begins if the group has no commit.
-
-    ``shared``: other members of the group may have read the partition as a whole until now. ``reset``: its
-    committed offset is of no use, it begins at ``auto.offset.reset``.
-    """
-
-    lineage: Lineage
-    mode: Mode
-    range: KeyRange
-    given: GivenStart | None = None
-    shared: bool = False
-    reset: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where a slot starts: one cursor per piece that was committed on its own.
-
-    ``stale``: the commits are of a newer lineage than the view's. ``committed``: the log says so already.
-    """
-
-    pieces: tuple[Cursor, ...]
-    stale: bool = False
-    committed: bool = False
 
 
 StartError = KpsplitError | NoOffsetError

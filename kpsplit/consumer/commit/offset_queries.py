@@ -7,10 +7,11 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, TopicPartition
 
-from kpsplit.consumer.asking import Asker
-from kpsplit.consumer.commit.group_offsets import ANSWER_SECONDS, Ledger, Wanted
+from kpsplit.consumer.broker_executor import Asker
+from kpsplit.consumer.commit.group_offsets import ANSWER_SECONDS, Ledger
 from kpsplit.consumer.commit.writes import logical_position
 from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.consumer.slots.assigned import Wanted
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment

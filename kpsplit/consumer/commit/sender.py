@@ -16,7 +16,7 @@ from confluent_kafka import KafkaException
 from kpsplit.consumer.commit.payload import Carrier, Load, Loads
 from kpsplit.consumer.commit.writes import Processed, plain_offsets
 from kpsplit.consumer.context import Context
-from kpsplit.consumer.fetch.reader import OwnedSlot
+from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import Holding
 from kpsplit.errors import KpsplitError

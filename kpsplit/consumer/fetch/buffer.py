@@ -35,9 +35,8 @@ from operator import length_hint
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.fetch.batch import Batch, OwnedSlot
+from kpsplit.consumer.fetch.batch import NOWHERE, Batch, Crowded, OwnedSlot
 from kpsplit.consumer.fetch.progress import Progress, without
-from kpsplit.consumer.fetch.sink import NOWHERE, Crowded
 from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -28,11 +28,18 @@ from confluent_kafka import Message
 
 from kpsplit.consumer.config import GapPolicy
 from kpsplit.consumer.fetch.batch import Batch, OwnedSlot, size_of
-from kpsplit.consumer.fetch.gap_notices import GapNotices
-from kpsplit.consumer.fetch.gaps import Found, loss
-from kpsplit.consumer.fetch.lineage_reader import Gap
+from kpsplit.consumer.fetch.gaps import (
+    EndReached,
+    ForeignFound,
+    Found,
+    Gap,
+    GapFound,
+    GapNotices,
+    ReadingEvent,
+    Unreadable,
+    loss,
+)
 from kpsplit.consumer.fetch.logical_record import read_headers
-from kpsplit.consumer.fetch.reading_events import EndReached, ForeignFound, GapFound, ReadingEvent, Unreadable
 from kpsplit.consumer.fetch.record_filter import Doubt, ReadTally, Sieve, Sifted
 from kpsplit.errors import FutureVersionError, InvariantError, KpsplitError
 from kpsplit.kafka.headers import headers_of

@@ -1,14 +1,56 @@
-"""What a log has lost of what is to be read next. Pure."""
+"""What readers report besides records: what a log has lost, and which gaps the application knows of. Pure."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
+from enum import StrEnum
 
-from kpsplit.consumer.fetch.lineage_reader import Gap, GapReason, wrong_topic
-from kpsplit.consumer.fetch.physical_reader import LogBounds
 from kpsplit.errors import KpsplitError
-from kpsplit.splitter.lineage import Segment
+from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import ForeignReason
+
+
+class GapReason(StrEnum):
+    """Why records that a segment had cannot be read."""
+
+    EXPIRED = "expired"
+    """The log begins later: retention removed them, or somebody deleted them."""
+    RETIRED = "retired"
+    """The sub-topic was retired after every group had drained it."""
+    MISSING = "missing"
+    """The topic is gone although nobody retired it."""
+    MADE_ANEW = "made_anew"
+    """The topic was deleted and made again: what it holds now is something else."""
+    CUT_OFF = "cut_off"
+    """The log ends before the segment does: it was truncated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The physical offsets [start, end) of a segment that cannot be read."""
+
+    segment: int
+    source: PhysicalPartition
+    start: int
+    end: int
+    reason: GapReason
+
+    def __str__(self) -> str:
+        """Return it as people read it."""
+        extent = f"offsets {self.start} to {self.end - 1} of {self.source}"
+        return f"segment {self.segment}: {extent} cannot be read ({self.reason.replace('_', ' ')})"
+
+
+@dataclass(frozen=True, slots=True)
+class LogBounds:
+    """The offsets [low, high) that a log holds; ``stable``: every transaction before it is decided."""
+
+    low: int
+    high: int
+    stable: int
+
 
 _HINT = "seek behind it, or set kpsplit.gap.policy=skip-and-report"
 
@@ -59,3 +101,136 @@ def _loss(segment: Segment, start: int, end: int | None, reason: GapReason) -> L
         return Loss(None, KpsplitError(what, hint="look at: kpsplit doctor; then seek"), reason)
     gap = Gap(segment.id, segment.source, start, end, reason)
     return Loss(gap, KpsplitError(str(gap), hint=_HINT), reason)
+
+
+_Kind = tuple[int, GapReason]
+"""Segment and reason."""
+
+
+class GapNotices:
+    """Which gaps of one logical partition the application was told of. Pure.
+
+    Reading goes on behind a gap only when the application was told of all of it: what lies behind could be
+    committed, and a member that is killed then would leave a gap that nobody was ever told of. A gap that
+    nobody was told of stays before the committed position, so that the next owner finds it by itself.
+
+    A slot that came later may have stood further back in the same gap: what it missed besides is told as
+    well.
+
+    Not thread safe.
+    """
+
+    def __init__(self) -> None:
+        self._given: defaultdict[_Kind, _Spans] = defaultdict(_Spans)
+        self._told: defaultdict[_Kind, _Spans] = defaultdict(_Spans)
+
+    def new(self, gap: Gap) -> int:
+        """Return how many records of a gap were not reported yet."""
+        return self._given[_kind(gap)].missing(gap.start, gap.end)
+
+    def given(self, gap: Gap) -> None:
+        """A gap was reported: to be noted behind the report, which an exception may end."""
+        self._given[_kind(gap)].add(gap.start, gap.end)
+
+    def told(self, gap: Gap) -> None:
+        """The application was told of a gap."""
+        self._told[_kind(gap)].add(gap.start, gap.end)
+
+    def knows(self, gap: Gap) -> bool:
+        """Tell whether the application was told of all of a gap."""
+        return self._told[_kind(gap)].cover(gap.start, gap.end)
+
+
+class _Spans:
+    """Offsets, as stretches [start, end) that do not touch each other."""
+
+    __slots__ = ("_spans",)
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[int, int]] = []
+
+    def missing(self, start: int, end: int) -> int:
+        """Return how much of a stretch was not added."""
+        return end - start - sum(min(e, end) - max(s, start) for s, e in self._near(start, end))
+
+    def add(self, start: int, end: int) -> None:
+        """Add a stretch."""
+        near = self._near(start, end)
+        whole = min([start, *(s for s, _ in near)]), max([end, *(e for _, e in near)])
+        self._spans = [*(span for span in self._spans if span not in near), whole]
+
+    def _near(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the stretches that overlap or touch one."""
+        return [span for span in self._spans if span[0] <= end and start <= span[1]]
+
+    def cover(self, start: int, end: int) -> bool:
+        """Tell whether all of a stretch was added."""
+        return start >= end or any(s <= start and end <= e for s, e in self._spans)
+
+
+def _kind(gap: Gap) -> _Kind:
+    return gap.segment, gap.reason
+
+
+@dataclass(frozen=True, slots=True)
+class GapFound:
+    """Records are gone: ``records`` of them were not reported before.
+
+    ``error`` says so where the policy is to stop; None: reading goes on behind them.
+    """
+
+    parent: PhysicalPartition
+    gap: Gap
+    records: int
+    error: KpsplitError | None
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignFound:
+    """Records that contradict the lineage were skipped: ``count`` of them, the first at ``offset``."""
+
+    parent: PhysicalPartition
+    source: PhysicalPartition
+    offset: int
+    count: int
+    reason: ForeignReason
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A physical partition cannot be read: tried again where ``error.retriable``, else left alone.
+
+    Both are None for trouble of the whole client. ``reason``: why records are gone, if they are.
+    """
+
+    parent: PhysicalPartition | None
+    source: PhysicalPartition | None
+    error: KpsplitError
+    reason: GapReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndReached:
+    """Everything that is there was read; ``offset`` is the greatest next logical offset of its segments."""
+
+    parent: PhysicalPartition
+    offset: int
+
+
+ReadingEvent = GapFound | ForeignFound | Unreadable | EndReached
+
+
+def wrong_topic(state: PartitionState, source: PhysicalPartition, topic_id: str | None) -> GapReason | None:
+    """Return why nothing of a topic can be read, None if it is the one that the lineage means.
+
+    Args:
+        state: the logical partition that has segments there.
+        source: the physical partition.
+        topic_id: Kafka's id of the topic that has the name now, None if there is none.
+    """
+    if state.is_retired(source.topic):
+        return GapReason.RETIRED
+    if topic_id is None:
+        return GapReason.MISSING
+    meant = state.topic_id_of(source.topic)
+    return GapReason.MADE_ANEW if meant and topic_id != meant else None

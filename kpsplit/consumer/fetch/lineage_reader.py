@@ -12,12 +12,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 from types import TracebackType
 from typing import Self
 
 from confluent_kafka import Message
 
+from kpsplit.consumer.fetch.gaps import Gap, GapReason, wrong_topic
 from kpsplit.consumer.fetch.logical_record import LogicalRecord, OurHeaders, read_headers, without_stamp
 from kpsplit.consumer.fetch.physical_reader import LostStartError, PhysicalReader
 from kpsplit.errors import DeadlineExceededError
@@ -45,37 +45,6 @@ Refresh = Callable[[], PartitionState]
 
 WAIT_SECONDS = 0.1
 NO_TIMESTAMP = 0
-
-
-class GapReason(StrEnum):
-    """Why records that a segment had cannot be read."""
-
-    EXPIRED = "expired"
-    """The log begins later: retention removed them, or somebody deleted them."""
-    RETIRED = "retired"
-    """The sub-topic was retired after every group had drained it."""
-    MISSING = "missing"
-    """The topic is gone although nobody retired it."""
-    MADE_ANEW = "made_anew"
-    """The topic was deleted and made again: what it holds now is something else."""
-    CUT_OFF = "cut_off"
-    """The log ends before the segment does: it was truncated."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """The physical offsets [start, end) of a segment that cannot be read."""
-
-    segment: int
-    source: PhysicalPartition
-    start: int
-    end: int
-    reason: GapReason
-
-    def __str__(self) -> str:
-        """Return it as people read it."""
-        extent = f"offsets {self.start} to {self.end - 1} of {self.source}"
-        return f"segment {self.segment}: {extent} cannot be read ({self.reason.replace('_', ' ')})"
 
 
 @dataclass(slots=True)
@@ -244,22 +213,6 @@ class LineageReader:
     def _gap(self, segment: Segment, start: int, end: int, reason: GapReason) -> None:
         if end > start:
             self.tally.gaps.append(Gap(segment.id, segment.source, start, end, reason))
-
-
-def wrong_topic(state: PartitionState, source: PhysicalPartition, topic_id: str | None) -> GapReason | None:
-    """Return why nothing of a topic can be read, None if it is the one that the lineage means.
-
-    Args:
-        state: the logical partition that has segments there.
-        source: the physical partition.
-        topic_id: Kafka's id of the topic that has the name now, None if there is none.
-    """
-    if state.is_retired(source.topic):
-        return GapReason.RETIRED
-    if topic_id is None:
-        return GapReason.MISSING
-    meant = state.topic_id_of(source.topic)
-    return GapReason.MADE_ANEW if meant and topic_id != meant else None
 
 
 def _steps_to(segment: Segment, first: int) -> int:

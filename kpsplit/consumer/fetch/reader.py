@@ -18,12 +18,10 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from kpsplit.consumer.config import CLIENT_KBYTES, GapPolicy
-from kpsplit.consumer.fetch.batch import MESSAGE_BYTES, Batch, OwnedSlot
+from kpsplit.consumer.fetch.batch import MESSAGE_BYTES, Batch, Crowded, OwnedSlot
 from kpsplit.consumer.fetch.fetch_state import PartitionTracks
-from kpsplit.consumer.fetch.lineage_reader import Gap, wrong_topic
-from kpsplit.consumer.fetch.probing import LogProbe
-from kpsplit.consumer.fetch.reading_events import ReadingEvent, Unreadable
-from kpsplit.consumer.fetch.sink import Crowded
+from kpsplit.consumer.fetch.gaps import Gap, ReadingEvent, Unreadable, wrong_topic
+from kpsplit.consumer.fetch.physical_reader import LogProbe
 from kpsplit.errors import ConfigurationError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import AdminUse, Connection

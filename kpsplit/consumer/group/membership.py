@@ -18,12 +18,11 @@ from kpsplit.consumer.commit.sender import COMMIT_SECONDS
 from kpsplit.consumer.config import RevocationPolicy
 from kpsplit.consumer.context import Context, kafka_error, parts
 from kpsplit.consumer.events import Callback
-from kpsplit.consumer.fetch.reader import OwnedSlot
+from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.group_consumer import Places
 from kpsplit.consumer.group.states import Event, State
 from kpsplit.consumer.group.subscriptions import Mode, Subscribed
-from kpsplit.consumer.slots.assigned import IN_SINK, STARTING, Holding, Stage
-from kpsplit.consumer.slots.given import Given, GivenStart
+from kpsplit.consumer.slots.assigned import IN_SINK, STARTING, Given, GivenStart, Holding, Stage
 from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.key_range import slot_at, slot_number, slot_range
 from kpsplit.splitter.lineage import PhysicalPartition

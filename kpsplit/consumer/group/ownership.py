@@ -1,33 +1,26 @@
-"""Whether a member that may have slept still owns its slots; pure (protocol, section 10).
+"""Who owns what in the group, as the coordinator says.
 
-A suspended process, a paused machine: a member that does not run sends no heartbeat, and when its session
-ends its slots are given to others. It cannot know that when it wakes up. So every turn of the engine is a
-sign that the member is awake, good for a moment; whoever hands out records looks whether that has passed.
-Behind a longer gap nothing is handed out until the coordinator, asked behind it, has named this member as the
-owner of every slot that it holds.
-
-======================================  ======================================================================
-the coordinator, asked behind the gap   what follows
-======================================  ======================================================================
-names this member                       the slot is confirmed; when all are, records are handed out again
-names another member                    the slot is lost
-names nobody (a rebalance goes on, or   it is asked again; where the member was expelled, librdkafka hears of
-the member was expelled)                it with its next heartbeat
-cannot be asked                         it is asked again
-======================================  ======================================================================
-
-Only what was held when the question was asked, and is the same holding still, is judged by its answer: a slot
-may have been lost and given back meanwhile.
+* After a sleep nothing is handed out until the coordinator has confirmed the member's slots: the decision
+  (pure) and its shell.
+* The state store is given every member's slots, so that it follows the slots it keeps warm copies of.
 """
 
 from __future__ import annotations
 
+import logging
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from math import inf
 
+from kpsplit.consumer.context import Context
+from kpsplit.consumer.fetch.batch import OwnedSlot
+from kpsplit.consumer.group.membership import Membership
 from kpsplit.consumer.slots.assigned import Holding
-from kpsplit.kafka.groups import Owner
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import monotonic
+from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.lineage import PhysicalPartition
 
 ASLEEP_SECONDS = 2.0
@@ -50,7 +43,28 @@ class Question:
 
 
 class Waking:
-    """See the module. All times are seconds of one clock, which must also run while the member sleeps.
+    """Whether a member that may have slept still owns its slots; pure.
+
+    A suspended process, a paused machine: a member that does not run sends no heartbeat, and when its session
+    ends its slots are given to others. It cannot know that when it wakes up. So every turn of the engine is a
+    sign that the member is awake, good for a moment; whoever hands out records looks whether that has passed.
+    After a longer gap nothing is handed out until the coordinator, asked after the gap, has named this member
+    as the owner of every slot that it holds.
+
+    =====================================  =================================================================
+    the coordinator, asked after the gap   what follows
+    =====================================  =================================================================
+    names this member                      the slot is confirmed; when all are, records are handed out again
+    names another member                   the slot is lost
+    names nobody (a rebalance goes on,     it is asked again; where the member was expelled, librdkafka
+    or the member was expelled)            learns of it with its next heartbeat
+    cannot be asked                        it is asked again
+    =====================================  =================================================================
+
+    Only what was held when the question was asked, and is the same holding still, is judged by its answer: a
+    slot may have been lost and given back meanwhile.
+
+    All times are seconds of one clock, which must also run while the member sleeps.
 
     Args:
         known_for: how long it holds good that the member owns its slots; less than any session.
@@ -137,3 +151,160 @@ class Waking:
 
 def _among(holding: Holding, holdings: Sequence[Holding]) -> bool:
     return any(holding is other for other in holdings)
+
+
+log = logging.getLogger(__name__)
+
+
+class Confirming:
+    """Holds records back behind a sleep until the coordinator has confirmed the slots; ``Waking`` decides.
+
+    Owned by the engine's thread. The question is asked in the errands' thread.
+    """
+
+    def __init__(self, context: Context, membership: Membership) -> None:
+        self._context = context
+        self._membership = membership
+        self._waking = Waking(context.settings.known_for, monotonic())
+        self._asked: tuple[Question, Future[Members]] | None = None
+        self._lost_before = 0
+        self._trouble: KpsplitError | None = None
+
+    @property
+    def held(self) -> bool:
+        """Tell whether nothing is handed out until the coordinator has confirmed the slots."""
+        return self._waking.held
+
+    @property
+    def until(self) -> float:
+        """Until when records may be handed out, unless the engine turns before."""
+        return self._waking.until
+
+    def turned(self, now: float) -> None:
+        """Note a turn of the engine: before it reads, behind requests, which may change the sink."""
+        context = self._context
+        if self._waking.turned(now, shared=self._membership.subscribed or bool(self._holdings())):
+            log.info("kpsplit: this member has not run for a while; the group is asked who owns its slots")
+            context.counts["held_after_sleep"] += 1
+            self._lost_before = context.counts["slots_lost"]
+        self._keep_open()
+
+    def turn(self, *, nested: bool) -> None:
+        """Behind a sleep: ask when it is time, take the answer when it is there. After the group was polled.
+
+        Inside a rebalance (``nested``) nothing is lost by an answer: the rebalance decides.
+
+        Raises:
+            KpsplitError: the coordinator could not be asked; records are held back until it can.
+        """
+        if self.held:
+            self._pursue(nested)
+            self._keep_open()
+
+    def _pursue(self, nested: bool) -> None:
+        if self._asked is not None and self._asked[1].done():
+            (question, answer), self._asked = self._asked, None
+            self._take(question, answer, nested)
+        if self._context.counts["slots_lost"] != self._lost_before:
+            self._waking.expelled()
+        self._waking.settle(self._holdings())
+        if not self._waking.held:
+            self._forget_trouble()
+        elif self._asked is None:
+            self._ask()
+
+    def _ask(self) -> None:
+        question = self._waking.question(monotonic(), self._holdings())
+        if question is not None:
+            self._asked = question, self._context.errands.run(self._context.ledger.members)
+
+    def _take(self, question: Question, answer: Future[Members], nested: bool) -> None:
+        now, context = monotonic(), self._context
+        try:
+            members = answer.result()
+        except KpsplitError as error:
+            self._waking.failed(now)
+            self._trouble = KpsplitError(
+                f"records are held back after a sleep: {error.message}", hint="the group is asked again"
+            )
+            raise self._trouble from error
+        me = context.group.memberid()
+        gone = self._waking.answered(now, question, members.assigned, me, self._holdings())
+        if gone and not nested:
+            log.warning("kpsplit: %d slots were given to other members during a sleep", len(gone))
+            self._membership.lose(gone)
+
+    def _forget_trouble(self) -> None:
+        if self._trouble is not None and self._context.trouble is self._trouble:
+            self._context.trouble = None
+        self._trouble = None
+
+    def _keep_open(self) -> None:
+        self._context.sink.keep_open(self.until)
+
+    def _holdings(self) -> list[Holding]:
+        return [h for h in self._context.holdings if not h.by_hand]
+
+
+PEERS_AGAIN_SECONDS = 1.0
+PEERS_EVERY_SECONDS = 60.0
+
+
+class Peers:
+    """Tells the state store who owns what in the group, so that it follows the slots it keeps warm copies of.
+
+    Only the coordinator knows the whole assignment. It is asked after each rebalance that this member
+    notices, again while one is going on, and now and then besides: one that changes nothing here goes
+    unnoticed.
+
+    Owned by the engine's thread.
+    """
+
+    def __init__(self, context: Context, membership: Membership) -> None:
+        self._context = context
+        self._membership = membership
+        self._seen: object = None
+        self._at = 0.0
+        self._answer: Future[Members] | None = None
+
+    def turn(self) -> None:
+        """Ask when it is time, take the answer when it is there."""
+        store = self._context.keeping.store
+        if store is None or not store.standbys or not self._membership.subscribed:
+            return
+        now, seen = monotonic(), self._rebalances()
+        if self._answer is not None:
+            if self._answer.done():
+                self._take(self._answer, now)
+        elif seen != self._seen or now >= self._at:
+            self._seen = seen
+            ledger = self._context.ledger
+            self._answer = self._context.errands.run(ledger.members)
+
+    def _rebalances(self) -> object:
+        counts = self._context.counts
+        return self._context.rebalances, counts["slots_handed_over"], counts["slots_lost"]
+
+    def _take(self, answer: Future[Members], now: float) -> None:
+        self._answer = None
+        self._at = now + PEERS_AGAIN_SECONDS
+        try:
+            members = answer.result()
+        except KpsplitError as error:
+            log.info("kpsplit: warm copies stay where they are: %s", error)
+            return
+        if members.settled and self._tell(members):
+            self._at = now + PEERS_EVERY_SECONDS
+
+    def _tell(self, members: Members) -> bool:
+        """Tell the store; False while this member does not know its own name."""
+        store, me = self._context.keeping.store, self._context.group.memberid()
+        if store is None or not me:
+            return False
+        owned: dict[str, list[OwnedSlot]] = defaultdict(list)
+        for place, owner in members.assigned.items():
+            slot = self._membership.slot_at(place)
+            if slot is not None:
+                owned[owner.member].append(slot)
+        store.assigned(owned, me)
+        return True

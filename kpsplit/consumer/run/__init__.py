@@ -1,13 +1,14 @@
-"""``Consumer.run``: records worked on by several workers at once, by key range (protocol, section 10).
+"""``Consumer.run``: records worked on by several workers at once, by key range.
 
 ======================  =================================================================================
 ``lanes``               which record is worked on next; pure
 ``policies``            what happens when a handler fails; pure
 ``outbox``              which outputs belong to a commit; pure
 ``work_queue``          the lanes under a lock: a sink for the engine, work for the workers
-``threads``             workers that are threads; ``processes`` and ``remote``: with a process for each
-``coroutines``          workers that are tasks of an event loop
-``runner``              one call of ``run()``; ``attaching``: what it does in the engine's thread
+``workers``             threads, threads with a process each (``remote``), tasks of an event loop
+``handlers``            what handlers are, what they get and return
+``outputs``             dead letters, and outputs in the transaction of their commit
+``runner``              one call of ``run()``
 ======================  =================================================================================
 
 The names are resolved on first use: processes of handlers load little of this.
@@ -20,9 +21,8 @@ from typing import TYPE_CHECKING
 from kpsplit.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from kpsplit.consumer.run.output import Output
+    from kpsplit.consumer.run.handlers import Output, Record
     from kpsplit.consumer.run.policies import DeadLetter, HandlerError, Retry, Skip, Stop
-    from kpsplit.consumer.run.record import Record
     from kpsplit.consumer.run.remote import WorkerDiedError
     from kpsplit.consumer.run.runner import run
     from kpsplit.consumer.run.work_queue import RunStats
@@ -47,8 +47,8 @@ __getattr__ = lazy_names(
         **dict.fromkeys(
             ("Retry", "Stop", "Skip", "DeadLetter", "HandlerError"), "kpsplit.consumer.run.policies"
         ),
-        "Output": "kpsplit.consumer.run.output",
-        "Record": "kpsplit.consumer.run.record",
+        "Output": "kpsplit.consumer.run.handlers",
+        "Record": "kpsplit.consumer.run.handlers",
         "RunStats": "kpsplit.consumer.run.work_queue",
         "WorkerDiedError": "kpsplit.consumer.run.remote",
     },

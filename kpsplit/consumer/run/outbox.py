@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kpsplit.consumer.commit.covering import Cover, Place
+from kpsplit.consumer.commit.payload import Cover, Place
 from kpsplit.consumer.commit.writes import Processed
 from kpsplit.consumer.fetch.batch import OwnedSlot
+from kpsplit.consumer.run.handlers import Output
 from kpsplit.consumer.run.lanes import Entry, Home
-from kpsplit.consumer.run.output import Output
 
 WANTED_SHARE = 2
 """A commit is wanted when one part in so many of the room is taken."""

@@ -13,7 +13,7 @@ import tenacity
 from tenacity.stop import stop_base
 from tenacity.wait import wait_base
 
-from kpsplit.consumer.run.record import place
+from kpsplit.consumer.run.handlers import place
 from kpsplit.errors import ConfigurationError, KpsplitError
 
 

@@ -17,8 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from kpsplit.consumer.run.output import Output, outputs_of
-from kpsplit.consumer.run.record import Record
+from kpsplit.consumer.run.handlers import Output, Record, outputs_of
 from kpsplit.errors import ConfigurationError, KpsplitError
 
 START_SECONDS = 60.0

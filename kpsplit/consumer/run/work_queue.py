@@ -15,11 +15,10 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from kpsplit.consumer.commit.writes import Processed
-from kpsplit.consumer.fetch.batch import Batch, OwnedSlot
-from kpsplit.consumer.fetch.sink import NOWHERE, Crowded
+from kpsplit.consumer.fetch.batch import NOWHERE, Batch, Crowded, OwnedSlot
+from kpsplit.consumer.run.handlers import Output
 from kpsplit.consumer.run.lanes import Home, Lane, LaneScheduler, LaneState
 from kpsplit.consumer.run.outbox import Outbox, Transfer
-from kpsplit.consumer.run.output import Output
 from kpsplit.consumer.run.policies import DeadLetter, Final, Judge, Rest, Skip, Stop, stopped
 from kpsplit.errors import ConflictError, KpsplitError
 from kpsplit.kafka.clock import monotonic

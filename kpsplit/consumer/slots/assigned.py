@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
-from kpsplit.consumer.commit.group_offsets import Start
-from kpsplit.consumer.fetch.reader import OwnedSlot
+from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.splitter.cursor import Cursor
-from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.key_range import KeyRange
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+
+EARLIEST: Literal["earliest"] = "earliest"
+GivenStart = Cursor | Literal["earliest"]
+"""A place, or wherever the partition begins when it is asked for: retention moves that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A slot whose start is asked for; ``given``: where its partition begins if the group has no commit.
+
+    ``shared``: other members of the group may have read the partition as a whole until now. ``reset``: its
+    committed offset is of no use, it begins at ``auto.offset.reset``.
+    """
+
+    lineage: Lineage
+    mode: Mode
+    range: KeyRange
+    given: GivenStart | None = None
+    shared: bool = False
+    reset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a slot starts: one cursor per piece that was committed on its own.
+
+    ``stale``: the commits are of a newer lineage than the view's. ``committed``: the log says so already.
+    """
+
+    pieces: tuple[Cursor, ...]
+    stale: bool = False
+    committed: bool = False
 
 
 class Stage(StrEnum):
@@ -122,3 +155,32 @@ class Holdings:
     def parents(self) -> tuple[PhysicalPartition, ...]:
         """Return the logical partitions of which a slot is held, in order."""
         return tuple(sorted({h.parent for h in self._by_slot.values()}))
+
+
+class Given:
+    """Where partitions begin for a program that keeps its positions itself and gives them in on_assign. Pure.
+
+    What it gave is of the whole logical partition, whichever of its slots were there. So it holds for slots
+    that arrive later too, for which on_assign is not called, where the group has no commit of them: in the
+    place of ``auto.offset.reset``, which might pass over what nobody has read. (A commit is somebody's
+    progress since then, and never goes back.) A program that is asked again gives anew.
+
+    Owned by the engine's thread.
+    """
+
+    def __init__(self) -> None:
+        self._starts: dict[PhysicalPartition, GivenStart] = {}
+
+    def take(self, starts: Mapping[PhysicalPartition, GivenStart | None]) -> None:
+        """Keep what on_assign gave; None leaves a partition to the group's commits."""
+        self.forget(starts)
+        self._starts.update({parent: start for parent, start in starts.items() if start is not None})
+
+    def forget(self, parents: Iterable[PhysicalPartition]) -> None:
+        """The program is asked again."""
+        for parent in parents:
+            self._starts.pop(parent, None)
+
+    def start(self, parent: PhysicalPartition) -> GivenStart | None:
+        """Return where a partition begins, None if the program gave nothing for it."""
+        return self._starts.get(parent)

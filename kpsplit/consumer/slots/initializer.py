@@ -1,4 +1,9 @@
-"""Slots that arrive: their start is looked up, the application is told, then they are read."""
+"""Slots that arrive: their start is looked up, the application hears of them, then they are read.
+
+A partition of a topic that is not enrolled is this member's alone only while the topic stays so. When an
+enrolment is seen, nothing more of it is handed out; what was processed is committed. A member whose view is
+old reads on what it reads: the first owner of a slot waits until nobody has the partition itself.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +17,14 @@ from kpsplit.consumer.commit.group_offsets import (
     UNDECIDED_SECONDS,
     Found,
     NoOffsetError,
-    Start,
     StillOwnedError,
-    Wanted,
     merged,
     reset_error,
 )
 from kpsplit.consumer.context import Context, kafka_error, named
 from kpsplit.consumer.events import Callback
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots.assigned import Holding, Stage
-from kpsplit.consumer.slots.given import GivenStart
+from kpsplit.consumer.slots.assigned import GivenStart, Holding, Stage, Start, Wanted
 from kpsplit.consumer.slots.pieces import Ahead
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
 from kpsplit.kafka.clock import monotonic
@@ -273,3 +275,33 @@ def start_at(context: Context, holding: Holding, start: Start) -> None:
             context.sink.release([holding.slot])
     elif holding.stage in (Stage.STOPPED, Stage.WANTED, Stage.ASKED):
         holding.stage = Stage.FOUND
+
+
+class Withholding:
+    """Moves slots between READING and HELD. ``commit`` has what is processed of slots committed."""
+
+    def __init__(self, context: Context, commit: Callable[[list[Holding]], None]) -> None:
+        self._context = context
+        self._commit = commit
+
+    def turn(self) -> None:
+        """Hold what must not be handed out now, let go what may be again."""
+        for holding in self._context.holdings.on((Stage.READING, Stage.HELD)):
+            if holding.stage is Stage.READING and must_be_held(self._context, holding):
+                self._hold(holding)
+            elif holding.stage is Stage.HELD and may_begin(self._context, holding):
+                self._let_go(holding)
+
+    def _hold(self, holding: Holding) -> None:
+        hold(self._context, holding)
+        if self._context.settings.auto_commit:
+            self._commit([holding])
+
+    def _let_go(self, holding: Holding) -> None:
+        context = self._context
+        if not context.sink.release([holding.slot]):
+            return  # what the application still works on would be handed out again
+        cursors, lineage = context.sink.cursor(holding.slot), context.lineage(holding.parent)
+        pieces = context.settled(holding.slot, cursors, lineage)
+        holding.start = Start(pieces, committed=bool(holding.committed))
+        begin(context, holding)

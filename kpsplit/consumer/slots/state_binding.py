@@ -9,10 +9,9 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from kpsplit.consumer.commit.covering import Cover
+from kpsplit.consumer.commit.payload import Cover
 from kpsplit.consumer.commit.writes import Processed
-from kpsplit.consumer.fetch.batch import OwnedSlot
-from kpsplit.consumer.fetch.sink import Sink
+from kpsplit.consumer.fetch.batch import OwnedSlot, Sink
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
 

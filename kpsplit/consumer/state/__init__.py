@@ -2,10 +2,9 @@
 
 from kpsplit.consumer.state.hooks import StateCommit, StateHooks
 from kpsplit.consumer.state.owned import SlotGoneError
+from kpsplit.consumer.state.slot_view import BYTES, JSON, TEXT, UNSIGNED, Serde, SlotView, Work
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.consumer.state.store import StateStore
-from kpsplit.consumer.state.views import BYTES, JSON, TEXT, UNSIGNED, Serde, SlotView
-from kpsplit.consumer.state.work import Work
 
 __all__ = [
     "StateStore",

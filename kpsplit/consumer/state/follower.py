@@ -1,23 +1,25 @@
 """The thread that reads changelogs: it restores slots that were taken, and keeps warm copies of others.
 
 It owns one consumer. While a slot is being restored the warm copies wait. A slot has one writer at a time:
-this thread until it is restored, then whoever commits.
+this thread until it is restored, then whoever commits. Which member keeps a warm copy of which slot is pure
+and deterministic.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from threading import Event, Thread
+from typing import TypeVar
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
-from kpsplit.consumer.state.changelog import Changelogs
-from kpsplit.consumer.state.changelog_record import check_record
-from kpsplit.consumer.state.copies import Copy
-from kpsplit.consumer.state.marker import ChangelogFacts, start_from
+from kpsplit.consumer.state.changelog import Changelogs, check_record
+from kpsplit.consumer.state.marker import ChangelogFacts, Marker, Start, start_from
 from kpsplit.consumer.state.owned import OwnedState
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.consumer.state.storage import Storage
@@ -33,6 +35,109 @@ from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import TRANSIENT_READS, translate
 from kpsplit.kafka.headers import headers_of
+
+T = TypeVar("T", bound=Hashable)
+
+
+def standbys(
+    owners: Mapping[T, str], members: Iterable[str], copies: int, name: Callable[[T], str] = str
+) -> dict[T, tuple[str, ...]]:
+    """Return which members keep a warm copy of each slot: never its owner, ``copies`` of the others.
+
+    Every member computes the same from the group's assignment alone, without knowing what was before: each
+    slot has an order of all members of its own (by a hash of both names), and takes the first in it. When a
+    member comes or goes, only copies that it takes or had are moved.
+
+    Args:
+        owners: the owner of each slot.
+        members: of the group, by a name that lasts (``group.instance.id``, else the member id).
+        copies: of each slot besides its owner's; fewer if there are not so many members.
+        name: gives the name of a slot that is the same at every member.
+    """
+    everyone = sorted(set(members))
+    placed = {}
+    for slot, owner in owners.items():
+        ranked = _ranked(everyone, name(slot))
+        placed[slot] = tuple(member for member in ranked if member != owner)[: max(copies, 0)]
+    return placed
+
+
+def _ranked(members: list[str], slot: str) -> list[str]:
+    return sorted(
+        members, key=lambda member: hashlib.blake2b(f"{member}\0{slot}".encode(), digest_size=8).digest()
+    )
+
+
+@dataclass(slots=True)
+class Copy:
+    """A slot that is followed: restored for its owner, or kept warm. The follower's thread owns it.
+
+    Attributes:
+        slot: which slot.
+        owned: who waits for it; None: a warm copy.
+        topic: its changelog.
+        marker: what is stored.
+        position: every changelog record before it was read; ``waiting`` is not stored yet.
+        target: restored when ``position`` has reached it: then it has all that there was at ``asked_ms``.
+        at_end: the end of the log was seen since the marker was stored.
+    """
+
+    slot: SlotId
+    owned: OwnedState | None
+    topic: str
+    marker: Marker
+    position: int
+    target: int
+    asked_ms: int
+    at_end: bool = False
+    waiting: dict[bytes, bytes | None] = field(default_factory=dict)
+
+    @classmethod
+    def begin(
+        cls, slot: SlotId, owned: OwnedState | None, topic: str, start: Start, end: int, asked_ms: int
+    ) -> Copy:
+        """Return the copy that starts there and is complete at ``end``, as asked at ``asked_ms``."""
+        return cls(slot, owned, topic, start.marker, start.marker.position, end, asked_ms)
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The changelog partition."""
+        return self.topic, self.slot.number
+
+    @property
+    def restored(self) -> bool:
+        """Tell whether everything is here that was in the changelog when the slot was taken."""
+        return self.position >= self.target
+
+    def take(self, key: bytes, value: bytes | None, offset: int) -> None:
+        """Take a record."""
+        self.waiting[key] = value
+        self.passed(offset + 1)
+
+    def passed(self, position: int) -> None:
+        """Everything before that offset was read."""
+        self.position = max(self.position, position)
+
+    def saw_end(self, position: int) -> None:
+        """There is nothing behind that offset."""
+        self.passed(position)
+        self.at_end = True
+
+    def worth_storing(self, now_ms: int, every_ms: int) -> bool:
+        """Tell whether the stored marker is behind, or its time is."""
+        return self.position != self.marker.position or (
+            self.at_end and now_ms - self.marker.as_of_ms >= every_ms
+        )
+
+    def next_marker(self, now_ms: int) -> Marker:
+        """Return the marker that counts what was read; its time is moved on as far as it is complete."""
+        as_of = self.marker.as_of_ms
+        if self.restored:
+            as_of = max(as_of, self.asked_ms)
+        if self.at_end:
+            as_of = max(as_of, now_ms)
+        return replace(self.marker, position=self.position, as_of_ms=as_of)
+
 
 log = logging.getLogger(__name__)
 

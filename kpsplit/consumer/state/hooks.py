@@ -16,7 +16,7 @@ from typing import Protocol
 
 from confluent_kafka import Producer
 
-from kpsplit.consumer.commit.covering import Cover, Place
+from kpsplit.consumer.commit.payload import Cover, Place
 from kpsplit.consumer.state.slots import Slot
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from threading import Lock
 
-from kpsplit.consumer.commit.covering import Place
+from kpsplit.consumer.commit.payload import Place
 from kpsplit.consumer.state.marker import Marker
 from kpsplit.consumer.state.pending import Covers, Pending, Writes
 from kpsplit.consumer.state.slots import SlotId

@@ -13,15 +13,13 @@ from typing import Any
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.commit.covering import Cover, Place, place_of
-from kpsplit.consumer.state.changelog_commit import ChangelogCommit, Part, PlainWriter
-from kpsplit.consumer.state.follower import Follower
+from kpsplit.consumer.commit.payload import Cover, Place, place_of
+from kpsplit.consumer.state.changelog import ChangelogCommit, Part, PlainWriter
+from kpsplit.consumer.state.follower import Follower, standbys
 from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
+from kpsplit.consumer.state.slot_view import BYTES, Attempt, SlotView, Work, current_work
 from kpsplit.consumer.state.slots import Slot, SlotId, changelog_topic
-from kpsplit.consumer.state.standbys import standbys
 from kpsplit.consumer.state.storage import Storage
-from kpsplit.consumer.state.views import BYTES, SlotView
-from kpsplit.consumer.state.work import Attempt, Work, current_work
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.key_range import slot_index

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import psutil
 
-from kpsplit.consumer.fetch.lineage_reader import Gap
+from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.demo.options import FINISH, MemberNews, MemberOrders
 from kpsplit.demo.processes import ChildDiedError, ChildProcess
 from kpsplit.kafka.clock import Deadline

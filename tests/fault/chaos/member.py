@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TextIO
 
 from confluent_kafka import KafkaException
 
-from kpsplit.consumer.fetch.lineage_reader import Gap
+from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.demo.member import Work, tell
 from kpsplit.demo.options import MemberNews, MemberOrders
 from kpsplit.demo.processes import die_with_parent

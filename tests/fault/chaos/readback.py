@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kpsplit.consumer.fetch.lineage_reader import Gap, LineageReader
+from kpsplit.consumer.fetch.gaps import Gap
+from kpsplit.consumer.fetch.lineage_reader import LineageReader
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.demo.journal import Entry, read_journal
 from kpsplit.demo.traffic import sequence_in, writer_in

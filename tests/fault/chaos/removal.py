@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from kpsplit.consumer.fetch.lineage_reader import Gap, GapReason
+from kpsplit.consumer.fetch.gaps import Gap, GapReason
 from kpsplit.control.group_progress import PartitionProgress
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from confluent_kafka import KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kpsplit.consumer.fetch.physical_reader import LogBounds, PhysicalReader
+from kpsplit.consumer.fetch.gaps import LogBounds
+from kpsplit.consumer.fetch.physical_reader import PhysicalReader
 from kpsplit.control.operations import Operations
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline

@@ -1,4 +1,4 @@
-"""Commits that carry outputs: one transaction for both, through ``kpsplit.Producer`` (protocol, section 10).
+"""What ``run()`` writes: dead letters, and outputs in the transaction that commits their records.
 
 The producer routes outputs to enrolled topics. Where a split moves a partition under a transaction, the
 commit is refused and nothing of it is in the log; it is tried again with the same outputs. When the outcome
@@ -8,8 +8,9 @@ committed is processed again.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
@@ -17,15 +18,101 @@ from confluent_kafka import KafkaError, KafkaException
 from kpsplit.consumer.commit.payload import LoadError
 from kpsplit.consumer.commit.writes import Processed
 from kpsplit.consumer.fetch.batch import OwnedSlot
+from kpsplit.consumer.run.handlers import Output, OutputError, dead_letter
 from kpsplit.consumer.run.outbox import Transfer
-from kpsplit.consumer.run.output import OutputError
-from kpsplit.consumer.run.producing import produce_with_room
 from kpsplit.consumer.run.work_queue import Desk
 from kpsplit.errors import UsageError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.error_map import MISSING, error_of
+from kpsplit.kafka.error_map import MISSING, error_of, translate
 from kpsplit.splitter.ports import Deadline
+
+POLL_SECONDS = 0.01
+
+
+def produce_with_room(producer: Any, output: Output, report: Callable[[Any, Any], None]) -> None:
+    """Give one record to a producer, waiting while its queue is full.
+
+    Raises:
+        KafkaException: the producer refused it.
+    """
+    while True:
+        try:
+            producer.produce(
+                output.topic,
+                output.value,
+                output.key,
+                output.partition,
+                on_delivery=report,
+                timestamp=output.timestamp,
+                headers=output.headers,
+            )
+            return
+        except BufferError:
+            producer.poll(POLL_SECONDS)
+
+
+class DeadLetters:
+    """Thread safe. The producer is made when the first record fails.
+
+    Args:
+        make_producer: makes a ``kpsplit.Producer``, so that a dead-letter topic can be split as well.
+    """
+
+    def __init__(self, make_producer: Callable[[], Any]) -> None:
+        self._make_producer = make_producer
+        self._producer: Any = None
+        self._lock = threading.Lock()
+
+    def deliver(self, message: Any, error: BaseException, topic: str) -> tuple[Output, ...]:
+        """Write the dead letter of a record and wait until it is acknowledged; nothing is left to be written.
+
+        Raises:
+            KpsplitError: it was not, or that is not known.
+        """
+        reports: list[Any] = []
+        letter = dead_letter(message, error, topic)
+        try:
+            producer = self._open()
+            produce_with_room(producer, letter, lambda failure, _message: reports.append(failure))
+            while not reports:
+                producer.poll(POLL_SECONDS)
+        except KafkaException as exception:
+            raise translate(error_of(exception), _what(topic), writing=True) from exception
+        if reports[0] is not None:
+            raise translate(reports[0], _what(topic), writing=True)
+        return ()
+
+    def close(self, seconds: float) -> None:
+        """End the producer."""
+        if self._producer is not None:
+            self._producer.close(seconds)
+
+    def _open(self) -> Any:
+        with self._lock:
+            if self._producer is None:
+                self._producer = self._make_producer()
+            return self._producer
+
+
+class LettersInTransactions:
+    """Dead letters of a transactional run: outputs like any other, written with the commit."""
+
+    def deliver(self, message: Any, error: BaseException, topic: str) -> tuple[Output, ...]:
+        """Return the dead letter as what is to be written."""
+        return (dead_letter(message, error, topic),)
+
+    def close(self, seconds: float) -> None:
+        """Do nothing."""
+
+
+Letters = DeadLetters | LettersInTransactions
+"""Where dead letters go."""
+
+
+def _what(topic: str) -> str:
+    return f"write a dead letter to {topic}"
+
 
 CREATION_SECONDS = 1.0
 """How long brokers may take to create a topic by themselves."""

@@ -1,0 +1,325 @@
+"""Workers: threads, threads with a process each (``remote``), and tasks of one event loop in its own thread.
+
+A thread without a lane sleeps on a condition. One of those that sleep, the *keeper*, sleeps no longer than
+until the next lane has rested; when it is woken for something else, another takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from math import inf
+from typing import Any
+
+from kpsplit.consumer.run.handlers import Output
+from kpsplit.consumer.run.lanes import Lane
+from kpsplit.consumer.run.outputs import Letters
+from kpsplit.consumer.run.policies import DeadLetter, Rest
+from kpsplit.consumer.run.remote import GivenUpError, RemoteHandler
+from kpsplit.consumer.run.work_queue import Desk
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import Deadline, monotonic
+
+log = logging.getLogger(__name__)
+
+Call = Callable[[Any], tuple[Output, ...]]
+"""Calls the handler with a record; returns what is to be written."""
+
+ALL = 1 << 30
+
+
+class ThreadWorkers:
+    """One thread for each call; ``calls`` may be the same one for all."""
+
+    def __init__(self, desk: Desk, calls: Sequence[Call], letters: Letters) -> None:
+        self._desk = desk
+        self._letters = letters
+        self._condition = threading.Condition(desk.lock)
+        self._resting: list[tuple[float, int, Lane]] = []
+        self._keeper = inf
+        """Until when the keeper sleeps."""
+        desk.wake = self._wake
+        self._threads = [
+            threading.Thread(target=self._work, args=(call,), name=f"kpsplit-worker-{number}", daemon=True)
+            for number, call in enumerate(calls)
+        ]
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def join(self, deadline: Deadline) -> bool:
+        """Wait until every thread has ended after ``desk.end()``; False if some were not in time."""
+        for thread in self._threads:
+            thread.join(deadline.left())
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def abandon(self) -> None:
+        """Do nothing: a thread cannot be ended; what it still does is not committed."""
+
+    # -- a worker ------------------------------------------------------------------------------------
+
+    def _work(self, call: Call) -> None:
+        try:
+            self._serve(call)
+        except BaseException as error:
+            log.exception("kpsplit: internal error in a worker")
+            self._desk.end(error)
+
+    def _serve(self, call: Call) -> None:
+        lane = self._next()
+        while lane is not None:
+            try:
+                with lane.attempt:
+                    outputs = call(lane.record)
+            except GivenUpError:
+                self._desk.give_back(lane)
+                lane = self._next()
+            except BaseException as error:  # noqa: BLE001 - the policy decides; an exit in a thread ends the run
+                self._failed(lane, error)
+                lane = self._next()
+            else:
+                lane = self._next(lane, outputs)
+
+    def _next(self, done: Lane | None = None, outputs: tuple[Output, ...] = ()) -> Lane | None:
+        """Note that a lane's record was processed, then wait for a lane; None when the run is over."""
+        with self._condition:
+            if done is not None:
+                self._desk.processed(done, outputs)
+            while not self._desk.closed:
+                self._wake_rested()
+                lane = self._desk.take()
+                if lane is not None:
+                    return lane
+                self._sleep()
+        return None
+
+    def _failed(self, lane: Lane, error: BaseException) -> None:
+        record = lane.record
+        step = self._desk.failed(lane, error)
+        if isinstance(step, Rest):
+            with self._condition:
+                heapq.heappush(self._resting, (monotonic() + step.seconds, lane.serial, lane))
+        elif isinstance(step, DeadLetter):
+            try:
+                outputs = self._letters.deliver(record, error, step.topic)
+            except KpsplitError as undelivered:
+                self._desk.undeliverable(lane, undelivered)
+            else:
+                self._desk.done_with_letter(lane, outputs)
+
+    # -- waiting, with the lock held -----------------------------------------------------------------
+
+    def _sleep(self) -> None:
+        due = self._resting[0][0] if self._resting else inf
+        if due >= self._keeper:
+            self._condition.wait()
+            return
+        self._keeper = due
+        self._condition.wait(max(0.0, due - monotonic()))
+        if self._keeper == due:
+            self._keeper = inf
+
+    def _wake_rested(self) -> None:
+        """Let lanes go on that have rested; this worker takes one itself."""
+        ready = 0
+        while self._resting and self._resting[0][0] <= monotonic():
+            ready += self._desk.try_again(heapq.heappop(self._resting)[2])
+        if ready > 1 or (self._resting and self._resting[0][0] < self._keeper):
+            self._condition.notify(max(1, ready - 1))
+
+    def _wake(self, lanes: int) -> None:
+        self._condition.notify(ALL if lanes < 0 else lanes)
+
+
+class ProcessWorkers(ThreadWorkers):
+    """``handler`` is from ``remote.packed``; the processes are started, all at once, by ``start``."""
+
+    def __init__(
+        self, desk: Desk, count: int, handler: bytes, letters: Letters, *, transactional: bool
+    ) -> None:
+        self._handlers = [RemoteHandler(handler, transactional=transactional) for _ in range(count)]
+        super().__init__(desk, self._handlers, letters)
+
+    def start(self) -> None:
+        """Start the processes, then the threads.
+
+        Raises:
+            ConfigurationError: the handler cannot be imported there.
+        """
+        try:
+            for handler in self._handlers:
+                handler.start()
+            for handler in self._handlers:
+                handler.ready()
+        except BaseException:
+            self._close()
+            raise
+        super().start()
+
+    def join(self, deadline: Deadline) -> bool:
+        """Wait until every worker has ended after ``desk.end()``; False if some were not in time."""
+        ended = super().join(deadline)
+        if ended:
+            self._close()
+        return ended
+
+    def abandon(self) -> None:
+        """End the processes; what they work on is not committed."""
+        for handler in self._handlers:
+            handler.give_up()
+
+    def _close(self) -> None:
+        for handler in self._handlers:
+            handler.close()
+
+
+AsyncCall = Callable[[Any], Awaitable[tuple[Output, ...]]]
+"""Calls the handler with a record; gives what is to be written."""
+
+
+class CoroutineWorkers:
+    """``count`` tasks. Everything that has no lock belongs to the loop's thread."""
+
+    def __init__(self, desk: Desk, count: int, call: AsyncCall, letters: Letters) -> None:
+        self._desk = desk
+        self._count = count
+        self._call = call
+        self._letters = letters
+        self._loop = asyncio.new_event_loop()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._abandoned = False
+        """Workers are cancelled by us; any other cancellation is a handler's own."""
+        self._thread = threading.Thread(target=self._run, name="kpsplit-coroutines", daemon=True)
+        desk.wake = self._wake
+
+    def start(self) -> None:
+        """Start the loop."""
+        self._thread.start()
+
+    def join(self, deadline: Deadline) -> bool:
+        """Wait until every task has ended after ``desk.end()``; False if some were not in time."""
+        self._thread.join(deadline.left())
+        return not self._thread.is_alive()
+
+    def abandon(self) -> None:
+        """Cancel what is still being worked on: it is not committed."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._main())
+
+    async def _main(self) -> None:
+        self._tasks = [asyncio.ensure_future(self._work()) for _ in range(self._count)]
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _cancel(self) -> None:
+        self._abandoned = True
+        for task in self._tasks:
+            task.cancel()
+
+    # -- a worker ------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        over = False
+        while not over:
+            try:
+                await asyncio.sleep(0)  # every worker is inside this before any handler is called
+                await self._serve()
+                over = True
+            except asyncio.CancelledError:
+                if self._abandoned:
+                    raise
+                await self._go_on()  # a handler has cancelled the task of an idle worker
+            except BaseException as error:
+                log.exception("kpsplit: internal error in a worker")
+                self._desk.end(error)
+                over = True
+
+    async def _serve(self) -> None:
+        desk = self._desk
+        while (lane := await self._next()) is not None:
+            try:
+                with lane.attempt:
+                    outputs = await self._call(lane.record)
+            except asyncio.CancelledError as error:
+                if self._abandoned:
+                    desk.give_back(lane)
+                    raise
+                await self._failed(lane, _failure(error))
+            except BaseException as error:  # noqa: BLE001 - the policy decides; an exit in a task ends the run
+                await self._failed(lane, error)
+            else:
+                desk.done(lane, outputs)
+
+    async def _next(self) -> Lane | None:
+        """Wait for a lane; None when the run is over."""
+        desk = self._desk
+        while not desk.closed:
+            with desk.lock:
+                lane = desk.take()
+            if lane is not None:
+                return lane
+            # Nothing is missed: who makes a lane ready now wakes through the loop, so behind this line.
+            turn = self._loop.create_future()
+            self._idle.append(turn)
+            await turn
+        return None
+
+    async def _go_on(self) -> None:
+        """End what a handler has begun with the task of a worker: a cancellation is over with the handler."""
+        task = asyncio.current_task()
+        if task is not None and task.cancelling() and not self._abandoned:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)  # one that was asked for and not raised yet comes out here
+            while task.uncancel():
+                pass
+
+    async def _failed(self, lane: Lane, error: BaseException) -> None:
+        await self._go_on()
+        record = lane.record
+        step = self._desk.failed(lane, error)
+        if isinstance(step, Rest):
+            self._loop.call_later(step.seconds, self._try_again, lane)
+        elif isinstance(step, DeadLetter):
+            try:
+                outputs = await asyncio.to_thread(self._letters.deliver, record, error, step.topic)
+            except KpsplitError as undelivered:
+                self._desk.undeliverable(lane, undelivered)
+            else:
+                self._desk.done_with_letter(lane, outputs)
+
+    def _try_again(self, lane: Lane) -> None:
+        with self._desk.lock:
+            ready = self._desk.try_again(lane)
+        self._wake_now(ready)
+
+    # -- waiting -------------------------------------------------------------------------------------
+
+    def _wake(self, lanes: int) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake_now, lanes)
+
+    def _wake_now(self, lanes: int) -> None:
+        count = len(self._idle) if lanes < 0 else min(lanes, len(self._idle))
+        for _ in range(count):
+            turn = self._idle.popleft()
+            if not turn.done():
+                turn.set_result(None)
+
+
+def _failure(error: asyncio.CancelledError) -> Exception:
+    """Return a cancellation by the handler itself as a failure like any other, on which policies decide."""
+    failure = CancelledError("the handler was cancelled by itself")
+    failure.__cause__ = error
+    return failure
