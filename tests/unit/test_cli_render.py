@@ -9,7 +9,9 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
+from kpsplit.admin_cli.render.console import RangeTable
 from kpsplit.admin_cli.render.lineage import lineage_json, show_lineage
 from kpsplit.admin_cli.render.offsets import show_progress
 from kpsplit.admin_cli.render.plan import show_plan
@@ -119,6 +121,15 @@ def test_a_status_names_phase_epoch_ranges_operator_and_writers(width) -> None:
         assert wanted in text
     overview = drawn(lambda console: show_statuses([a_status()], False, console), width)
     assert "fenced" in overview
+
+
+@pytest.mark.parametrize("width", (40, *WIDTHS))
+def test_ranges_places_and_numbers_of_a_status_are_never_broken(width) -> None:
+    table = RangeTable("segment", "log end", "logical end")
+    table.add_row(Text(str(WHOLE)), "orders.split-3-1/0", "1", "1,234,567,890", "12,345,678,901")
+    text = drawn(lambda console: console.print(table), width)
+    for whole in (str(WHOLE), "orders.split-3-1/0", "1,234,567,890", "12,345,678,901"):
+        assert whole in text
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import NoReturn, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 WIDTH_OF_A_PIPE = 120
 """Tables that are piped somewhere are not squeezed into the 80 columns of a terminal that is not there."""
@@ -51,3 +55,34 @@ def plain_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
             column, justify="right" if column in right else "left", overflow="fold", no_wrap=whole
         )
     return table
+
+
+_UNLIMITED = 10_000
+
+
+class RangeTable:
+    """Ranges with their places and numbers: a table where it fits, else lines broken between words."""
+
+    def __init__(self, *numbers: str) -> None:
+        self._numbers = numbers
+        self._rows: list[tuple[Text, str, Sequence[str]]] = []
+
+    def add_row(self, label: Text, place: str, *numbers: str) -> None:
+        """Add a range, or an overflow, with where it is stored."""
+        self._rows.append((label, place, numbers))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw it for the width that there is."""
+        table = plain_table("range", "place", *self._numbers, right=self._numbers)
+        for label, place, numbers in self._rows:
+            table.add_row(label, Text(place), *numbers)
+        needed = Measurement.get(console, options.update_width(_UNLIMITED), table).maximum
+        if needed <= options.max_width:
+            yield table
+            return
+        for label, place, numbers in self._rows:
+            yield Text.assemble(label, f"  {place}")
+            parts = (
+                f"{name} {number}" for name, number in zip(self._numbers, numbers, strict=True) if number
+            )
+            yield Padding(Text(", ".join(parts)), (0, 0, 0, 2))

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kpsplit.admin_cli.render.console import plain_table
+from kpsplit.admin_cli.render.console import RangeTable, plain_table
 from kpsplit.admin_cli.render.human import count, duration, percentile
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.errors import many
@@ -86,12 +86,12 @@ def show_outcome(outcome: Outcome, state: PartitionState, console: Console, took
     console.print(Text(text, style="bold green" if committed else "bold yellow"))
 
 
-def open_ranges(state: PartitionState) -> Table:
-    """Return the table of the open ranges and where they are stored."""
-    table = plain_table("range", "segment", "place", "next logical offset", right=("segment",))
+def open_ranges(state: PartitionState) -> RangeTable:
+    """Return the open ranges and where they are stored."""
+    table = RangeTable("segment", "logical offsets")
     for segment in state.lineage.open_segments():
         numbers = f"{count(segment.progression.base)} + {count(segment.progression.stride)}·n"
-        table.add_row(str(segment.range), str(segment.id), Text(str(segment.source)), numbers)
+        table.add_row(Text(str(segment.range)), str(segment.source), str(segment.id), numbers)
     return table
 
 

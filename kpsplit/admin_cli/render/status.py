@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kpsplit.admin_cli.render.console import plain_table
+from kpsplit.admin_cli.render.console import RangeTable, plain_table
 from kpsplit.admin_cli.render.human import count, duration
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.control.status import PartitionStatus
@@ -86,16 +86,15 @@ def _details(status: PartitionStatus) -> RenderableType:
     return Group(*lines)
 
 
-def _ranges(status: PartitionStatus) -> Table:
-    numbers = ("segment", "log end", "logical end")
-    table = plain_table("range", "place", *numbers, right=numbers)
+def _ranges(status: PartitionStatus) -> RangeTable:
+    table = RangeTable("segment", "log end", "logical end")
     for segment in _shown(status):
         end = status.ends.get(segment.id)
         logical = "" if end is None else count(segment.logical(max(end, segment.start)))
         label = "overflow" if segment.kind is SegmentKind.OVERFLOW else str(segment.range)
         table.add_row(
             Text(label, style="yellow" if segment.kind is SegmentKind.OVERFLOW else ""),
-            Text(str(segment.source)),
+            str(segment.source),
             str(segment.id),
             "missing" if end is None else count(end),
             logical,
