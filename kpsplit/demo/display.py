@@ -32,7 +32,7 @@ _TELLING = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PlaceLine:
     """One physical partition on the board: its name, what it is now, its log end, records per second."""
 
     name: str
@@ -69,7 +69,7 @@ class Board:
     """Everything that the live table shows."""
 
     phase: str
-    places: tuple[Place, ...]
+    places: tuple[PlaceLine, ...]
     writers: tuple[WriterLine, ...]
     members: tuple[MemberLine, ...] = ()
 
@@ -174,7 +174,7 @@ class LiveDisplay:
         self._live.update(Group(title, places_table(board.places), *people))
 
 
-def places_table(places: tuple[Place, ...]) -> Table:
+def places_table(places: tuple[PlaceLine, ...]) -> Table:
     """Return the table of physical partitions."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("partition", "now", "records/s", ""):

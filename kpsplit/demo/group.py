@@ -13,9 +13,9 @@ from kpsplit.control.operations import Operations
 from kpsplit.demo.journal import Worked, read_worked
 from kpsplit.demo.judging import CommitHistory, Committed, Excuses, GroupVerdict, Victim, judge
 from kpsplit.demo.options import MemberOrders
-from kpsplit.demo.processes import PATIENCE_SECONDS, Members
+from kpsplit.demo.processes import PATIENCE_SECONDS, MemberProcesses
 from kpsplit.demo.readback import ReadBack
-from kpsplit.demo.watch import Drain, DrainWatch
+from kpsplit.demo.watch import DrainWatch, SegmentDrain
 from kpsplit.errors import DeadlineExceededError, UnreachableError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
@@ -38,7 +38,7 @@ class GroupActions:
         self,
         operations: Operations,
         topic: str,
-        members: Members,
+        members: MemberProcesses,
         drains: DrainWatch,
         say: Callable[[str], None],
     ) -> None:
@@ -147,7 +147,7 @@ class GroupOutcome:
     """``progress``: the group's range commits in the affected partition in the middle of the scenario."""
 
     verdict: GroupVerdict
-    drains: tuple[Drain, ...]
+    drains: tuple[SegmentDrain, ...]
     progress: PartitionProgress | None
 
 

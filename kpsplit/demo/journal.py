@@ -38,7 +38,7 @@ _BUFFER_BYTES = 1 << 20
 _OK, _FAILED = 0, 1
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """One record's life. ``offset`` and ``reported_at`` are None where no report (or no place) was given."""
 
     sequence: int
@@ -96,7 +96,7 @@ class JournalWriter:
         return number
 
 
-def read_journal(path: Path) -> list[Entry]:
+def read_journal(path: Path) -> list[JournalEntry]:
     """Return every record of a journal in the order of sending.
 
     Raises:
@@ -104,13 +104,13 @@ def read_journal(path: Path) -> list[Entry]:
     """
     data = path.read_bytes()
     keys: dict[int, bytes | None] = {_NO_KEY: None}
-    entries: dict[int, Entry] = {}
+    entries: dict[int, JournalEntry] = {}
     for fields in _parts(data):
         match fields:
             case (b"K", number, key):
                 keys[number] = key
             case (b"S", sequence, key, partition, at):
-                entries[sequence] = Entry(
+                entries[sequence] = JournalEntry(
                     sequence, keys[key], partition, at, SendOutcome.UNKNOWN, None, None, None
                 )
             case (b"O", sequence, status, partition, offset, at):

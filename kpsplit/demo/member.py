@@ -26,7 +26,7 @@ HEARTBEAT_MS = 1500
 """By its answers a member learns that it has to join again."""
 
 
-class Work:
+class MemberLoop:
     """Works on records until told to leave: it writes each one down, where an application would do more."""
 
     def __init__(self, orders: MemberOrders, journal: BinaryIO) -> None:
@@ -91,7 +91,7 @@ def _config(orders: MemberOrders) -> dict[str, Any]:
     }
 
 
-def _listen(work: Work) -> None:
+def _listen(work: MemberLoop) -> None:
     """Leave when told to, or when stdin ends: then the parent is gone."""
     sys.stdin.readline()
     work.end()
@@ -103,7 +103,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent decides
     orders = MemberOrders.decode(sys.stdin.readline())
     with Path(orders.journal).open("ab", buffering=0) as journal:
-        work = Work(orders, journal)
+        work = MemberLoop(orders, journal)
         signal.signal(signal.SIGTERM, work.end)
         threading.Thread(target=_listen, args=(work,), daemon=True).start()
         try:

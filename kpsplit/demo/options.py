@@ -15,7 +15,7 @@ from kpsplit.kafka.connection import Connection
 # -- orders and news of a writer -------------------------------------------------------------------
 
 
-class Command(StrEnum):
+class WriterCommand(StrEnum):
     """One line on a writer's stdin, after the line with its orders. End of input: end at once."""
 
     SUSPEND = "suspend"
@@ -24,7 +24,7 @@ class Command(StrEnum):
     """Stop writing (a file: send the rest of it), wait for all reports, and end."""
 
 
-class Kind(StrEnum):
+class WriterKind(StrEnum):
     """Which client a writer uses."""
 
     KPSPLIT = "kpsplit"
@@ -33,7 +33,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class WriterOrders:
     """What one writer is to do. Sent through a pipe: ``properties`` may hold secrets.
 
     ``input`` and ``expression``: the file and what finds its keys; None: records with skewed keys.
@@ -42,7 +42,7 @@ class Orders:
     """
 
     name: str
-    kind: Kind
+    kind: WriterKind
     properties: dict[str, Any]
     topic: str
     partitions: int
@@ -59,13 +59,13 @@ class Orders:
         return json.dumps(asdict(self)) + "\n"
 
     @classmethod
-    def decode(cls, line: str) -> Orders:
+    def decode(cls, line: str) -> WriterOrders:
         """Read such a line."""
         fields = json.loads(line)
-        return cls(**{**fields, "kind": Kind(fields["kind"]), "writers": tuple(fields["writers"])})
+        return cls(**{**fields, "kind": WriterKind(fields["kind"]), "writers": tuple(fields["writers"])})
 
 
-class Stage(StrEnum):
+class WriterStage(StrEnum):
     """Where a writer stands."""
 
     STARTING = "starting"
@@ -78,14 +78,14 @@ class Stage(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class WriterNews:
     """What a writer reports, several times a second.
 
     ``waiting``: accepted and not reported yet. ``held``, ``strays``, ``pauses_ms``: what
     ``Producer.layout_stats()`` tells; ``held_in``: records held, per logical partition.
     """
 
-    stage: Stage = Stage.STARTING
+    stage: WriterStage = WriterStage.STARTING
     sent: int = 0
     ok: int = 0
     failed: int = 0
@@ -101,10 +101,12 @@ class News:
         return json.dumps(asdict(self)) + "\n"
 
     @classmethod
-    def decode(cls, line: str) -> News:
+    def decode(cls, line: str) -> WriterNews:
         """Read such a line."""
         fields = json.loads(line)
-        return cls(**{**fields, "stage": Stage(fields["stage"]), "pauses_ms": tuple(fields["pauses_ms"])})
+        return cls(
+            **{**fields, "stage": WriterStage(fields["stage"]), "pauses_ms": tuple(fields["pauses_ms"])}
+        )
 
 
 # -- orders and news of a member of the group ------------------------------------------------------
@@ -196,14 +198,14 @@ class Options:
 
 def orders_for(
     options: Options, lines: list[Line] | None, connection: Connection, topic: str, journals: Path
-) -> list[Orders]:
+) -> list[WriterOrders]:
     """Return what each writer is to do."""
     stocks = stocks_of(lines)
     rates = rates_of(options, stocks)
     return [
-        Orders(
+        WriterOrders(
             name=name,
-            kind=Kind.PLAIN if name == PLAIN_WRITER else Kind.KPSPLIT,
+            kind=WriterKind.PLAIN if name == PLAIN_WRITER else WriterKind.KPSPLIT,
             properties=connection.properties,
             topic=topic,
             partitions=PARTITIONS,

@@ -10,7 +10,7 @@ from math import floor, log10
 from kpsplit import __version__
 from kpsplit.demo.result import DemoResult, last_line
 from kpsplit.demo.tables import all_tables
-from kpsplit.demo.timeline import Series, Span, percentile
+from kpsplit.demo.timeline import Series, TimeSpan, percentile
 from kpsplit.pages import html
 from kpsplit.pages.html import Html, element, legend, line, svg, text, tip
 from kpsplit.pages.lineage import PARENT_COLOUR, lineage_picture
@@ -89,7 +89,11 @@ def colours(series: Sequence[Series], affected: int) -> dict[str, str]:
 
 
 def throughput_chart(
-    series: Sequence[Series], affected: int, fences: Sequence[Span], suspension: Span | None, began: float
+    series: Sequence[Series],
+    affected: int,
+    fences: Sequence[TimeSpan],
+    suspension: TimeSpan | None,
+    began: float,
 ) -> Html:
     """Return the stacked picture: other partitions below, the affected one and its phantoms above them."""
     order = [*series[affected:], *series[:affected]]
@@ -124,7 +128,7 @@ def throughput_chart(
     return _chart(parts, "Throughput by physical partition over time", named, fences)
 
 
-def slowness_chart(series: Sequence[Series], fences: Sequence[Span], began: float) -> Html:
+def slowness_chart(series: Sequence[Series], fences: Sequence[TimeSpan], began: float) -> Html:
     """Return the slowest report by time, on a logarithmic scale."""
     x = Scale(0, _seconds(series), LEFT, WIDTH - RIGHT)
     marks = powers(max((v for s in series for v in s.values if v is not None), default=0.0))
@@ -184,7 +188,7 @@ def staircase(
 
 
 def _chart(
-    parts: Iterable[str], label: str, named: Iterable[tuple[str, str]], fences: Sequence[Span]
+    parts: Iterable[str], label: str, named: Iterable[tuple[str, str]], fences: Sequence[TimeSpan]
 ) -> Html:
     """Return a picture with its legend: fences have numbers in the picture, and names only below it."""
     numbered = [
@@ -214,7 +218,7 @@ def _axes(x: Scale, y: Scale | LogScale, marks: Sequence[float], unit: str) -> l
     return [*parts, line(LEFT, bottom, WIDTH - RIGHT, bottom, "axis")]
 
 
-def _bands(x: Scale, fences: Sequence[Span], began: float) -> list[str]:
+def _bands(x: Scale, fences: Sequence[TimeSpan], began: float) -> list[str]:
     """Return the fences as bands with their numbers above the picture."""
     parts = []
     for number, fence in enumerate(fences, 1):
@@ -225,7 +229,7 @@ def _bands(x: Scale, fences: Sequence[Span], began: float) -> list[str]:
     return parts
 
 
-def _suspended(x: Scale, suspension: Span | None, began: float) -> list[str]:
+def _suspended(x: Scale, suspension: TimeSpan | None, began: float) -> list[str]:
     if suspension is None:
         return []
     left, right = x(suspension.began - began), x(suspension.ended - began)

@@ -16,7 +16,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kpsplit.demo.options import FINISH, Command, MemberNews, MemberOrders, News, Orders, Stage
+from kpsplit.demo.options import (
+    FINISH,
+    MemberNews,
+    MemberOrders,
+    WriterCommand,
+    WriterNews,
+    WriterOrders,
+    WriterStage,
+)
 from kpsplit.errors import DeadlineExceededError, KpsplitError
 from kpsplit.kafka.clock import Deadline
 
@@ -156,12 +164,12 @@ STOP_SECONDS = 5.0
 SUSPEND_SECONDS = 60.0
 
 
-class Child(ChildProcess):
+class WriterProcess(ChildProcess):
     """One writer's process."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: WriterOrders) -> None:
         self.orders = orders
-        self.news = News()
+        self.news = WriterNews()
         super().__init__("writer", orders.name, "kpsplit.demo.worker", orders.encode())
 
     @property
@@ -172,13 +180,13 @@ class Child(ChildProcess):
     @property
     def done(self) -> bool:
         """Tell whether it said that it has finished."""
-        return self.news.stage is Stage.DONE
+        return self.news.stage is WriterStage.DONE
 
     def heard(self, line: str) -> None:
         """Take a line of its news."""
-        self.news = News.decode(line)
+        self.news = WriterNews.decode(line)
 
-    def command(self, command: Command) -> None:
+    def command(self, command: WriterCommand) -> None:
         """Give a command."""
         self.tell(f"{command}\n")
 
@@ -188,7 +196,7 @@ class Child(ChildProcess):
         Raises:
             DeadlineExceededError: it has not. ChildDiedError: it ended instead.
         """
-        self.command(Command.SUSPEND)
+        self.command(WriterCommand.SUSPEND)
         deadline = Deadline(SUSPEND_SECONDS)
         while not self._has_stopped():
             self.check()
@@ -203,18 +211,18 @@ class Child(ChildProcess):
         return False
 
 
-class Children:
+class WriterProcesses:
     """All writers; a context manager that ends all."""
 
-    def __init__(self, orders: Iterable[Orders]) -> None:
+    def __init__(self, orders: Iterable[WriterOrders]) -> None:
         self._orders = tuple(orders)
-        self.all: list[Child] = []
+        self.all: list[WriterProcess] = []
 
     def __enter__(self) -> Self:
         """Start them."""
         try:
             for orders in self._orders:
-                self.all.append(Child(orders))
+                self.all.append(WriterProcess(orders))
         except BaseException:
             self.end()
             raise
@@ -237,7 +245,7 @@ class Children:
         for child in self.all:
             child.check()
 
-    def wait(self, what: str, until: Callable[[Child], bool], seconds: float) -> None:
+    def wait(self, what: str, until: Callable[[WriterProcess], bool], seconds: float) -> None:
         """Return when something holds for every writer.
 
         Raises:
@@ -256,14 +264,14 @@ class Children:
     def finish(self, seconds: float) -> None:
         """Make all of them finish; return when they have ended."""
         for child in self.all:
-            child.command(Command.FINISH)
+            child.command(WriterCommand.FINISH)
         self.wait("finish", lambda child: not child.alive and child.done, seconds)
 
 
 # -- the members of the group ----------------------------------------------------------------------
 
 
-class Member(ChildProcess):
+class MemberProcess(ChildProcess):
     """One member's process; it has loaded everything and waits until it is told to ``join``."""
 
     def __init__(self, orders: MemberOrders) -> None:
@@ -295,12 +303,12 @@ class Member(ChildProcess):
             super().check()
 
 
-class Members:
+class MemberProcesses:
     """All members that ever were; a context manager that ends all processes."""
 
     def __init__(self, orders_for: Callable[[str], MemberOrders]) -> None:
-        self.all: list[Member] = []
-        self._prepared: dict[str, Member] = {}
+        self.all: list[MemberProcess] = []
+        self._prepared: dict[str, MemberProcess] = {}
         self._orders_for = orders_for
 
     def __enter__(self) -> Self:
@@ -322,7 +330,7 @@ class Members:
     def prepare(self, names: Iterable[str]) -> None:
         """Start processes that join later: a start takes a core for a second, and brokers share it."""
         for name in names:
-            self._prepared[name] = Member(self._orders_for(name))
+            self._prepared[name] = MemberProcess(self._orders_for(name))
 
     def join(self, names: Collection[str]) -> None:
         """Have members join, those that are not prepared as well."""
@@ -331,7 +339,7 @@ class Members:
             self.all.append(self._prepared.pop(name))
             self.all[-1].join()
 
-    def named(self, name: str) -> Member:
+    def named(self, name: str) -> MemberProcess:
         """Return a member."""
         return next(member for member in self.all if member.name == name)
 
@@ -372,7 +380,7 @@ class Members:
         self.wait("end", lambda: all(not m.alive and m.done for m in living), seconds)
 
 
-def _standing(member: Member) -> str:
+def _standing(member: MemberProcess) -> str:
     if member.killed or member.suspended:
         return "was killed" if member.killed else "is suspended"
     return f"has {member.news.slots} slots and worked on {member.news.worked_on:,} records"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kpsplit.consumer.fetch.lineage_reader import LineageReader, Tally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
-from kpsplit.demo.journal import Entry
+from kpsplit.demo.journal import JournalEntry
 from kpsplit.demo.options import PLAIN_WRITER
 from kpsplit.demo.traffic import LINE_HEADER, Line, sequence_in, value_of, writer_in
 from kpsplit.kafka.connection import Connection
@@ -65,7 +65,7 @@ class Reading:
     def __post_init__(self) -> None:
         self._checker = HistoryChecker(self.lineages, foreign={PLAIN_WRITER})
 
-    def take_journals(self, topic: str, journals: Mapping[str, Sequence[Entry]]) -> None:
+    def take_journals(self, topic: str, journals: Mapping[str, Sequence[JournalEntry]]) -> None:
         """Take what was sent."""
         for writer, entries in journals.items():
             for entry in entries:
@@ -132,7 +132,7 @@ class Reading:
         except (ValueError, StopIteration):
             return ("?", record.logical_offset), False
 
-    def _send(self, topic: str, writer: str, entry: Entry) -> Send:
+    def _send(self, topic: str, writer: str, entry: JournalEntry) -> Send:
         """Return a send; plain producers report physical offsets, kpsplit's logical ones."""
         reported = entry.partition if entry.reported_partition is None else entry.reported_partition
         parent = self._partition(topic, entry.partition)

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kpsplit.demo.group import GroupOutcome
-from kpsplit.demo.journal import Entry
-from kpsplit.demo.options import PLAIN_WRITER, SUSPENDED, News
+from kpsplit.demo.journal import JournalEntry
+from kpsplit.demo.options import PLAIN_WRITER, SUSPENDED, WriterNews
 from kpsplit.demo.readback import ReadBack, RecordId
 from kpsplit.demo.timeline import (
     Latencies,
     Series,
-    Span,
     Spread,
     Timeline,
+    TimeSpan,
     by_time,
     latencies,
     longest_waits,
@@ -28,7 +28,7 @@ from kpsplit.splitter.partition_state import PartitionState
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DemoVerdict:
     """One question that was put to the result, and its answer."""
 
     question: str
@@ -66,7 +66,7 @@ class DemoResult:
     """
 
     timeline: Timeline
-    news: Mapping[str, News]
+    news: Mapping[str, WriterNews]
     state: PartitionState
     back: ReadBack
     group: GroupOutcome
@@ -79,7 +79,7 @@ class DemoResult:
     starts: tuple[PhantomStart, ...]
     throughput: tuple[Series, ...]
     slowness: tuple[Series, ...]
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[DemoVerdict, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -114,20 +114,20 @@ def one_line(text: str) -> str:
 # -- the questions that decide between PASS and FAIL -----------------------------------------------
 
 
-Question = Callable[[DemoResult], Verdict]
+Question = Callable[[DemoResult], DemoVerdict]
 
 
-def nothing_went_wrong(result: DemoResult) -> Verdict:
+def nothing_went_wrong(result: DemoResult) -> DemoVerdict:
     """Ask the history checker."""
     history = result.back.history
-    return Verdict("history", history.clean, str(history).replace("\n", "; "))
+    return DemoVerdict("history", history.clean, str(history).replace("\n", "; "))
 
 
-def everything_arrived(result: DemoResult) -> Verdict:
+def everything_arrived(result: DemoResult) -> DemoVerdict:
     """On a cluster that works no send fails and none has an unknown outcome."""
     history = result.back.history
     ok = history.ok == history.sent == history.delivered
-    return Verdict(
+    return DemoVerdict(
         "complete",
         ok,
         f"{history.sent:,} sent, {history.ok:,} reported as delivered, {history.failed:,} failed, "
@@ -135,35 +135,35 @@ def everything_arrived(result: DemoResult) -> Verdict:
     )
 
 
-def values_are_intact(result: DemoResult) -> Verdict:
+def values_are_intact(result: DemoResult) -> DemoVerdict:
     """Every value is what was sent."""
     altered = result.back.altered
-    return Verdict("content", not altered, f"{altered} values differ from what was sent")
+    return DemoVerdict("content", not altered, f"{altered} values differ from what was sent")
 
 
-def readers_agree(result: DemoResult) -> Verdict:
+def readers_agree(result: DemoResult) -> DemoVerdict:
     """Nothing in the logs contradicts the lineage, nothing was missing."""
     tallies = result.back.tallies.values()
     foreign = sum(sum(tally.foreign.values()) for tally in tallies)
     gaps = [gap for tally in tallies for gap in tally.gaps]
     malformed = sum(tally.malformed_headers for tally in tallies)
     ok = not foreign and not gaps and not malformed
-    return Verdict(
+    return DemoVerdict(
         "reading", ok, f"{foreign} records contradict the lineage, {len(gaps)} gaps, {malformed} bad headers"
     )
 
 
-def phantoms_begin_above(result: DemoResult) -> Verdict:
+def phantoms_begin_above(result: DemoResult) -> DemoVerdict:
     """Offsets that anybody stored stay correct: phantoms begin above the parent's log end at the split."""
     wrong = [start for start in result.starts if not start.ok]
     worst = wrong or list(result.starts)
     told = ", ".join(f"{s.place}: {s.first} > {s.parent_end}" for s in worst)
-    return Verdict("logical offsets", not wrong, told)
+    return DemoVerdict("logical offsets", not wrong, told)
 
 
-def the_group_missed_nothing(result: DemoResult) -> Verdict:
+def the_group_missed_nothing(result: DemoResult) -> DemoVerdict:
     """The group worked on every record, per key in order; twice only what a killed or suspended one had."""
-    return Verdict("consumer group", result.group.verdict.good, str(result.group.verdict))
+    return DemoVerdict("consumer group", result.group.verdict.good, str(result.group.verdict))
 
 
 QUESTIONS: tuple[Question, ...] = (
@@ -212,7 +212,7 @@ def _parent_end(lineage: Lineage, before: Sequence[Segment]) -> int:
 # -- from journals, news and what was read back to the figures -------------------------------------
 
 
-Journals = Mapping[str, Sequence[Entry]]
+Journals = Mapping[str, Sequence[JournalEntry]]
 
 BIN_SECONDS = 0.2
 """Of the pictures."""
@@ -220,8 +220,8 @@ BIN_SECONDS = 0.2
 
 def sum_up(
     timeline: Timeline,
-    before: Mapping[str, News],
-    news: Mapping[str, News],
+    before: Mapping[str, WriterNews],
+    news: Mapping[str, WriterNews],
     state: PartitionState,
     back: ReadBack,
     group: GroupOutcome,
@@ -252,7 +252,7 @@ def sum_up(
     )
 
 
-def _held_elsewhere(before: Mapping[str, News], after: Mapping[str, News], affected: str) -> int:
+def _held_elsewhere(before: Mapping[str, WriterNews], after: Mapping[str, WriterNews], affected: str) -> int:
     """Return how many records of other partitions were held since, by writers that were not suspended."""
     return sum(
         held - before[name].held_in.get(partition, 0)
@@ -263,7 +263,7 @@ def _held_elsewhere(before: Mapping[str, News], after: Mapping[str, News], affec
     )
 
 
-def _undisturbed(journals: Journals, timeline: Timeline) -> list[Entry]:
+def _undisturbed(journals: Journals, timeline: Timeline) -> list[JournalEntry]:
     """Return the records of kpsplit's producers that tell about fences.
 
     Left out: those sent before all writers had started, and those of the suspended writer that were under way
@@ -279,7 +279,7 @@ def _undisturbed(journals: Journals, timeline: Timeline) -> list[Entry]:
     ]
 
 
-def _catching_up(journals: Journals, timeline: Timeline) -> Span | None:
+def _catching_up(journals: Journals, timeline: Timeline) -> TimeSpan | None:
     if timeline.suspension is None:
         return None
     return until_caught_up(journals.get(SUSPENDED, ()), timeline.suspension)
@@ -303,13 +303,13 @@ def _throughput(
     )
 
 
-def _place_of(back: ReadBack, writer: str, entry: Entry) -> PhysicalPartition | None:
+def _place_of(back: ReadBack, writer: str, entry: JournalEntry) -> PhysicalPartition | None:
     by_line: RecordId = ("", entry.sequence)
     return back.places.get((writer, entry.sequence)) or back.places.get(by_line)
 
 
 def _slowness(
-    timeline: Timeline, ours: Sequence[Entry], plain: Sequence[Entry], hot: int
+    timeline: Timeline, ours: Sequence[JournalEntry], plain: Sequence[JournalEntry], hot: int
 ) -> tuple[Series, ...]:
     """Return the greatest latency (ms) by time: affected partition, the others, the others of the control."""
     span = timeline.ended - timeline.began

@@ -10,11 +10,19 @@ from collections.abc import Callable, Collection, Iterable
 
 from kpsplit.control.operations import Operations
 from kpsplit.control.plans import Plan
-from kpsplit.demo.display import Board, Display, MemberLine, Place, WriterLine, tell_step
+from kpsplit.demo.display import Board, Display, MemberLine, PlaceLine, WriterLine, tell_step
 from kpsplit.demo.group import GroupActions
-from kpsplit.demo.options import PARTITIONS, SPLIT_AGAIN_INTO, SPLIT_INTO, SUSPENDED, News, Options, Stage
-from kpsplit.demo.processes import PATIENCE_SECONDS, Child, Children, Member
-from kpsplit.demo.timeline import FENCE_OFF, OperationLog, Span, Timeline
+from kpsplit.demo.options import (
+    PARTITIONS,
+    SPLIT_AGAIN_INTO,
+    SPLIT_INTO,
+    SUSPENDED,
+    Options,
+    WriterNews,
+    WriterStage,
+)
+from kpsplit.demo.processes import PATIENCE_SECONDS, MemberProcess, WriterProcess, WriterProcesses
+from kpsplit.demo.timeline import FENCE_OFF, OperationTimeline, Timeline, TimeSpan
 from kpsplit.demo.watch import Watch
 from kpsplit.errors import CheckFailedError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline, monotonic
@@ -79,7 +87,7 @@ class Scenario:
         self,
         options: Options,
         operations: Operations,
-        children: Children,
+        children: WriterProcesses,
         group: GroupActions,
         timeline: Timeline,
         display: Display,
@@ -94,7 +102,7 @@ class Scenario:
         self.state: PartitionState | None = None
         self.parents = tuple(PhysicalPartition(timeline.topic, p) for p in range(PARTITIONS))
         self.watch: Watch | None = None
-        self.news_before: dict[str, News] = {}
+        self.news_before: dict[str, WriterNews] = {}
         self._stretch_began = 0.0
 
     def run(self, connection: Connection) -> None:
@@ -130,7 +138,7 @@ class Scenario:
         self.phase = "all writers have ended; what they sent is read back and checked"
         self.show()
 
-    def news(self) -> dict[str, News]:
+    def news(self) -> dict[str, WriterNews]:
         """Return the writers' latest news."""
         return {child.name: child.news for child in self._children.all}
 
@@ -154,7 +162,7 @@ class Scenario:
         def wake(step: StepDone) -> None:
             if step.name == FENCE_OFF:
                 child.resume()
-                self._timeline.suspension = Span(f"{child.name} suspended", began, monotonic())
+                self._timeline.suspension = TimeSpan(f"{child.name} suspended", began, monotonic())
                 self._say(f"{child.name} is resumed (SIGCONT): what it had queued lands after the cut")
 
         try:
@@ -186,7 +194,7 @@ class Scenario:
         shares = "" if plan.shares is None else ", predicted shares " + _percentages(plan.shares)
         self.phase = label
         self._say(f"{label} {detail}{shares}")
-        log = OperationLog(label, detail)
+        log = OperationTimeline(label, detail)
         self._timeline.operations.append(log)
 
         def observe(step: StepDone) -> None:
@@ -249,9 +257,9 @@ class Scenario:
             raise KpsplitError(f"{parent} is not enrolled any more")
         return state.lineage
 
-    def _place(self, watch: Watch, place: PhysicalPartition) -> Place:
+    def _place(self, watch: Watch, place: PhysicalPartition) -> PlaceLine:
         rate = watch.samples.rate(place, RATE_SECONDS)
-        return Place(
+        return PlaceLine(
             short(place), self._role(place), watch.samples.end(place), rate, place == self._timeline.hot
         )
 
@@ -274,19 +282,19 @@ def _role_of(segment: Segment) -> str:
     return segment.kind.value if segment.kind is SegmentKind.OVERFLOW else f"{segment.kind} {segment.range}"
 
 
-def _is_served(child: Child) -> bool:
+def _is_served(child: WriterProcess) -> bool:
     return child.news.ok > child.news.waiting
 
 
-def _writer_line(child: Child) -> WriterLine:
+def _writer_line(child: WriterProcess) -> WriterLine:
     news = child.news
     stage = "suspended" if child.suspended else news.stage.value
-    if news.stage is Stage.STOPPING and not child.suspended:
-        stage = Stage.WRITING.value
+    if news.stage is WriterStage.STOPPING and not child.suspended:
+        stage = WriterStage.WRITING.value
     return WriterLine(child.name, stage, news.sent, news.ok + news.failed, news.waiting, news.strays)
 
 
-def _member_line(member: Member) -> MemberLine:
+def _member_line(member: MemberProcess) -> MemberLine:
     stage = "killed" if member.killed else "suspended" if member.suspended else "working"
     return MemberLine(member.name, stage, member.news.worked_on, member.news.slots)
 

@@ -18,9 +18,9 @@ from kpsplit.demo.group import GroupActions, group_of, orders_of, outcome_of
 from kpsplit.demo.journal import read_journal
 from kpsplit.demo.judging import read_commits
 from kpsplit.demo.options import KPSPLIT_WRITERS, PARTITIONS, Options, orders_for
-from kpsplit.demo.processes import PATIENCE_SECONDS, Children, Members
+from kpsplit.demo.processes import PATIENCE_SECONDS, MemberProcesses, WriterProcesses
 from kpsplit.demo.readback import ReadBack, Reading
-from kpsplit.demo.result import QUESTIONS, DemoResult, Journals, Verdict, sum_up
+from kpsplit.demo.result import QUESTIONS, DemoResult, DemoVerdict, Journals, sum_up
 from kpsplit.demo.scenario import Scenario, enrol, hot_of, make_topic
 from kpsplit.demo.timeline import Timeline
 from kpsplit.demo.traffic import Line
@@ -134,7 +134,7 @@ def refused_before_reading(
 
 def retire_after_reading(
     connection: Connection, operations: Operations, result: DemoResult, display: Display
-) -> Verdict:
+) -> DemoVerdict:
     """Let the group be at the ends, retire, and tell whether all sub-topics are gone."""
     hot = result.state.parent
     kept = {t.name for t in result.state.subtopics if t.state is not SubTopicState.RETIRED}
@@ -146,7 +146,7 @@ def retire_after_reading(
     state = operations.view().state(hot)
     left = [] if state is None else [t.name for t in state.subtopics if t.state is not SubTopicState.RETIRED]
     ok = state is not None and not left
-    return Verdict("retire", ok, f"{len(deleted)} sub-topics deleted, {len(left)} left")
+    return DemoVerdict("retire", ok, f"{len(deleted)} sub-topics deleted, {len(left)} left")
 
 
 # -- the whole demo --------------------------------------------------------------------------------
@@ -173,8 +173,8 @@ def run_demo(
         topic = timeline.topic
         offsets = offset_log_partitions(ClusterAdmin(connection))
         with (
-            Children(orders) as children,
-            Members(orders_of(endpoints.consumer, topic, folder)) as members,
+            WriterProcesses(orders) as children,
+            MemberProcesses(orders_of(endpoints.consumer, topic, folder)) as members,
             DrainWatch(connection, group_of(topic), offsets, display.say) as drains,
         ):
             group = GroupActions(operations, topic, members, drains, display.say)

@@ -10,7 +10,7 @@ from kpsplit.control.group_progress import RangeProgress, SegmentLeft
 from kpsplit.demo.group import GroupOutcome
 from kpsplit.demo.result import DemoResult
 from kpsplit.demo.timeline import Spread
-from kpsplit.demo.watch import Drain
+from kpsplit.demo.watch import SegmentDrain
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def members_table(group: GroupOutcome) -> Rows:
     return Rows("Consumer group", ("", "records"), (*shares, *again))
 
 
-def drain_table(drains: tuple[Drain, ...], began: float) -> Rows:
+def drain_table(drains: tuple[SegmentDrain, ...], began: float) -> Rows:
     """Return when each closed segment had been read by the whole group."""
     rows = tuple(
         (

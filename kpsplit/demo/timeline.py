@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 
 from kpsplit.control.status import Report
-from kpsplit.demo.journal import Entry
+from kpsplit.demo.journal import JournalEntry
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -15,7 +15,7 @@ FENCE_ON, FENCE_OFF = "Fence", "Commit"
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimeSpan:
     """A stretch of time, in seconds of the monotonic clock that all processes of the machine share."""
 
     label: str
@@ -33,7 +33,7 @@ class Span:
 
 
 @dataclass(slots=True)
-class OperationLog:
+class OperationTimeline:
     """One operation as the demo saw it. ``steps``: when each ended, and what it was."""
 
     label: str
@@ -42,11 +42,11 @@ class OperationLog:
     report: Report | None = None
 
     @property
-    def fence(self) -> Span | None:
+    def fence(self) -> TimeSpan | None:
         """From when the fence was being recorded until the commit was; None if there was none."""
         on = next((at - step.seconds for at, step in self.steps if step.name == FENCE_ON), None)
         off = next((at for at, step in self.steps if step.name == FENCE_OFF), None)
-        return None if on is None or off is None else Span(self.label, on, off)
+        return None if on is None or off is None else TimeSpan(self.label, on, off)
 
 
 @dataclass(slots=True)
@@ -57,11 +57,11 @@ class Timeline:
     topic: str
     ended: float = 0.0
     hot: PhysicalPartition | None = None
-    operations: list[OperationLog] = field(default_factory=list)
-    suspension: Span | None = None
+    operations: list[OperationTimeline] = field(default_factory=list)
+    suspension: TimeSpan | None = None
 
     @property
-    def fences(self) -> list[Span]:
+    def fences(self) -> list[TimeSpan]:
         """The fences of all operations, in their order."""
         return [fence for operation in self.operations if (fence := operation.fence) is not None]
 
@@ -107,7 +107,7 @@ class Latencies:
     others_outside: Spread
 
 
-def latencies(entries: Iterable[Entry], hot: int, fences: Sequence[Span]) -> Latencies:
+def latencies(entries: Iterable[JournalEntry], hot: int, fences: Sequence[TimeSpan]) -> Latencies:
     """Return the latencies of all reported records; ``hot``: the affected logical partition."""
     found: dict[tuple[bool, bool], list[float]] = {(a, b): [] for a in (True, False) for b in (True, False)}
     for entry in entries:
@@ -120,7 +120,7 @@ def latencies(entries: Iterable[Entry], hot: int, fences: Sequence[Span]) -> Lat
     return Latencies(spreads[True, True], spreads[True, False], spreads[False, True], spreads[False, False])
 
 
-def until_caught_up(entries: Iterable[Entry], suspension: Span) -> Span:
+def until_caught_up(entries: Iterable[JournalEntry], suspension: TimeSpan) -> TimeSpan:
     """Return the suspension with what followed it: until all that was sent before its end was reported."""
     reports = (
         e.reported_at
@@ -130,14 +130,14 @@ def until_caught_up(entries: Iterable[Entry], suspension: Span) -> Span:
     return replace(suspension, ended=max(reports, default=suspension.ended))
 
 
-def without_suspended(entries: Iterable[Entry], suspension: Span | None) -> list[Entry]:
+def without_suspended(entries: Iterable[JournalEntry], suspension: TimeSpan | None) -> list[JournalEntry]:
     """Leave out the records that were under way while their own writer was suspended: no fence did that."""
     if suspension is None:
         return list(entries)
     return [e for e in entries if e.reported_at is None or not suspension.overlaps(e.sent_at, e.reported_at)]
 
 
-def longest_waits(entries: Iterable[Entry], hot: int, fences: Sequence[Span]) -> list[float]:
+def longest_waits(entries: Iterable[JournalEntry], hot: int, fences: Sequence[TimeSpan]) -> list[float]:
     """Return for each fence the longest latency (ms) of records for the affected partition."""
     longest = [0.0] * len(fences)
     for entry in entries:

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from kpsplit.demo.display import Display
 from kpsplit.demo.processes import ChildProcess, die_with_parent
-from kpsplit.demo.result import Verdict
+from kpsplit.demo.result import DemoVerdict
 from kpsplit.errors import KpsplitError
 from kpsplit.files import write_whole
 from kpsplit.kafka.clock import Deadline, monotonic
@@ -34,7 +34,7 @@ TIMES_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Question:
+class VerificationQuestion:
     """What to verify: a topic. ``properties`` may hold secrets; ``report`` is where the report goes."""
 
     properties: dict[str, Any]
@@ -52,7 +52,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class VerificationAnswer:
     """What came out. ``error``: why it could not be judged, None if it could."""
 
     clean: bool = False
@@ -70,7 +70,7 @@ class Answer:
         return cls(**json.loads(line))
 
 
-def answered(question: Question) -> Answer:
+def answered(question: VerificationQuestion) -> VerificationAnswer:
     """Verify the topic and write the report."""
     from kpsplit.spark_jobs import verify
     from kpsplit.spark_jobs.report import report_page, times_of
@@ -85,9 +85,9 @@ def answered(question: Question) -> Answer:
         times = times_of(connection, found.snapshot, TIMES_SECONDS)
         write_whole(Path(question.report), report_page(found, times).encode())
     except (KpsplitError, OSError) as error:
-        return Answer(error=str(error))
+        return VerificationAnswer(error=str(error))
     told = result_line(found).removeprefix(f"{question.topic}: ")
-    return Answer(found.clean, told, monotonic() - began)
+    return VerificationAnswer(found.clean, told, monotonic() - began)
 
 
 def main() -> None:
@@ -97,7 +97,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Spark's temporary files are removed at the exit
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a JVM writes warnings there
-        answers.write(f"{answered(Question.decode(sys.stdin.readline())).encode()}\n")
+        answers.write(f"{answered(VerificationQuestion.decode(sys.stdin.readline())).encode()}\n")
         answers.flush()
         sys.stdin.read()
 
@@ -116,7 +116,7 @@ class Verification:
     """Verifies the topic as ``kpsplit verify`` does, while the block goes on, and writes its report."""
 
     def __init__(self, connection: Connection, topic: str, report: Path, display: Display) -> None:
-        self._question = Question(connection.properties, topic, str(report.resolve()))
+        self._question = VerificationQuestion(connection.properties, topic, str(report.resolve()))
         self._display = display
         self._verifier: _Verifier | None = None
 
@@ -130,7 +130,7 @@ class Verification:
         self._verifier = _Verifier(self._question)
         return self
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> DemoVerdict | None:
         """Wait for the answer; None where there is no PySpark.
 
         Raises:
@@ -142,7 +142,7 @@ class Verification:
         self._display.say(
             f"    in Spark: {answer.told}; {answer.seconds:.1f} s; report: {self._question.report}"
         )
-        return Verdict(QUESTION, answer.clean, answer.told)
+        return DemoVerdict(QUESTION, answer.clean, answer.told)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -155,8 +155,8 @@ class Verification:
 class _Verifier(ChildProcess):
     """The process."""
 
-    def __init__(self, question: Question) -> None:
-        self._answer: Answer | None = None
+    def __init__(self, question: VerificationQuestion) -> None:
+        self._answer: VerificationAnswer | None = None
         super().__init__(
             "the verification of", question.topic, "kpsplit.demo.verification", question.encode()
         )
@@ -174,9 +174,9 @@ class _Verifier(ChildProcess):
     def heard(self, line: str) -> None:
         """Take the answer; other lines are somebody else's."""
         with suppress(ValueError, TypeError):
-            self._answer = Answer.decode(line)
+            self._answer = VerificationAnswer.decode(line)
 
-    def answer(self) -> Answer:
+    def answer(self) -> VerificationAnswer:
         """Wait for it.
 
         Raises:

@@ -123,7 +123,7 @@ READ_SECONDS = 10.0
 
 
 @dataclass(slots=True)
-class Drain:
+class SegmentDrain:
     """A closed segment: when it was closed and, once it is, when the group had read all of it."""
 
     segment: Segment
@@ -154,7 +154,7 @@ class DrainWatch(Background):
     def __init__(
         self, connection: Connection, group: str, partitions: int, told: Callable[[str], None]
     ) -> None:
-        self.drains: list[Drain] = []
+        self.drains: list[SegmentDrain] = []
         self._connection = connection
         self._group = group
         self._partitions = partitions
@@ -169,11 +169,11 @@ class DrainWatch(Background):
         with self._lock:
             known = {drain.segment.id for drain in self.drains}
             new = [s for s in state.lineage if not s.is_open and s.id not in known]
-            self.drains += [Drain(segment, at) for segment in new]
+            self.drains += [SegmentDrain(segment, at) for segment in new]
             self._state = state
 
     @property
-    def waiting(self) -> list[Drain]:
+    def waiting(self) -> list[SegmentDrain]:
         """The closed segments that are not drained yet."""
         with self._lock:
             return [drain for drain in self.drains if drain.drained_at is None]
@@ -202,7 +202,7 @@ class DrainWatch(Background):
                 self._told(drained_line(drain))
 
 
-def drained_line(drain: Drain) -> str:
+def drained_line(drain: SegmentDrain) -> str:
     """Return a line about a drained segment."""
     segment = drain.segment
     return (

@@ -20,7 +20,7 @@ from typing import Any
 import confluent_kafka
 
 from kpsplit.demo.journal import JournalWriter
-from kpsplit.demo.options import Command, Kind, News, Orders, Stage
+from kpsplit.demo.options import WriterCommand, WriterKind, WriterNews, WriterOrders, WriterStage
 from kpsplit.demo.processes import die_with_parent
 from kpsplit.demo.traffic import (
     Item,
@@ -45,10 +45,10 @@ REST_PER_SECOND = 20_000.0
 """How fast the rest of a file is sent when the operations are over."""
 
 
-class Writer:
+class DemoWriter:
     """Sends records and notes their fates."""
 
-    def __init__(self, orders: Orders, journal: JournalWriter) -> None:
+    def __init__(self, orders: WriterOrders, journal: JournalWriter) -> None:
         self._orders = orders
         self._journal = journal
         self.sent = self.ok = self.failed = 0
@@ -78,13 +78,13 @@ class Writer:
         """Wait for reports; return how many are missing."""
         return int(self._client.flush(seconds))
 
-    def news(self, stage: Stage, error: str | None = None) -> News:
+    def news(self, stage: WriterStage, error: str | None = None) -> WriterNews:
         """Return how things stand."""
-        news = News(stage, self.sent, self.ok, self.failed, len(self._client), error=error)
+        news = WriterNews(stage, self.sent, self.ok, self.failed, len(self._client), error=error)
         if not isinstance(self._client, Producer):
             return news
         stats = self._client.layout_stats()
-        return News(
+        return WriterNews(
             stage, self.sent, self.ok, self.failed, len(self._client), stats.held, stats.strays,
             stats.pauses_ms, {name: p.held for name, p in stats.partitions.items()}, error,
         )  # fmt: skip
@@ -106,16 +106,18 @@ class Writer:
         self._journal.reported(sequence, error is None, message.partition(), message.offset(), at)
 
 
-class Work:
+class WriterLoop:
     """The loop of one writer."""
 
-    def __init__(self, orders: Orders, writer: Writer, commands: deque[Command | None]) -> None:
+    def __init__(
+        self, orders: WriterOrders, writer: DemoWriter, commands: deque[WriterCommand | None]
+    ) -> None:
         self._items = _items(orders)
         self._writer = writer
         self._commands = commands
         self._pacer = Pacer(orders.rate, monotonic(), orders.stock)
         self._finite = orders.input is not None
-        self._stage = Stage.WRITING
+        self._stage = WriterStage.WRITING
         self._news_at = 0.0
         self._exhausted = False
         self._hurrying = False
@@ -123,7 +125,7 @@ class Work:
 
     def run(self) -> None:
         """Write until told to finish (a file: until it is at its end as well), then drain."""
-        while self._stage is Stage.WRITING and not self.abandoned:
+        while self._stage is WriterStage.WRITING and not self.abandoned:
             now = monotonic()
             self._send(self._pacer.due(now))
             self._writer.poll_until(now + self._pacer.interval)
@@ -149,13 +151,13 @@ class Work:
         command = self._commands[0]
         if command is None:
             self.abandoned = True
-        elif command is Command.SUSPEND:
+        elif command is WriterCommand.SUSPEND:
             self._commands.popleft()
             self._suspend()
         elif self._finite and not self._exhausted:
             self._hurry()
         else:
-            self._stage = Stage.DRAINING
+            self._stage = WriterStage.DRAINING
 
     def _hurry(self) -> None:
         """The operations are over: send the rest of the file."""
@@ -165,17 +167,17 @@ class Work:
 
     def _suspend(self) -> None:
         """Stop the whole process with records given to the client and not sent."""
-        self._tell(Stage.STOPPING)
+        self._tell(WriterStage.STOPPING)
         self._send(BURST)
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def _drain(self) -> None:
         end = monotonic() + (ABANDON_SECONDS if self.abandoned else FLUSH_SECONDS)
-        self._stage = Stage.DRAINING
+        self._stage = WriterStage.DRAINING
         while self._writer.flush(NEWS_SECONDS) and monotonic() < end:
             self._tell()
 
-    def _tell(self, stage: Stage | None = None) -> None:
+    def _tell(self, stage: WriterStage | None = None) -> None:
         now = monotonic()
         if stage is None and now < self._news_at:
             return
@@ -183,13 +185,13 @@ class Work:
         tell(self._writer.news(stage or self._stage))
 
 
-def tell(news: News) -> None:
+def tell(news: WriterNews) -> None:
     """Send news to the parent."""
     sys.stdout.write(news.encode())
     sys.stdout.flush()
 
 
-def _items(orders: Orders) -> Iterator[Item]:
+def _items(orders: WriterOrders) -> Iterator[Item]:
     if orders.input is None:
         keys = Keys.skewed(orders.seed, orders.partitions)
         return skewed_items(orders.name, keys, orders.partitions, orders.seed)
@@ -197,20 +199,20 @@ def _items(orders: Orders) -> Iterator[Item]:
     return line_items(orders.name, orders.writers, lines, orders.partitions)
 
 
-def _client(orders: Orders) -> Any:
+def _client(orders: WriterOrders) -> Any:
     config = {
         **orders.properties,
         "client.id": f"kpsplit-demo-{orders.name}",
         "enable.idempotence": True,
         "linger.ms": LINGER_MS,
     }
-    return Producer(config) if orders.kind is Kind.KPSPLIT else confluent_kafka.Producer(config)
+    return Producer(config) if orders.kind is WriterKind.KPSPLIT else confluent_kafka.Producer(config)
 
 
-def _listen(commands: deque[Command | None]) -> None:
+def _listen(commands: deque[WriterCommand | None]) -> None:
     """Take commands from stdin; its end means that the parent is gone."""
     for line in sys.stdin:
-        commands.append(Command(line.strip()))
+        commands.append(WriterCommand(line.strip()))
     commands.clear()
     commands.append(None)
 
@@ -219,20 +221,20 @@ def main() -> int:
     """Work; return the exit code."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent decides
-    orders = Orders.decode(sys.stdin.readline())
-    commands: deque[Command | None] = deque()
+    orders = WriterOrders.decode(sys.stdin.readline())
+    commands: deque[WriterCommand | None] = deque()
     with JournalWriter(Path(orders.journal)) as journal:
-        writer = Writer(orders, journal)
-        work = Work(orders, writer, commands)
+        writer = DemoWriter(orders, journal)
+        work = WriterLoop(orders, writer, commands)
         signal.signal(signal.SIGTERM, work.abandon)
         threading.Thread(target=_listen, args=(commands,), daemon=True).start()
         try:
             work.run()
-            news = writer.news(Stage.DONE)
+            news = writer.news(WriterStage.DONE)
             if not work.abandoned:
                 writer.close()
         except (KpsplitError, confluent_kafka.KafkaException) as error:
-            tell(writer.news(Stage.DONE, str(error)))
+            tell(writer.news(WriterStage.DONE, str(error)))
             return 1
     tell(news)
     return 0

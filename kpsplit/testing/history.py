@@ -83,7 +83,7 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Findings:
+class FoundAnomalies:
     """Counts per anomaly, with the first ``examples`` of each."""
 
     examples: int
@@ -97,9 +97,9 @@ class Findings:
         if len(texts) < self.examples:
             texts.append(text)
 
-    def copy(self) -> Findings:
+    def copy(self) -> FoundAnomalies:
         """Return findings of their own, with what these have so far."""
-        return Findings(self.examples, dict(self._counts), {a: list(t) for a, t in self._texts.items()})
+        return FoundAnomalies(self.examples, dict(self._counts), {a: list(t) for a, t in self._texts.items()})
 
     def all(self) -> list[Finding]:
         """Return what was found, in the order of ``Anomaly``."""
@@ -296,7 +296,7 @@ class HistoryChecker:
         self._delivered_at: dict[Hashable, Delivery] = {}
         self._elsewhere: dict[Hashable, Delivery] = {}  # not where its report says, so far
         self._library_duplicates = 0
-        self._found = Findings(examples)
+        self._found = FoundAnomalies(examples)
         self._counts = dict.fromkeys(SendOutcome, 0)
         self._written = dict.fromkeys(SendOutcome, 0)
         self._failed_out_of_order = 0

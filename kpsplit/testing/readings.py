@@ -27,7 +27,7 @@ from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Deliver, Skip, SkipReason, classify, reader_hash
 from kpsplit.splitter.records.marker import Marker
 from kpsplit.splitter.records.stamp import Stamp
-from kpsplit.testing.history import DEFAULT_EXAMPLES, Anomaly, Delivery, Finding, Findings, in_words
+from kpsplit.testing.history import DEFAULT_EXAMPLES, Anomaly, Delivery, Finding, FoundAnomalies, in_words
 
 _Place = tuple[PhysicalPartition, int]
 
@@ -93,7 +93,7 @@ class ReadingChecker:
         self._strays: set[_Place] = set()
         self._segments: dict[tuple[PhysicalPartition, int], _SegmentIndex] = {}
         self._readers: dict[tuple[str, PhysicalPartition], _Reader] = {}
-        self._found = Findings(examples)
+        self._found = FoundAnomalies(examples)
         self._read = 0
 
     def raw(self, record: RawRecord) -> None:

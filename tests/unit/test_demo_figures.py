@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.demo.journal import Entry
-from kpsplit.demo.options import Command, Kind, News, Orders, Stage
+from kpsplit.demo.journal import JournalEntry
+from kpsplit.demo.options import WriterCommand, WriterKind, WriterNews, WriterOrders, WriterStage
 from kpsplit.demo.timeline import (
-    OperationLog,
-    Span,
+    OperationTimeline,
     Spread,
     Timeline,
+    TimeSpan,
     by_time,
     latencies,
     longest_waits,
@@ -27,9 +27,9 @@ from kpsplit.testing import SendOutcome
 HOT, OTHER = 2, 4
 
 
-def entry(partition: int, sent_at: float, reported_at: float | None) -> Entry:
+def entry(partition: int, sent_at: float, reported_at: float | None) -> JournalEntry:
     outcome = SendOutcome.UNKNOWN if reported_at is None else SendOutcome.OK
-    return Entry(0, b"k", partition, sent_at, outcome, partition, 0, reported_at)
+    return JournalEntry(0, b"k", partition, sent_at, outcome, partition, 0, reported_at)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_nothing_has_a_spread_of_zeros() -> None:
 
 
 def test_latencies_are_told_apart_by_partition_and_fence() -> None:
-    fences = [Span("split", 10.0, 10.1)]
+    fences = [TimeSpan("split", 10.0, 10.1)]
     entries = [
         entry(HOT, 9.95, 10.2),
         entry(HOT, 10.2, 10.3),
@@ -63,15 +63,15 @@ def test_latencies_are_told_apart_by_partition_and_fence() -> None:
 
 def test_what_was_under_way_in_a_writers_suspension_is_left_out() -> None:
     entries = [entry(HOT, 1.0, 1.1), entry(HOT, 4.9, 9.0), entry(HOT, 9.5, 9.6), entry(HOT, 6.0, None)]
-    left = without_suspended(entries, Span("suspended", 5.0, 8.0))
+    left = without_suspended(entries, TimeSpan("suspended", 5.0, 8.0))
     assert [e.sent_at for e in left] == [1.0, 9.5, 6.0]
     assert without_suspended(entries, None) == entries
 
 
 def test_a_suspended_writer_has_caught_up_when_all_that_was_under_way_is_reported() -> None:
-    suspension = Span("suspended", 5.0, 8.0)
+    suspension = TimeSpan("suspended", 5.0, 8.0)
     entries = [entry(HOT, 1.0, 1.1), entry(HOT, 4.9, 9.0), entry(HOT, 7.9, 8.5), entry(HOT, 8.2, 9.9)]
-    assert until_caught_up(entries, suspension) == Span("suspended", 5.0, 9.0)
+    assert until_caught_up(entries, suspension) == TimeSpan("suspended", 5.0, 9.0)
     assert until_caught_up([], suspension) == suspension
 
 
@@ -85,16 +85,18 @@ def test_a_bin_without_samples_has_no_value() -> None:
 
 
 def test_a_fence_lasts_from_its_record_to_the_commit() -> None:
-    log = OperationLog("split")
+    log = OperationTimeline("split")
     log.steps += [
         (1.0, StepDone("Prepare", 0.1)),
         (5.0, StepDone("Fence", 0.5)),
         (6.0, StepDone("Commit", 0.25)),
     ]
-    assert log.fence == Span("split", 4.5, 6.0)
-    rolled_back = OperationLog("merge", steps=[(5.0, StepDone("Fence", 0.5)), (6.0, StepDone("Abort", 0.1))])
+    assert log.fence == TimeSpan("split", 4.5, 6.0)
+    rolled_back = OperationTimeline(
+        "merge", steps=[(5.0, StepDone("Fence", 0.5)), (6.0, StepDone("Abort", 0.1))]
+    )
     assert rolled_back.fence is None
-    assert Timeline(0.0, "t", operations=[log, rolled_back]).fences == [Span("split", 4.5, 6.0)]
+    assert Timeline(0.0, "t", operations=[log, rolled_back]).fences == [TimeSpan("split", 4.5, 6.0)]
 
 
 def test_the_hottest_partition_is_the_one_that_grew_most_lately() -> None:
@@ -117,10 +119,10 @@ def test_the_hottest_partition_is_the_one_that_grew_most_lately() -> None:
 
 
 def test_orders_and_news_survive_the_pipe() -> None:
-    orders = Orders(
-        "w", Kind.PLAIN, {"bootstrap.servers": "b"}, "t", 6, 1.5, 7, "/j", ("w", "x"), "/in", r"^(\S+)"
+    orders = WriterOrders(
+        "w", WriterKind.PLAIN, {"bootstrap.servers": "b"}, "t", 6, 1.5, 7, "/j", ("w", "x"), "/in", r"^(\S+)"
     )
-    assert Orders.decode(orders.encode()) == orders
-    news = News(Stage.DRAINING, 5, 4, 1, 0, 2, 3, (10, 20), {"t/1": 2}, "why")
-    assert News.decode(news.encode()) == news
-    assert Command("suspend") is Command.SUSPEND
+    assert WriterOrders.decode(orders.encode()) == orders
+    news = WriterNews(WriterStage.DRAINING, 5, 4, 1, 0, 2, 3, (10, 20), {"t/1": 2}, "why")
+    assert WriterNews.decode(news.encode()) == news
+    assert WriterCommand("suspend") is WriterCommand.SUSPEND

@@ -12,8 +12,8 @@ import pytest
 from kpsplit.demo.journal import NO_KEY, Worked, pack, read_worked
 from kpsplit.demo.judging import CommitHistory, Committed, Excuses, GroupVerdict, Victim, judge
 from kpsplit.demo.options import MemberNews
-from kpsplit.demo.processes import Member, Members
-from kpsplit.demo.watch import Drain, drained_line, undrained
+from kpsplit.demo.processes import MemberProcess, MemberProcesses
+from kpsplit.demo.watch import SegmentDrain, drained_line, undrained
 from kpsplit.errors import DeadlineExceededError
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
@@ -49,11 +49,11 @@ def judged(
 
 
 def test_a_group_that_is_late_tells_what_each_member_has_come_to() -> None:
-    first, second, third = (Mock(spec=Member, killed=False, suspended=False) for _ in range(3))
+    first, second, third = (Mock(spec=MemberProcess, killed=False, suspended=False) for _ in range(3))
     first.name, first.news = "reader-1", MemberNews(worked_on=1200, slots=8)
     second.name, second.killed = "reader-2", True
     third.name, third.suspended = "reader-3", True
-    members = Members(Mock())
+    members = MemberProcesses(Mock())
     members.all += [first, second, third]
     with pytest.raises(DeadlineExceededError, match=(
         r"^waited 0 s for the group to begin: reader-1 has 8 slots and worked on 1,200 records, "
@@ -160,6 +160,6 @@ def test_segments_are_drained_when_every_range_of_the_group_is_past_them() -> No
 
 def test_a_drain_tells_how_long_it_took() -> None:
     segment = next(s for s in LINEAGE if not s.is_open)
-    done, waiting = Drain(segment, 10.0, 12.5), Drain(segment, 10.0)
+    done, waiting = SegmentDrain(segment, 10.0, 12.5), SegmentDrain(segment, 10.0)
     assert drained_line(done).endswith("2.5 s after the cut")
     assert (done.seconds, waiting.seconds) == (2.5, None)

@@ -15,24 +15,24 @@ from kpsplit.consumer.fetch.lineage_reader import Tally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.control.status import Report
 from kpsplit.demo.group import GroupOutcome
-from kpsplit.demo.journal import Entry
+from kpsplit.demo.journal import JournalEntry
 from kpsplit.demo.judging import GroupVerdict
-from kpsplit.demo.options import PLAIN_WRITER, News, Stage
+from kpsplit.demo.options import PLAIN_WRITER, WriterNews, WriterStage
 from kpsplit.demo.page import LogScale, Scale, page, powers, runs, ticks, usual_height
 from kpsplit.demo.readback import ReadBack, Reading, SegmentSeen
 from kpsplit.demo.result import (
     QUESTIONS,
     DemoResult,
+    DemoVerdict,
     PhantomStart,
-    Verdict,
     failed_line,
     last_line,
     phantom_starts,
 )
 from kpsplit.demo.tables import Rows, table_lines, write_summary
-from kpsplit.demo.timeline import Latencies, OperationLog, Series, Span, Spread, Timeline
+from kpsplit.demo.timeline import Latencies, OperationTimeline, Series, Spread, Timeline, TimeSpan
 from kpsplit.demo.traffic import LINE_HEADER, Line, value_of
-from kpsplit.demo.watch import Drain
+from kpsplit.demo.watch import SegmentDrain
 from kpsplit.pages.lineage import OVERFLOW_COLOUR
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import Lineage, SegmentKind
@@ -45,12 +45,12 @@ STATE = life().merged
 SPREAD = Spread(3, 10.0, 20.0, 21.0)
 
 
-def operation(label: str, began: float) -> OperationLog:
+def operation(label: str, began: float) -> OperationTimeline:
     outcome = STATE.last
     assert outcome is not None
     pauses = {"a": PauseReport(outcome.attempt.id, 40, 7, 0)}
     steps = [(began, StepDone("Fence", 0.01)), (began + 0.1, StepDone("Commit", 0.02))]
-    return OperationLog(label, "of orders/3", steps, Report(outcome, STATE, pauses, 1.0))
+    return OperationTimeline(label, "of orders/3", steps, Report(outcome, STATE, pauses, 1.0))
 
 
 def a_result() -> DemoResult:
@@ -59,7 +59,7 @@ def a_result() -> DemoResult:
     seen = {s.id: SegmentSeen(5, 10 * s.id, 10 * s.id + 4) for s in STATE.lineage}
     back = ReadBack(replace(history, sent=5, ok=5, delivered=5), {PARENT: Tally()}, {PARENT: seen}, {}, 0)
     places = [str(s) for s in STATE.lineage.sources()]
-    drained = Drain(next(s for s in STATE.lineage if not s.is_open), 101.1, 103.6)
+    drained = SegmentDrain(next(s for s in STATE.lineage if not s.is_open), 101.1, 103.6)
     result = DemoResult(
         timeline=Timeline(
             100.0,
@@ -67,9 +67,12 @@ def a_result() -> DemoResult:
             104.0,
             PARENT,
             [operation("split into 4", 101.0), operation("merge", 103.0)],
-            Span("writer-4 suspended", 100.5, 101.1),
+            TimeSpan("writer-4 suspended", 100.5, 101.1),
         ),
-        news={"writer-1": News(Stage.DONE, 5, 5, 0, 0, 2, 1, (40, 50)), PLAIN_WRITER: News(Stage.DONE, 1, 1)},
+        news={
+            "writer-1": WriterNews(WriterStage.DONE, 5, 5, 0, 0, 2, 1, (40, 50)),
+            PLAIN_WRITER: WriterNews(WriterStage.DONE, 1, 1),
+        },
         state=STATE,
         back=back,
         group=GroupOutcome(GroupVerdict(5, shares=Counter({"reader-1": 5})), (drained,), None),
@@ -230,7 +233,7 @@ def test_every_picture_is_a_sound_document() -> None:
 
 def test_the_page_shows_a_failure() -> None:
     result = a_result()
-    text = page(replace(result, verdicts=(Verdict("history", False, "lost: 1"),)))
+    text = page(replace(result, verdicts=(DemoVerdict("history", False, "lost: 1"),)))
     assert 'section class="found"' in text
     assert "FAIL sent=5" in text
 
@@ -270,9 +273,9 @@ def record(offset: int, key: bytes | None, value: bytes, line: int | None = None
     return LogicalRecord(offset, 0, 0, key, value, headers, PARENT.topic, PARENT.partition, offset, 1, None)
 
 
-def entry(sequence: int, key: bytes | None, offset: int | None) -> Entry:
+def entry(sequence: int, key: bytes | None, offset: int | None) -> JournalEntry:
     outcome = SendOutcome.UNKNOWN if offset is None else SendOutcome.OK
-    return Entry(sequence, key, PARENT.partition, 1.0, outcome, PARENT.partition, offset, 2.0)
+    return JournalEntry(sequence, key, PARENT.partition, 1.0, outcome, PARENT.partition, offset, 2.0)
 
 
 def test_records_are_matched_with_journals_by_their_values() -> None:

@@ -27,8 +27,7 @@ from kpsplit.control.plans import Check as PlanCheck
 from kpsplit.control.plans import Drain, HotKey
 from kpsplit.control.seeking import Seek, Target, Whence
 from kpsplit.demo.page import page
-from kpsplit.demo.result import Verdict as Answer
-from kpsplit.demo.result import failed_line
+from kpsplit.demo.result import DemoVerdict, failed_line
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.groups import Owner
 from kpsplit.spark_jobs.report import report_page
@@ -182,7 +181,7 @@ class Tags(HTMLParser):
 
 def a_bad_demo() -> str:
     """The page of a demo that went wrong with a bad reason."""
-    return page(replace(a_result(), verdicts=(Answer(EVIL, False, EVIL),)))
+    return page(replace(a_result(), verdicts=(DemoVerdict(EVIL, False, EVIL),)))
 
 
 @pytest.mark.parametrize("make", [lambda: report_page(a_verdict()), a_bad_demo], ids=["verify", "demo"])

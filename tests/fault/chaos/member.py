@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, TextIO
 from confluent_kafka import KafkaException
 
 from kpsplit.consumer.fetch.gaps import Gap
-from kpsplit.demo.member import Work, tell
+from kpsplit.demo.member import MemberLoop, tell
 from kpsplit.demo.options import MemberNews, MemberOrders
 from kpsplit.demo.processes import die_with_parent
 from kpsplit.errors import KpsplitError
@@ -46,7 +46,7 @@ def gaps_of(journal: Path) -> list[Gap]:
     return [gap for line in lines if (gap := told_gap(line)) is not None]
 
 
-class Member(Work):
+class Member(MemberLoop):
     """A member that writes down when slots were taken from it that it had not given up."""
 
     def __init__(self, orders: MemberOrders, journal: BinaryIO, losses: TextIO, told: TextIO) -> None:

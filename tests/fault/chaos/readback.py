@@ -9,7 +9,7 @@ from pathlib import Path
 from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.consumer.fetch.lineage_reader import LineageReader
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
-from kpsplit.demo.journal import Entry, read_journal
+from kpsplit.demo.journal import JournalEntry, read_journal
 from kpsplit.demo.traffic import sequence_in, writer_in
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -83,7 +83,7 @@ def plainly_read_back(connection: Connection, state: PartitionState) -> tuple[li
         return reader.tally.gaps, offsets
 
 
-def _send(topic: str, writer: str, entry: Entry, found: PhysicalPartition | None) -> Send:
+def _send(topic: str, writer: str, entry: JournalEntry, found: PhysicalPartition | None) -> Send:
     """Return a send. Without a report nobody knows its partition: partitions may have been added."""
     ok = entry.outcome is SendOutcome.OK
     reported = entry.partition if entry.reported_partition is None or not ok else entry.reported_partition
