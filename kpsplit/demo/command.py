@@ -204,7 +204,7 @@ def _before_the_verb(ctx: click.Context) -> dict[str, Any]:
 
 
 def _run(given: dict[str, Any], roles: dict[str, dict[str, Any]], options: Any, lines: Any) -> bool:
-    """Run the demo, print its result, write the page; tell whether it passed."""
+    """Run the demo, print its result, write the page; return whether it passed."""
     from kpsplit.demo.page import page
     from kpsplit.demo.result import failed_line, last_line
     from kpsplit.demo.tables import write_summary

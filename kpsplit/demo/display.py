@@ -17,7 +17,7 @@ from kpsplit.splitter.driver import StepDone
 
 LINE_SECONDS = 5.0
 _BAR_WIDTH = 24
-_TELLING = {
+_STEP_TEXTS = {
     "CreateSubTopic": "sub-topic created",
     "CoLocateLeaders": "leaders moved together",
     "AwaitReady": "producers answered",
@@ -75,7 +75,7 @@ class Board:
 
 
 class Display(Protocol):
-    """Who is told. ``show`` is called from another thread."""
+    """Where the demo shows what it does. ``show`` is called from another thread."""
 
     def __enter__(self) -> Self: ...
 
@@ -84,7 +84,7 @@ class Display(Protocol):
     ) -> None: ...
 
     def say(self, text: str) -> None:
-        """Tell what happens."""
+        """Show a line about what happens."""
         ...
 
     def show(self, board: Board) -> None:
@@ -98,9 +98,9 @@ def open_display(stream: TextIO | None = None) -> Display:
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(stream or sys.stderr)
 
 
-def tell_step(display: Display, step: StepDone) -> None:
-    """Tell about a step of an operation, if it is one worth telling."""
-    text = _TELLING.get(step.name)
+def show_step(display: Display, step: StepDone) -> None:
+    """Show a step of an operation, if it is one worth showing."""
+    text = _STEP_TEXTS.get(step.name)
     if text is not None:
         detail = f"  ({step.detail})" if step.detail else ""
         display.say(f"    {text:<38}{step.seconds * 1000:7.0f} ms{detail}")
@@ -140,7 +140,7 @@ class PlainDisplay:
 
 
 def _last(name: str) -> str:
-    """Return as little of a partition's name as tells it from the others: its number, or a phantom's name."""
+    """Return the short form of a partition's name: its number, or a phantom's name."""
     return name if name.startswith("split-") else name.rpartition("/")[2]
 
 

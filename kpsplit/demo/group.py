@@ -76,7 +76,7 @@ class GroupActions:
         self._say(f"{SUSPENDED} is resumed (SIGCONT): what it still has in hand is not its own any more")
 
     def look(self, partition: int) -> None:
-        """Tell where the group stands in a partition, by its range commits."""
+        """Say where the group stands in a partition, by its range commits."""
         (self.progress,) = self._operations.offsets(group_of(self._topic), self._topic, partition)
         for range_ in self.progress.ranges:
             self._say(f"    {_line(range_)}")
@@ -105,7 +105,7 @@ class GroupActions:
     def _at_the_end(self) -> bool:
         if self.drains.waiting:
             return False
-        with suppress(UnreachableError, DeadlineExceededError):  # slow brokers: the next look tells
+        with suppress(UnreachableError, DeadlineExceededError):  # slow brokers: the next look decides
             found = self._operations.offsets(group_of(self._topic), self._topic)
             return all(progress.lag == 0 for progress in found)
         return False

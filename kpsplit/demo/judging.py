@@ -40,7 +40,7 @@ class Committed(NamedTuple):
 
 
 class CommitHistory:
-    """Tells since when a record counts as processed, whatever was handed out. Pure."""
+    """When the group counted each record as processed, whatever was handed out. Pure."""
 
     def __init__(self, commits: Iterable[Committed], lineages: Iterable[Lineage]) -> None:
         self._lineages = {lineage.parent.partition: lineage for lineage in lineages}
@@ -51,7 +51,7 @@ class CommitHistory:
             self._commits.setdefault(partition, []).append((at, commit.range, left))
 
     def before(self, entry: Worked, at: float) -> bool:
-        """Tell whether a commit written before a point in time says that a record was processed."""
+        """Return whether a commit written before a point in time says that a record was processed."""
         if entry.key_hash == NO_KEY:  # its range is drawn from its place: nobody looks at those
             return False
         found = self._commits.get(entry.partition, ())
@@ -134,7 +134,7 @@ Excuse = Callable[[Turn, Turn], str | None]
 
 
 class Excuses:
-    """Tells what explains that a record is worked on again: nothing does once it is committed, but one thing.
+    """Explains why a record is worked on again: nothing does once it is committed, but one thing.
 
     Somebody who was taken for dead works on what it had in hand when it comes back.
     """
@@ -173,7 +173,7 @@ class GroupVerdict:
 
     @property
     def good(self) -> bool:
-        """Tell whether nothing was left out, put out of order or repeated without a reason."""
+        """Return whether nothing was left out, put out of order or repeated without a reason."""
         return not (self.missing or self.unknown or self.out_of_order or self.unexplained)
 
     def note(self, example: str) -> None:
@@ -205,7 +205,7 @@ class KeyOrder:
             self._learn(lineage)
 
     def keeps(self, entry: Worked) -> bool:
-        """Take a record that is worked on for the first time; tell whether it comes in its order."""
+        """Take a record that is worked on for the first time; return whether it comes in its order."""
         if entry.key_hash == NO_KEY:
             return True
         seen = self._latest.setdefault((entry.partition, entry.key_hash), {})

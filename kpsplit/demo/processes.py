@@ -59,7 +59,7 @@ class ChildProcess(ABC):
 
     @property
     def alive(self) -> bool:
-        """Tell whether the process runs, suspended or not."""
+        """Return whether the process runs, suspended or not."""
         return self._process.poll() is None
 
     @property
@@ -70,7 +70,7 @@ class ChildProcess(ABC):
     @property
     @abstractmethod
     def done(self) -> bool:
-        """Tell whether the process said that it has finished."""
+        """Return whether the process said that it has finished."""
 
     @abstractmethod
     def heard(self, line: str) -> None:
@@ -179,7 +179,7 @@ class WriterProcess(ChildProcess):
 
     @property
     def done(self) -> bool:
-        """Tell whether it said that it has finished."""
+        """Return whether it said that it has finished."""
         return self.news.stage is WriterStage.DONE
 
     def heard(self, line: str) -> None:
@@ -290,7 +290,7 @@ class MemberProcess(ChildProcess):
 
     @property
     def done(self) -> bool:
-        """Tell whether it said that it has left."""
+        """Return whether it said that it has left."""
         return self.news.done
 
     def heard(self, line: str) -> None:
@@ -324,7 +324,7 @@ class MemberProcesses:
             member.end(deadline)
 
     def __str__(self) -> str:
-        """Tell what each has come to."""
+        """Return what each has come to."""
         return ", ".join(f"{m.name} {_standing(m)}" for m in self.all)
 
     def prepare(self, names: Iterable[str]) -> None:

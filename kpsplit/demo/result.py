@@ -52,7 +52,7 @@ class PhantomStart:
 
     @property
     def ok(self) -> bool:
-        """Tell whether it is above both. A phantom that got no record cannot be wrong."""
+        """Return whether it is above both. A phantom that got no record cannot be wrong."""
         return self.first is None or self.first > max(self.parent_end, self.above - 1)
 
 
@@ -83,7 +83,7 @@ class DemoResult:
 
     @property
     def passed(self) -> bool:
-        """Tell whether every answer is yes."""
+        """Return whether every answer is yes."""
         return all(verdict.ok for verdict in self.verdicts)
 
 
@@ -264,7 +264,7 @@ def _held_elsewhere(before: Mapping[str, WriterNews], after: Mapping[str, Writer
 
 
 def _undisturbed(journals: Journals, timeline: Timeline) -> list[JournalEntry]:
-    """Return the records of kpsplit's producers that tell about fences.
+    """Return the records of kpsplit's producers whose latency says something about fences.
 
     Left out: those sent before all writers had started, and those of the suspended writer that were under way
     before it had caught up.

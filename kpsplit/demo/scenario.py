@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from kpsplit.control.operations import Operations
 from kpsplit.control.plans import Plan
-from kpsplit.demo.display import Board, Display, MemberLine, PlaceLine, WriterLine, tell_step
+from kpsplit.demo.display import Board, Display, MemberLine, PlaceLine, WriterLine, show_step
 from kpsplit.demo.group import GroupActions
 from kpsplit.demo.options import (
     PARTITIONS,
@@ -199,7 +199,7 @@ class Scenario:
 
         def observe(step: StepDone) -> None:
             log.steps.append((monotonic(), step))
-            tell_step(self._display, step)
+            show_step(self._display, step)
             also(step)
 
         problems = plan.problems(force=True)

@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import KafkaException, TopicPartition
 
 from kpsplit.control.operations import Operations
-from kpsplit.demo.display import Display, tell_step
+from kpsplit.demo.display import Display, show_step
 from kpsplit.demo.group import GroupActions, group_of, orders_of, outcome_of
 from kpsplit.demo.journal import read_journal
 from kpsplit.demo.judging import read_commits
@@ -61,7 +61,7 @@ def endpoints(
     Args:
         properties: for everybody.
         roles: what a role's connection has instead, by the role's name.
-        display: is told of an embedded cluster.
+        display: shows that an embedded cluster starts.
 
     Raises:
         KpsplitError: there is no Java, or the cluster does not come up.
@@ -135,13 +135,13 @@ def refused_before_reading(
 def retire_after_reading(
     connection: Connection, operations: Operations, result: DemoResult, display: Display
 ) -> DemoVerdict:
-    """Let the group be at the ends, retire, and tell whether all sub-topics are gone."""
+    """Let the group be at the ends, retire, and return whether all sub-topics are gone."""
     hot = result.state.parent
     kept = {t.name for t in result.state.subtopics if t.state is not SubTopicState.RETIRED}
     ends = {s.source: s.end for s in result.state.lineage if s.end is not None and s.source.topic in kept}
     commit(connection, readers_of(hot.topic), ends.items())
     display.say(f"retire {hot}: the group has read all phantoms")
-    deleted = operations.retire(hot, observer=lambda step: tell_step(display, step))
+    deleted = operations.retire(hot, observer=lambda step: show_step(display, step))
     display.say(f"    deleted {', '.join(deleted) or 'nothing more'}")
     state = operations.view().state(hot)
     left = [] if state is None else [t.name for t in state.subtopics if t.state is not SubTopicState.RETIRED]

@@ -28,7 +28,7 @@ class TimeSpan:
         return self.ended - self.began
 
     def overlaps(self, began: float, ended: float) -> bool:
-        """Tell whether another stretch of time has a moment in common with this one."""
+        """Return whether another stretch of time has a moment in common with this one."""
         return began <= self.ended and self.began <= ended
 
 

@@ -153,7 +153,7 @@ LONGEST_INTERVAL = 1.0
 
 
 class Pacer:
-    """Tells how many records are due. Times are monotonic seconds, given by the caller.
+    """Counts how many records are due. Times are monotonic seconds, given by the caller.
 
     ``stock``: how many records there are; None: no end. The rate falls with what is left of them, so some are
     left however long it takes.

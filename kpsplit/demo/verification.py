@@ -168,7 +168,7 @@ class _Verifier(ChildProcess):
 
     @property
     def done(self) -> bool:
-        """Tell whether there is an answer."""
+        """Return whether there is an answer."""
         return self._answer is not None
 
     def heard(self, line: str) -> None:

@@ -65,7 +65,7 @@ class Samples:
             self._ends.setdefault(place, []).append(end)
 
     def reach(self, places: Iterable[PhysicalPartition], at: float) -> bool:
-        """Tell whether all these partitions were looked at since a point in time."""
+        """Return whether all these partitions were looked at since a point in time."""
         return all(place in self._times and self._times[place][-1] >= at for place in places)
 
     def end(self, place: PhysicalPartition) -> int:
@@ -149,16 +149,16 @@ def undrained(fold: CommitFold, group: str, state: PartitionState) -> set[int]:
 
 
 class DrainWatch(Background):
-    """A thread that follows a group's range commits in one logical partition; ``told`` gets lines of text."""
+    """A thread that follows a group's range commits in one logical partition; ``say`` gets lines of text."""
 
     def __init__(
-        self, connection: Connection, group: str, partitions: int, told: Callable[[str], None]
+        self, connection: Connection, group: str, partitions: int, say: Callable[[str], None]
     ) -> None:
         self.drains: list[SegmentDrain] = []
         self._connection = connection
         self._group = group
         self._partitions = partitions
-        self._told = told
+        self._say = say
         self._state: PartitionState | None = None
         self._tail: OffsetTail | None = None
         self._lock = threading.Lock()
@@ -199,7 +199,7 @@ class DrainWatch(Background):
         for drain in self.waiting:
             if drain.segment.id not in left:
                 drain.drained_at = now
-                self._told(drained_line(drain))
+                self._say(drained_line(drain))
 
 
 def drained_line(drain: SegmentDrain) -> str:

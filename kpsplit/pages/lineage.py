@@ -60,7 +60,7 @@ def lineage_picture(
         parts.append(text("overflow", LEFT - 8, bottom + 10 + OVERFLOW_ROW / 2, "end"))
     for s in lineage:
         first = epochs.index(s.opened_epoch)
-        behind = len(epochs) if s.closed_epoch is None else epochs.index(s.closed_epoch)
+        end = len(epochs) if s.closed_epoch is None else epochs.index(s.closed_epoch)
         if s.kind is SegmentKind.OVERFLOW:
             top, height = bottom + 10 + OVERFLOW_ROW * overflows.index(s), OVERFLOW_ROW
             colour = OVERFLOW_COLOUR
@@ -69,7 +69,7 @@ def lineage_picture(
             height = TOP + ROW * cuts.index(s.range.hi) - top
             usual = PARENT_COLOUR if s.kind is SegmentKind.PARENT else PHANTOM_COLOUR
             colour = (paint or {}).get(str(s.source), usual)
-        frame = (edges[first], top, edges[behind] - edges[first] - GAP, height - GAP)
+        frame = (edges[first], top, edges[end] - edges[first] - GAP, height - GAP)
         parts += _box(s, records.get(s.id, 0), (gone or {}).get(s.id), frame, colour)
     bottom += 10 + OVERFLOW_ROW * len(overflows)
     if axis:

@@ -159,7 +159,7 @@ class SegmentRead:
         return self._base + self._stride * (offset - self._start)
 
     def takes(self, hash_: int) -> bool:
-        """Tell whether a key hash lies in the segment's range."""
+        """Return whether a key hash lies in the segment's range."""
         return self._lo <= hash_ < self._hi
 
     def floor(self) -> int:
@@ -176,7 +176,7 @@ Key = bytes | int | None
 
 
 class SendOutcome(StrEnum):
-    """What the application was told. A time-out is unknown unless the client says that it failed."""
+    """What was reported to the application. A time-out is unknown unless the client says that it failed."""
 
     OK = "ok"
     FAILED = "failed"
@@ -245,7 +245,7 @@ class HistoryReport:
 
     @property
     def clean(self) -> bool:
-        """Tell whether nothing was found."""
+        """Return whether nothing was found."""
         return not self.findings
 
     @property
@@ -361,7 +361,7 @@ class HistoryChecker:
         )
 
     def _again(self, send: Send, first: Delivery, delivery: Delivery) -> None:
-        """Tell the library's second copies from ours."""
+        """Separate the library's second copies from ours."""
         same_stamp = first.epoch == delivery.epoch and (
             first.epoch is not None or send.producer in self._foreign
         )
@@ -386,7 +386,7 @@ class HistoryChecker:
         )
 
     def _check_place(self, partition: _PartitionRead, segment: SegmentRead, delivery: Delivery) -> None:
-        """Check what can be told from the record's place and key alone."""
+        """Check what the record's place and key alone can show."""
         logical = delivery.logical_offset
         if segment.logical(delivery.source, delivery.offset) != logical:
             self._note(Anomaly.WRONG_PLACE, delivery, "the lineage puts another number there")
@@ -425,7 +425,7 @@ class HistoryChecker:
             )
 
     def _beyond_reading(self, send: Send) -> bool:
-        """Tell whether a missing record's place lies after what was read of a segment that is still open."""
+        """Return whether a missing record lies after what was read of a segment that is still open."""
         partition = self._partitions.get(send.partition)
         if partition is None:
             return True
@@ -477,7 +477,7 @@ def _hash(key: bytes | int) -> int:
 
 
 def _same_key(one: Key, other: Key) -> bool:
-    """Tell whether a key and a recorded key hash belong together."""
+    """Return whether a key and a recorded key hash belong together."""
     if one is None or other is None or type(one) is type(other):
         return False
     return _hash(one) == _hash(other)

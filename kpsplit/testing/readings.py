@@ -54,7 +54,7 @@ class ReadingReport:
 
     @property
     def clean(self) -> bool:
-        """Tell whether nothing was found."""
+        """Return whether nothing was found."""
         return not self.findings
 
     def __str__(self) -> str:

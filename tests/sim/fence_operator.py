@@ -138,7 +138,7 @@ class OperatorMoves(RealCode):
         return frozenset(r.instance for r in silence.ended(silent, state, attempt_id))
 
     def _patience_over(self, world: Global, since: int, first: frozenset[int] | None) -> bool:
-        """Tell whether a lease may have passed since a record, and since ``first`` were seen."""
+        """Return whether a lease may have passed since a record, and since ``first`` were seen."""
         if not self.scope.lapses:
             return False
         asked = [p.lease for p in world.producers if p.lease >= 0]

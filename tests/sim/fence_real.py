@@ -339,7 +339,7 @@ class RealCode:
         return number
 
     def _went_astray(self, fence: Any) -> bool:
-        """Tell whether that a record went astray matters later."""
+        """Return whether that a record went astray matters later."""
         return False
 
     def _restore(self, taken: Any) -> PartitionSendState[Any, RouteWriter]:

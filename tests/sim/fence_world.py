@@ -309,7 +309,7 @@ class World(OperatorMoves, Judged):
 
 
 def _good(producer: Held) -> bool:
-    """Tell whether a registration is good: anything may be written under it."""
+    """Return whether a registration is good: anything may be written under it."""
     return producer.lease >= 0 or producer.fresh
 
 

@@ -84,7 +84,7 @@ class Brokers:
         self.topics.pop(name, None)
 
     def empty(self, name: str) -> bool:
-        """Tell whether a topic never held a record."""
+        """Return whether a topic never held a record."""
         return all(log.end == 0 for place, log in self.logs.items() if place.topic == name)
 
     def append(
@@ -129,7 +129,7 @@ class Brokers:
         self.logs[place].end += 1
 
     def expire(self, place: PhysicalPartition, now: float) -> bool:
-        """Remove what is older than the retention time; tell whether that was anything."""
+        """Remove what is older than the retention time; return whether that was anything."""
         log = self.logs[place]
         old = [e.offset for e in log.entries if e.at < now - RETENTION_SECONDS and e.offset >= log.start]
         if old:

@@ -130,7 +130,7 @@ class Coordinator:
             self.owner[slot] = member
 
     def admits(self, generation: int) -> bool:
-        """Tell whether a commit of a generation is taken."""
+        """Return whether a commit of a generation is taken."""
         return generation == self.generation
 
 
@@ -278,7 +278,7 @@ class SimMember:
             del self.job.cursors[slot]
 
     def release(self, slot: OwnedSlot) -> bool:
-        """Hand out nothing more of a slot; tell whether nothing of it is being worked on."""
+        """Hand out nothing more of a slot; return whether nothing of it is being worked on."""
         return not self.holdings[slot].reading or self.buffer.release([slot])
 
     # -- reading -----------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ class SimMember:
         return True
 
     def work(self, most: int) -> bool:
-        """The application finishes what it has, is told of gaps, and asks for more."""
+        """The application finishes what it has, hears of gaps, and asks for more."""
         gaps, self._untold = self._untold, []
         self.told += gaps
         for gap in gaps:

@@ -41,7 +41,7 @@ class ViolationError(Exception):
 
 @dataclass(slots=True)
 class Sent:
-    """One record as its application sees it. ``outcome`` None: not told yet."""
+    """One record as its application sees it. ``outcome`` None: not reported yet."""
 
     id: bytes
     producer: str
@@ -174,7 +174,7 @@ class Oracle:
                     f"LOST {entry.id!r}: reported, and {entry.source}@{entry.offset} is a stray"
                 )
 
-    # -- what is written and told ------------------------------------------------------------------
+    # -- what is written and reported ------------------------------------------------------------------
 
     def _check_write(self, entry: Entry) -> None:
         name = entry.source.topic
@@ -254,7 +254,7 @@ class Oracle:
         return earlier and not self.expired(before)
 
     def expired(self, place: Effective) -> bool:
-        """Tell whether a record is gone: by retention, or before anybody knew of the group."""
+        """Return whether a record is gone: by retention, or before anybody knew of the group."""
         if place.entry.source.topic in self._gone:
             return True
         return place.offset < self._world.brokers.logs[place.entry.source].start
@@ -300,7 +300,7 @@ class Oracle:
 
 
 def _passed(place: Effective, left: Mapping[int, int]) -> bool:
-    """Tell whether a cursor that has this left has passed a record."""
+    """Return whether a cursor that has this left has passed a record."""
     return place.segment not in left or place.offset < left[place.segment]
 
 
@@ -345,7 +345,7 @@ def _judge_readings(world: World) -> None:
 
 
 def _send(sent: Sent, *, given_up: bool) -> Send:
-    """Return a send. The client gave up a record whose application died before it was told: it failed."""
+    """Return a send. The client gave up a record whose application died before the report: it failed."""
     place = (PARENT, sent.offset) if sent.offset is not None else None
     outcome = sent.outcome or (SendOutcome.FAILED if given_up else SendOutcome.UNKNOWN)
     return Send(sent.producer, PARENT, sent.key, sent.id, sent.number, outcome, sent.logical, place)

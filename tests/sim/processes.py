@@ -157,7 +157,7 @@ class Process:
     # -- for the scheduler -------------------------------------------------------------------------
 
     def ready(self) -> bool:
-        """Tell whether a step would do anything."""
+        """Return whether a step would do anything."""
         return not self.over and (not isinstance(self._next, Blocked) or self._next.until())
 
     def step(self, fault: str = "") -> str:

@@ -224,7 +224,7 @@ class SimTail:
         return self.length
 
     def reached(self, ends: dict[int, int]) -> bool:
-        """Tell whether everything before an end was read."""
+        """Return whether everything before an end was read."""
         return self.length >= ends[0]
 
     def ask_end(self) -> SimEndRequest:
@@ -244,7 +244,7 @@ class SimEndRequest:
         self.lost = False
 
     def done(self) -> bool:
-        """Tell whether the answer is there."""
+        """Return whether the answer is there."""
         return self.lost or self.ends is not None
 
     def result(self) -> dict[int, int]:
@@ -305,7 +305,7 @@ class SimLookup:
         self.searched = False
 
     def done(self) -> bool:
-        """Tell whether the log was searched."""
+        """Return whether the log was searched."""
         return self.searched
 
     def check(self) -> None:
@@ -385,7 +385,7 @@ class SimProducer:
         self.closed = True
 
     def idle(self) -> bool:
-        """Tell whether every record has its report."""
+        """Return whether every record has its report."""
         return not len(self.client) and not self.dispatcher.unresolved()
 
     def _callback(self, error: Any, message: Any) -> None:
