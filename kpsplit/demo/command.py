@@ -236,12 +236,12 @@ def _result_of(
     from confluent_kafka import KafkaException
 
     from kpsplit.demo.display import open_display
-    from kpsplit.demo.setup import endpoints, run_demo
+    from kpsplit.demo.setup import open_endpoints, run_demo
     from kpsplit.kafka.error_map import error_of, translate
 
     try:
-        with open_display() as display, endpoints(given, roles, display) as connections:
-            return run_demo(connections, options, lines, display)
+        with open_display() as display, open_endpoints(given, roles, display) as endpoints:
+            return run_demo(endpoints, options, lines, display)
     except UsageError:
         raise
     except KpsplitError as error:

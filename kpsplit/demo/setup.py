@@ -53,7 +53,7 @@ class Endpoints:
 
 
 @contextmanager
-def endpoints(
+def open_endpoints(
     properties: Properties, roles: Mapping[str, Properties], display: Display
 ) -> Iterator[Endpoints]:
     """Yield connections to the given cluster, or to an embedded one if no brokers are named.
@@ -87,7 +87,7 @@ def _connected(properties: Properties, roles: Mapping[str, Properties]) -> Endpo
 # -- retirement: refused while a group has not read the phantoms, done once it has -----------------
 
 
-def commit(connection: Connection, group: str, positions: Iterable[tuple[PhysicalPartition, int]]) -> None:
+def _commit(connection: Connection, group: str, positions: Iterable[tuple[PhysicalPartition, int]]) -> None:
     """Commit positions for a group that has no members.
 
     Raises:
@@ -119,7 +119,7 @@ def refused_before_reading(
     group = readers_of(hot.topic)
     state = operations.view().states[hot]
     unread = {s.source.topic for s in state.lineage if s.end is not None and s.length() and s.source != hot}
-    commit(connection, group, [(hot, 0)])
+    _commit(connection, group, [(hot, 0)])
     display.say(f"retire {hot}, too early: group {group} has read nothing yet")
     try:
         deleted = operations.retire(hot)
@@ -139,7 +139,7 @@ def retire_after_reading(
     hot = result.state.parent
     kept = {t.name for t in result.state.subtopics if t.state is not SubTopicState.RETIRED}
     ends = {s.source: s.end for s in result.state.lineage if s.end is not None and s.source.topic in kept}
-    commit(connection, readers_of(hot.topic), ends.items())
+    _commit(connection, readers_of(hot.topic), ends.items())
     display.say(f"retire {hot}: the group has read all phantoms")
     deleted = operations.retire(hot, observer=lambda step: show_step(display, step))
     display.say(f"    deleted {', '.join(deleted) or 'nothing more'}")
