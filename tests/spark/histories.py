@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -76,6 +77,7 @@ class World:
         self.retired: set[PhysicalPartition] = set()
         self.boundaries: list[Boundary] = []
         self.moment: dict[PhysicalPartition, int] | None = None
+        self.asked: tuple[PartitionState, dict[PhysicalPartition, int]] | None = None
         self.commits: list[LoggedCommit] = []
         self._attempts = count()
 
@@ -197,6 +199,10 @@ class World:
         log = PhysicalPartition(OFFSETS_TOPIC, self.parent.partition)
         self.moment = {place: len(records) for place, records in self.logs.items()} | {log: len(self.commits)}
 
+    def ends_asked(self, earlier: Mapping[PhysicalPartition, int] = MappingProxyType({})) -> None:
+        """The ends of the logs are asked now; ``earlier``: where some logs ended when they were asked."""
+        self.asked = self.state, {place: len(records) for place, records in self.logs.items()} | dict(earlier)
+
     def first_offsets(self) -> dict[PhysicalPartition, int]:
         """The first offset of each log that is not older than the moment; logs without one are left out."""
         ends = {place: len(records) for place, records in self.logs.items()}
@@ -205,10 +211,13 @@ class World:
         firsts = {place: max(moment.get(place, 0), self.lows.get(place, 0)) for place in ends}
         return {place: first for place, first in firsts.items() if first < ends[place]}
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, *, later: bool = False) -> Snapshot:
+        """What verify knows without the data; ``later``: when it looks again."""
+        now = self.state, {place: len(log) for place, log in self.logs.items()}
+        state, asked = now if later or self.asked is None else self.asked
         ends = {
-            place: LogBounds(self.lows.get(place, 0), len(log), len(log))
-            for place, log in self.logs.items()
+            place: LogBounds(self.lows.get(place, 0), end, end)
+            for place, end in asked.items()
             if place not in self.retired
         }
         producers = tuple(
@@ -229,7 +238,7 @@ class World:
         )
         snapshot = Snapshot(
             TOPIC,
-            (self.state,),
+            (state,),
             ends,
             dict.fromkeys(self.retired, LostReason.RETIRED),
             producers=producers,
@@ -297,16 +306,6 @@ def judge(
     spark: SparkSession, worlds: Sequence[World], since: Since | None = None, **options: bool
 ) -> Verdict:
     """Judge some partitions of one topic. No executor may need Python for it."""
-    snapshots = [world.snapshot() for world in worlds]
-    together = Snapshot(
-        TOPIC,
-        tuple(state for s in snapshots for state in s.states),
-        {place: bounds for s in snapshots for place, bounds in s.bounds.items()},
-        {place: reason for s in snapshots for place, reason in s.gone.items()},
-        producers=tuple(p for s in snapshots for p in s.producers),
-        commits=tuple(c for s in snapshots for c in s.commits),
-        boundaries=tuple(b for s in snapshots for b in s.boundaries),
-    )
     rows = [row for world in worlds for row in world.rows()]
 
     context = spark.sparkContext
@@ -321,9 +320,24 @@ def judge(
             return spark.read.schema(RAW).json(str(path))
 
         try:
-            return Verifier(spark, together, read, since=since, **options).verdict()
+            later = iter([_together(world.snapshot(later=True) for world in worlds)])
+            snapshot = _together(world.snapshot() for world in worlds)
+            return Verifier(spark, snapshot, read, since=since, later=later, **options).verdict()
         finally:
             context.pythonExec = python
+
+
+def _together(worlds: Iterable[Snapshot]) -> Snapshot:
+    snapshots = list(worlds)
+    return Snapshot(
+        TOPIC,
+        tuple(state for s in snapshots for state in s.states),
+        {place: bounds for s in snapshots for place, bounds in s.bounds.items()},
+        {place: reason for s in snapshots for place, reason in s.gone.items()},
+        producers=tuple(p for s in snapshots for p in s.producers),
+        commits=tuple(c for s in snapshots for c in s.commits),
+        boundaries=tuple(b for s in snapshots for b in s.boundaries),
+    )
 
 
 def _line(row: tuple[object, ...]) -> str:

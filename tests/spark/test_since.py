@@ -378,5 +378,85 @@ def a_number_missing_since_of_an_open_producer_cannot_be_judged(world: World) ->
     return expect
 
 
+# The ends of the logs are asked one after the other, while producers write
+
+
+def in_flight(world: World, place: PhysicalPartition) -> bytes:
+    """A key whose records go to a log."""
+    return next(k for k in KEYS if world.taking(k).source == place)
+
+
+def was_under_way(check: Check) -> Expect:
+    def expect(verdict: Verdict) -> None:
+        clean(verdict)
+        (note,) = verdict.of(check, Severity.NOTE)
+        assert "was under way" in note.message
+        assert note.count == 1
+
+    return expect
+
+
+@case
+def a_number_that_was_under_way_is_not_missing(world: World) -> Expect:
+    """Of two numbers the first lies in the log that was asked first, after its end."""
+    world.open.add(world.bert)
+    split_life(world)
+    one, other = phantoms(world)
+    asked = {one: len(world.logs[one])}
+    world.send(world.bert, in_flight(world, one))
+    world.send(world.bert, in_flight(world, other))
+    world.ends_asked(asked)
+    return was_under_way(Check.SEQUENCES_COMPLETE)
+
+
+@case
+def a_number_that_was_under_way_may_lie_in_a_log_that_is_newer_than_the_ends(world: World) -> Expect:
+    """The producer held it back for a split."""
+    world.open.add(world.bert)
+    split_life(world)
+    one, other = phantoms(world)
+    key, number = in_flight(world, one), world.number(world.bert)
+    world.send(world.bert, in_flight(world, other))
+    world.ends_asked()
+    world.split(world.taking(key).id, 2)
+    world._deliver(world.bert, key, number)
+    return was_under_way(Check.SEQUENCES_COMPLETE)
+
+
+@case
+def an_aborted_number_that_was_under_way_is_not_missing(world: World) -> Expect:
+    world.open.add(world.bert)
+    split_life(world)
+    one, other = phantoms(world)
+    asked = {one: len(world.logs[one])}
+    world.abort(world.bert, in_flight(world, one), 1)
+    world.send(world.bert, in_flight(world, other))
+    world.ends_asked(asked)
+    return was_under_way(Check.SEQUENCES_COMPLETE)
+
+
+@case
+def a_stray_that_was_being_sent_again_is_no_finding(world: World) -> Expect:
+    world.open.add(world.bert)
+    split_life(world)
+    place = phantoms(world)[0]
+    asked = {place: len(world.logs[place])}
+    world.stray(world.bert, in_flight(world, place), world.parent, 0)
+    world.ends_asked(asked)
+    return was_under_way(Check.STRAYS_SENT_AGAIN)
+
+
+@case
+def a_number_of_a_closed_producer_was_not_under_way(world: World) -> Expect:
+    """Its certificate was read before the ends: all that it delivered lies before them."""
+    split_life(world)
+    one, other = phantoms(world)
+    asked = {one: len(world.logs[one])}
+    world.send(world.bert, in_flight(world, one))
+    world.send(world.bert, in_flight(world, other))
+    world.ends_asked(asked)
+    return lambda verdict: _checks(verdict, {Check.SEQUENCES_COMPLETE, Check.CERTIFICATES_AGREE})
+
+
 def _checks(verdict: Verdict, checks: set[Check]) -> None:
     assert {f.check for f in verdict.defects} == checks, verdict.defects

@@ -24,6 +24,7 @@ from kpsplit.spark_jobs.verification.sequence_checks import (
     minus,
     reaching_beyond,
     split_at,
+    split_at_the_cut,
 )
 from kpsplit.spark_jobs.verification.start import (
     STRAY_SPREAD,
@@ -247,6 +248,29 @@ def test_producers_without_a_certificate_are_a_note_or_cannot_be_judged() -> Non
     assert (note.severity, note.producer, note.last) == (NOTE, NAME, 2)
     found = list(uncertified_findings(writers, spans, required=True))
     assert [(f.severity, f.producer) for f in found] == [(UNPROVEN, NAME), (UNPROVEN, f"{7:016x}")]
+
+
+# Numbers that were under way when the logs were asked for their ends
+
+
+def bits(numbers: set[int]) -> int:
+    return sum(1 << n for n in numbers)
+
+
+def test_what_lies_after_the_ends_was_under_way_and_the_rest_is_missing_still() -> None:
+    lost = Holes(Writers(snapshot()).get(*ANNA), ((3, 6), (20, 20)), ((9, 9), (11, 11)))
+    there = [Bucket(*ANNA, 0, bits({4, 9}), bits({5}), 2), Bucket(0, "b" * 16, 0, bits({3}), 0, 1)]
+    assert split_at_the_cut([lost], there) == (
+        [Holes(lost.writer, ((4, 5),), ((9, 9),))],
+        [Holes(lost.writer, ((3, 3), (6, 6), (20, 20)), ((11, 11),))],
+    )
+
+
+def test_what_a_closed_producer_delivered_was_not_under_way() -> None:
+    """Certificates are read before the ends."""
+    found = closed(snapshot(), Certificate(10, {"0": 10}, ()))
+    lost = Holes(Writers(found).get(*ANNA), ((3, 3),), ())
+    assert split_at_the_cut([lost], [Bucket(*ANNA, 0, bits({3}), 0, 1)]) == ([], [lost])
 
 
 # What the command says at its end

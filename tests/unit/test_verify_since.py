@@ -15,6 +15,7 @@ from kpsplit.spark_jobs.verification.start import (
     lost,
     not_whole,
     start_of,
+    stretches_after,
     stretches_before,
     to_read,
 )
@@ -117,3 +118,15 @@ def test_numbers_are_looked_for_near_the_beginnings_first() -> None:
     assert stretches_before(snapshot, early, {0}) == [{place: (0, 40)}]
     assert stretches_before(snapshot, start_of(snapshot, None), {0}) == []
     assert snapshot.bounds[place] == LogBounds(0, 200, 200)
+
+
+def test_what_follows_the_ends_of_the_logs_is_read_also_in_logs_that_are_newer() -> None:
+    world = merged()
+    first, asked = world.parent, {place: len(log) for place, log in world.logs.items()}
+    world.ends_asked({first: asked[first] - 2})
+    world.split(world.state.lineage.open_segments()[0].id, 2)
+    busy(world, 1)
+    found = stretches_after(world.snapshot(), world.snapshot(later=True), {0})
+    newer = {place: (0, len(log)) for place, log in world.logs.items() if place not in asked}
+    assert newer and found == {first: (asked[first] - 2, len(world.logs[first])), **newer}
+    assert stretches_after(world.snapshot(), world.snapshot(later=True), {1}) == {}

@@ -131,6 +131,7 @@ def command(
         verdict = judge_snapshot(
             *(spark, snapshot, connection, groups or None),
             since=at,
+            patience=call.given.timeout,
             require_certificates=require_certificates,
             observer=progress.passed,
         )

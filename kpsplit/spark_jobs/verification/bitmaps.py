@@ -192,6 +192,13 @@ def of_producers(buckets_: DataFrame, wanted: DataFrame) -> DataFrame:
     return buckets_.join(F.broadcast(wanted), ["logical_partition", "instance"], "left_semi")
 
 
+def between(buckets_: DataFrame, wanted: DataFrame) -> DataFrame:
+    """Return the buckets of some producers from one to another (logical_partition, instance, low, high)."""
+    inside = (F.col("bucket") >= F.col("low")) & (F.col("bucket") <= F.col("high"))
+    joined = buckets_.join(F.broadcast(wanted), ["logical_partition", "instance"])
+    return joined.where(inside).drop("low", "high")
+
+
 def repeated(records: DataFrame, wanted: DataFrame) -> DataFrame:
     """Return numbers that are data more than once, in some buckets, with their first and last place."""
     return (
@@ -397,6 +404,11 @@ def segment_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int]]) -> 
 def who_frame(spark: SparkSession, keys: Iterable[Who]) -> DataFrame:
     """Return producers as a DataFrame."""
     return _keyed(spark, keys)
+
+
+def extent_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int, int]]) -> DataFrame:
+    """Return the first and the last bucket of some producers as a DataFrame."""
+    return _keyed(spark, keys, "low", "high")
 
 
 def number_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int]]) -> DataFrame:

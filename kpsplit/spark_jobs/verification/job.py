@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from kpsplit.errors import KpsplitError, NotJudgedError, UsageError
+from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
@@ -27,6 +28,10 @@ from kpsplit.spark_jobs.verification.verifier import Observer, Verifier
 from kpsplit.spark_jobs.view import scan
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
+
+UNDER_WAY_SECONDS = 10.0
+"""So long are numbers looked for that may have been under way when the logs were asked for their ends."""
+_LOOK_AGAIN = 1.0
 
 ISOLATION, COMMITTED = "isolation.level", "read_committed"
 
@@ -71,7 +76,14 @@ def verify(
     snapshot = take_snapshot(reach, topic, partitions, groups, patience)
     at = None if since is None else since_of(snapshot, reach, since)
     return judge_snapshot(
-        spark, snapshot, reach, groups, options, at, require_certificates=require_certificates
+        spark,
+        snapshot,
+        reach,
+        groups,
+        options,
+        at,
+        patience=patience,
+        require_certificates=require_certificates,
     )
 
 
@@ -117,12 +129,14 @@ def judge_snapshot(
     options: Mapping[str, str] | None = None,
     since: Since | None = None,
     *,
+    patience: float = PATIENCE,
     require_certificates: bool = False,
     observer: Observer = lambda _: None,
 ) -> Verdict:
     """Verifier a snapshot by the records: the second half of ``verify``; errors as there.
 
-    ``since``: from where on is judged, as ``since_of`` gives it; ``observer``: as for ``Verifier``.
+    ``since``: from where on is judged, as ``since_of`` gives it; ``observer``: as for ``Verifier``;
+    ``patience``: seconds for each later look at the cluster.
     """
     _check_isolation((options or {}).get(f"kafka.{ISOLATION}"))
     wanted = kafka_options(connection, options)
@@ -135,11 +149,30 @@ def judge_snapshot(
     try:
         return Verifier(
             *(spark, snapshot, read, groups, since),
+            later=_later(connection, snapshot, patience),
             require_certificates=require_certificates,
             observer=observer,
         ).verdict()
     except SPARK_ERRORS as error:
         raise explained(error) from error
+
+
+def _later(connection: Connection, snapshot: Snapshot, patience: float) -> Iterator[Snapshot]:
+    """Yield newer and newer snapshots for some time.
+
+    Ends where one cannot be taken: what is missing then stays unproven.
+    """
+    limit = Deadline(UNDER_WAY_SECONDS)
+    partitions = [state.parent.partition for state in snapshot.states]
+    while True:
+        try:
+            later = Gatherer(connection, snapshot.topic, partitions, patience).snapshot()
+        except KpsplitError:
+            return
+        yield later
+        if limit.left() <= 0:
+            return
+        time.sleep(_LOOK_AGAIN)
 
 
 def _check_isolation(level: object) -> None:

@@ -102,6 +102,7 @@ MOST_BLOCKS = 256
 """So many blocks of sequence numbers are looked at number by number: at most 16 million numbers."""
 
 _OPEN = "; lost, failed or still under way: the producer left no certificate"
+_UNDER_WAY = "was under way when the ends of the logs were asked for: it lies after them"
 _EATEN = "; it may be among the data that cannot be read any more"
 _HIDDEN = "; it may be hidden by a transaction that is open"
 
@@ -218,6 +219,43 @@ def holes(
         for who in sorted(runs.keys() | astray.keys())
         if runs[who] or astray[who]
     ]
+
+
+def split_at_the_cut(found: Iterable[Holes], later: Iterable[Bucket]) -> tuple[list[Holes], list[Holes]]:
+    """Part what is missing into what lies after the ends that were asked for, and what is missing still.
+
+    One snapshot asks the logs for their ends one after the other, while producers write. So of two numbers
+    the greater one may lie before the end of its log, and the smaller one after the end of another. A number
+    that was written after the ends was under way, not lost: the run that reads on judges it.
+
+    Only of producers without a certificate: what the others delivered lies before the ends, because
+    certificates are read first.
+
+    Args:
+        found: what is not there.
+        later: what of it, and of others, a later reading found after the ends, as data or as strays.
+    """
+    written: dict[Who, list[Run]] = defaultdict(list)
+    for b in sorted(later, key=lambda b: b.bucket):
+        numbers = members(b.bucket, unsigned(b.data) | unsigned(b.strays))
+        written[b.partition, b.producer] += [(n, n) for n in numbers]
+    under_way, missing_still = [], []
+    for h in found:
+        there = joined(written[h.who]) if h.writer.certificate is None else []
+        runs, strays = minus(h.runs, there), minus(h.strays, there)
+        came = Holes(h.writer, tuple(minus(h.runs, runs)), tuple(minus(h.strays, strays)))
+        left = Holes(h.writer, tuple(runs), tuple(strays))
+        under_way += [came] if came.runs or came.strays else []
+        missing_still += [left] if left.runs or left.strays else []
+    return under_way, missing_still
+
+
+def under_way_findings(found: Iterable[Holes]) -> Iterator[Finding]:
+    """Yield a note for each producer of which numbers were under way."""
+    for h in found:
+        yield from _told(Check.SEQUENCES_COMPLETE, h.writer, h.runs, _UNDER_WAY, Severity.NOTE)
+        again = "went astray, and its copy " + _UNDER_WAY
+        yield from _told(Check.STRAYS_SENT_AGAIN, h.writer, h.strays, again, Severity.NOTE)
 
 
 class Decider:

@@ -13,12 +13,14 @@ from pyspark.sql import functions as F  # noqa: N812
 from kpsplit.spark_jobs.verification import bitmaps
 from kpsplit.spark_jobs.verification.counts import BlockKey, SequenceBlock, Span, Who
 from kpsplit.spark_jobs.verification.sequence_checks import (
+    BUCKET,
     MOST_BLOCKS,
     Holes,
     holes,
     incomplete,
     members,
     reaching_beyond,
+    split_at_the_cut,
 )
 from kpsplit.spark_jobs.verification.start import Extent, Writers
 
@@ -40,6 +42,7 @@ class SequenceScan:
         again: numbers that are there now and before the time.
         repeated: blocks on which numbers are there more than once.
         answered: blocks on which numbers are there that went astray, too.
+        under_way: what was missing, and lies after the ends of the logs.
         not_looked_at: blocks on which more is missing than was looked at.
     """
 
@@ -49,6 +52,7 @@ class SequenceScan:
     again: dict[Who, list[int]] = field(default_factory=dict)
     repeated: set[BlockKey] = field(default_factory=set)
     answered: set[BlockKey] = field(default_factory=set)
+    under_way: list[Holes] = field(default_factory=list)
     not_looked_at: set[BlockKey] = field(default_factory=set)
 
 
@@ -62,6 +66,7 @@ class SequenceScanner:
         buckets: ``bitmaps.buckets`` of the data that is judged.
         given: the same of what lies before the time from which on is judged, the nearest first.
         uncommitted: the same of what is judged with the records of aborted transactions.
+        later: the same of what was written since the ends of the logs were asked for, later and later.
     """
 
     def __init__(
@@ -72,9 +77,11 @@ class SequenceScanner:
         buckets: DataFrame,
         given: Buckets,
         uncommitted: Buckets,
+        later: Buckets,
     ) -> None:
         self._spark, self._writers, self._extents = spark, writers, extents
         self._buckets, self._given, self._uncommitted = buckets, given, uncommitted
+        self._later = later
 
     def look(self, spans: Collection[Span]) -> SequenceScan:
         """Look at everything; ``spans``: the producers' data by segment.
@@ -100,10 +107,23 @@ class SequenceScanner:
                 self._look_also_at(others, aborted, found, looked)
             if found.too_many:
                 self._find(found, looked, last=True)
+            self._look_after_the_ends(looked)
         finally:
             for frame in found.kept:
                 frame.unpersist()
         return looked
+
+    def _look_after_the_ends(self, looked: SequenceScan) -> None:
+        """Look for what producers without a certificate may have had under way, as often as is offered."""
+        open_ = _without_certificate(looked.holes)
+        for others in self._later(_partitions(h.who for h in open_)):
+            numbers = {h.who: [n for run in (*h.runs, *h.strays) for n in run] for h in open_}
+            wanted = [(*who, min(of) // BUCKET, max(of) // BUCKET) for who, of in numbers.items()]
+            near = bitmaps.between(others, bitmaps.extent_frame(self._spark, wanted))
+            came, looked.holes = split_at_the_cut(looked.holes, bitmaps.bucket_rows(near.limit(MOST_AGAIN)))
+            looked.under_way += came
+            if not (open_ := _without_certificate(looked.holes)):
+                break
 
     def _look_also_at(
         self, others: DataFrame, wanted: set[Who], found: _Search, looked: SequenceScan
@@ -186,6 +206,10 @@ class _Search:
     before: set[Who] = field(default_factory=set)
     too_many: bool = False
     kept: list[DataFrame] = field(default_factory=list)
+
+
+def _without_certificate(found: Iterable[Holes]) -> list[Holes]:
+    return [h for h in found if h.writer.certificate is None]
 
 
 def _partitions(of: Iterable[Who]) -> set[int]:

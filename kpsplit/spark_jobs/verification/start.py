@@ -94,6 +94,9 @@ STRAY_SPREAD = 1 << 20
 """So far apart are the numbers of one producer that are in flight at one fence, at most: ten times what
 librdkafka queues by default. (A stray that is sent again behind a merge has one of them.)"""
 
+REACH = 1 << 20
+"""So many offsets after the end of a log are read for numbers that were under way when it was asked for."""
+
 UNBOUNDED = 1 << 64
 """Beyond every sequence number."""
 
@@ -179,6 +182,19 @@ def stretches_before(snapshot: Snapshot, start: Start, partitions: Collection[in
         if near_of.get(place, behind) < behind
     }
     return [near, everything] if near and near != everything else [everything]
+
+
+def stretches_after(snapshot: Snapshot, later: Snapshot, partitions: Collection[int]) -> Stretches:
+    """Return what a later snapshot has after the ends of an earlier one: up to ``REACH`` of each log."""
+    found: Stretches = {}
+    for place, partition in _owners(later).items():
+        bounds = later.bounds.get(place)
+        if partition in partitions and bounds is not None and place not in later.gone:
+            asked = snapshot.bounds.get(place)
+            first = max(bounds.low, 0 if asked is None else asked.stable)
+            if first < bounds.stable:
+                found[place] = first, min(bounds.stable, first + REACH)
+    return found
 
 
 def lost(snapshot: Snapshot, start: Start) -> list[Lost]:

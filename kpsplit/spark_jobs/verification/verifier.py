@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
 
 from pyspark import StorageLevel
@@ -30,7 +30,7 @@ from kpsplit.spark_jobs.verification.record_checks import (
     uncertified_findings,
     unjudged,
 )
-from kpsplit.spark_jobs.verification.sequence_checks import Decider
+from kpsplit.spark_jobs.verification.sequence_checks import Decider, under_way_findings
 from kpsplit.spark_jobs.verification.sequence_scan import SequenceScan, SequenceScanner
 from kpsplit.spark_jobs.verification.start import (
     Extent,
@@ -40,6 +40,7 @@ from kpsplit.spark_jobs.verification.start import (
     extents,
     not_whole,
     start_of,
+    stretches_after,
     stretches_before,
     to_read,
 )
@@ -61,6 +62,7 @@ class Verifier:
         read: gives the records.
         groups: the consumer groups to look at; all when not given.
         since: judge only what was written since a time.
+        later: snapshots that are newer and newer; taken only while numbers may have been under way.
         require_certificates: a producer without a certificate cannot be judged; otherwise that is a note.
         observer: is called when the records are read ("Records") and their numbers are looked at ("Numbers").
     """
@@ -73,16 +75,16 @@ class Verifier:
         groups: Collection[str] | None = None,
         since: Since | None = None,
         *,
+        later: Iterable[Snapshot] = (),
         require_certificates: bool = False,
         observer: Observer = lambda _: None,
     ) -> None:
         self._spark, self._snapshot, self._groups, self._read = spark, snapshot, groups, read
-        self._require, self._observer = require_certificates, observer
+        self._require, self._observer, self._later = require_certificates, observer, later
         self._start = start_of(snapshot, since)
         self._cut: set[Check] = set()
         self._writers = Writers(snapshot)
-        rows = [r.row() for state in snapshot.states for r in all_regions(state)]
-        self._regions = small_frame(spark, rows, REGIONS)
+        self._regions = _regions(spark, snapshot)
         self._judged = to_read(snapshot, self._start)
         self._records = bitmaps.judged(read(self._judged, False), self._regions)
         self._bitmaps = bitmaps.sequence_bitmaps(self._records).persist(StorageLevel.MEMORY_AND_DISK)
@@ -125,6 +127,7 @@ class Verifier:
             *(self._spark, self._writers, self._extents, bitmaps.buckets(self._bitmaps)),
             self._before_the_time,
             self._with_aborted,
+            self._after_the_ends,
         ).look(self._spans)
 
     def _before_the_time(self, partitions: set[int]) -> Iterator[DataFrame]:
@@ -140,11 +143,16 @@ class Verifier:
         if wanted := {place: stretch for place, stretch in self._judged.items() if place in theirs}:
             yield self._buckets_of(wanted)
 
-    def _buckets_of(self, stretches: Stretches) -> DataFrame:
+    def _after_the_ends(self, partitions: set[int]) -> Iterator[DataFrame]:
+        """Yield the buckets of what was written since the ends were asked for, aborted records as well."""
+        for later in self._later if partitions else ():
+            if wanted := stretches_after(self._snapshot, later, partitions):
+                yield self._buckets_of(wanted, _regions(self._spark, later))
+
+    def _buckets_of(self, stretches: Stretches, regions: DataFrame | None = None) -> DataFrame:
         """Return the buckets of stretches, with the records of aborted transactions."""
-        return bitmaps.buckets(
-            bitmaps.sequence_bitmaps(bitmaps.judged(self._read(stretches, True), self._regions))
-        )
+        judged = bitmaps.judged(self._read(stretches, True), self._regions if regions is None else regions)
+        return bitmaps.buckets(bitmaps.sequence_bitmaps(judged))
 
     def _findings(self) -> Iterator[Finding]:
         snapshot, start, totals = self._snapshot, self._start, self._totals
@@ -160,6 +168,7 @@ class Verifier:
         yield from foreign_findings(snapshot, totals)
         yield from self._misplaced()
         yield from decider.findings(looked.holes)
+        yield from under_way_findings(looked.under_way)
         yield from self._too_many()
         yield from self._repeated(looked.repeated)
         yield from self._copied(looked.answered)
@@ -326,6 +335,11 @@ class Verifier:
 
     def _parent(self, partition: int) -> PhysicalPartition:
         return next(s.parent for s in self._snapshot.states if s.parent.partition == partition)
+
+
+def _regions(spark: SparkSession, snapshot: Snapshot) -> DataFrame:
+    rows = [r.row() for state in snapshot.states for r in all_regions(state)]
+    return small_frame(spark, rows, REGIONS)
 
 
 def _counts(topic: str, totals: list[Total]) -> dict[str, dict[str, int]]:
