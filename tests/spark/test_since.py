@@ -455,7 +455,7 @@ def a_number_of_a_closed_producer_was_not_under_way(world: World) -> Expect:
     world.send(world.bert, in_flight(world, one))
     world.send(world.bert, in_flight(world, other))
     world.ends_asked(asked)
-    return lambda verdict: _checks(verdict, {Check.SEQUENCES_COMPLETE, Check.CERTIFICATES_AGREE})
+    return lambda verdict: _checks(verdict, {Check.SEQUENCES_COMPLETE})
 
 
 def _checks(verdict: Verdict, checks: set[Check]) -> None:

@@ -106,44 +106,40 @@ def command(
         raise ConfigurationError(f"{parquet} exists", hint="pass a --parquet folder that does not exist yet")
     if html is not None:
         check_writable(html, "choose another --html")
+    from pyspark.sql import SparkSession
+
     from kpsplit.admin_cli.render.console import stderr
     from kpsplit.admin_cli.render.steps import StepProgress
+    from kpsplit.spark_jobs import verify
     from kpsplit.spark_jobs.report import report_page, times_of
     from kpsplit.spark_jobs.session import running_session
-    from kpsplit.spark_jobs.verification.job import (
-        judge_snapshot,
-        since_of,
-        take_snapshot,
-        write_findings,
-    )
+    from kpsplit.spark_jobs.verification.job import write_findings
 
     topic, partition = subject
     connection = call.connection
-    wanted = None if partition is None else [partition]
     unwritten: list[KpsplitError] = []
     with ExitStack() as stack:
         progress = stack.enter_context(StepProgress(stderr(), "reading kpsplit's own topics"))
-        snapshot = take_snapshot(connection, topic, wanted, groups or None, call.given.timeout)
-        at = None if since is None else since_of(snapshot, connection, since)
-        progress.passed("Snapshot")
-        spark = stack.enter_context(running_session(cores, memory, master))
-        progress.passed("Spark")
-        verdict = judge_snapshot(
-            *(spark, snapshot, connection, groups or None),
-            since=at,
+        verdict = verify(
+            lambda: stack.enter_context(running_session(cores, memory, master)),
+            topic,
+            connection,
+            partitions=None if partition is None else [partition],
+            groups=groups or None,
             patience=call.given.timeout,
+            since=since,
             require_certificates=require_certificates,
             observer=progress.passed,
         )
         progress.passed("Checks")
         if parquet is not None:
             try:
-                write_findings(spark, verdict, parquet)
+                write_findings(SparkSession.active(), verdict, parquet)
             except KpsplitError as error:
                 unwritten.append(error)
     if html is not None:
         unwritten += write_page(
-            html, lambda: report_page(verdict, times_of(connection, snapshot, TIMES_SECONDS))
+            html, lambda: report_page(verdict, times_of(connection, verdict.snapshot, TIMES_SECONDS))
         )
     call.show(verdict.json(), lambda console: _show(verdict, console))
     conclude(verdict, call.say, unwritten)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ ISOLATION, COMMITTED = "isolation.level", "read_committed"
 
 
 def verify(
-    spark: SparkSession,
+    spark: SparkSession | Callable[[], SparkSession],
     topic: str,
     connection: Connection | Mapping[str, Any],
     *,
@@ -47,6 +47,7 @@ def verify(
     patience: float = PATIENCE,
     since: datetime | int | None = None,
     require_certificates: bool = False,
+    observer: Observer = lambda _: None,
 ) -> Verdict:
     """Prove or refute that nothing of a topic was lost, repeated or put out of order by splits and merges.
 
@@ -54,7 +55,8 @@ def verify(
     aborted transactions, only if numbers are missing. Changes nothing. Blocks until Spark is done.
 
     Args:
-        spark: a session that has the Kafka connector.
+        spark: a session that has the Kafka connector, or what starts one: called once it is known that there
+            is something to judge.
         topic: the enrolled topic.
         connection: how the driver reaches the cluster (librdkafka's properties); executors get them
             translated.
@@ -66,6 +68,7 @@ def verify(
             timestamps say); what lies before is taken as given.
         require_certificates: where a producer left no certificate nobody knows what it was told behind its
             last record that is there; True: that cannot be judged (``Verdict.exit_code`` 1), False: a note.
+        observer: is called at the end of each step that takes time, with its name.
 
     Raises:
         UsageError: wrong topic or partition, not enrolled, an unknown group, or the time lies in the future.
@@ -74,20 +77,19 @@ def verify(
     """
     reach = connection if isinstance(connection, Connection) else Connection(connection)
     snapshot = take_snapshot(reach, topic, partitions, groups, patience)
-    at = None if since is None else since_of(snapshot, reach, since)
+    at = None if since is None else _since(snapshot, reach, since)
+    observer("Snapshot")
+    session = spark if isinstance(spark, SparkSession) else spark()
+    observer("Spark")
     return judge_snapshot(
-        spark,
-        snapshot,
-        reach,
-        groups,
-        options,
-        at,
+        *(session, snapshot, reach, groups, options, at),
         patience=patience,
         require_certificates=require_certificates,
+        observer=observer,
     )
 
 
-def since_of(snapshot: Snapshot, connection: Connection, time_: datetime | int) -> Since:
+def _since(snapshot: Snapshot, connection: Connection, time_: datetime | int) -> Since:
     """Return where a time is in the logs of a snapshot.
 
     Raises:
@@ -135,7 +137,7 @@ def judge_snapshot(
 ) -> Verdict:
     """Verifier a snapshot by the records: the second half of ``verify``; errors as there.
 
-    ``since``: from where on is judged, as ``since_of`` gives it; ``observer``: as for ``Verifier``;
+    ``since``: from where on is judged, as ``_since`` gives it; ``observer``: as for ``Verifier``;
     ``patience``: seconds for each later look at the cluster.
     """
     _check_isolation((options or {}).get(f"kafka.{ISOLATION}"))
