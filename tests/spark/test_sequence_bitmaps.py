@@ -13,7 +13,7 @@ from kpsplit.spark_jobs.verification import bitmaps
 from kpsplit.spark_jobs.verification.bitmaps import span_rows
 
 JUDGED = (
-    "logical_partition INT, segment BIGINT, fate TINYINT, wrong BOOLEAN, instance BINARY, "
+    "logical_partition INT, segment BIGINT, fate TINYINT, misplaced BOOLEAN, instance BINARY, "
     "sequence BIGINT, offset BIGINT"
 )
 CHUNK = 1 << bitmaps.CHUNK_BITS

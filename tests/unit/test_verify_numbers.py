@@ -192,7 +192,7 @@ def test_a_missing_number_is_decided_by_the_certificate_and_what_can_be_read(
     """Numbers 4 and 5 are missing."""
     found = Holes(Writer(ORDERS, NAME, certificate), ((4, 5),), ())
     decider = Decider(snapshot(bounds), start, {ANNA: extent})
-    assert [(f.first, f.last, f.severity) for f in decider.findings([found])] == said
+    assert [(f.first, f.last, f.severity) for f in decider.sequences_complete([found], [])] == said
     assert decider.is_told(found) == any(severity is not NOTE for *_, severity in said if extent.sure < 9)
 
 
@@ -210,7 +210,7 @@ def test_what_one_retired_sub_topic_took_of_a_producer_is_one_thing_that_was_not
     """Its records stood between those of others: every second number is missing."""
     found = Holes(Writer(ORDERS, NAME, certificate), tuple((n, n) for n in range(0, 8000, 2)), ())
     decider = Decider(snapshot(), Start(Since(1, {}, {})), {ANNA: extent})
-    told = list(decider.findings([found]))
+    told = list(decider.sequences_complete([found], []))
     assert [(f.first, f.last, f.count, f.severity) for f in told] == said
     assert f"each of {told[0].count:,} numbers between 0 and" in told[0].message
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, LostReason
-from kpsplit.spark_jobs.verification.commit_checks import commit_findings, in_order
-from kpsplit.spark_jobs.verification.findings import Severity
+from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, LostReason, Snapshot
+from kpsplit.spark_jobs.verification.commit_checks import (
+    commits_leave_no_gap,
+    commits_move_forward,
+    commits_reach_the_end,
+    commits_within_data,
+    in_order,
+)
+from kpsplit.spark_jobs.verification.findings import Finding, Severity
 from kpsplit.spark_jobs.verification.start import (
     Since,
+    Start,
     lost,
     not_whole,
     start_of,
@@ -42,6 +50,11 @@ def merged() -> World:
 def since(world: World, moment: dict[PhysicalPartition, int]) -> Since:
     world.moment = moment
     return Since(1, world.first_offsets(), {})
+
+
+def commit_findings(snapshot: Snapshot, groups: Collection[str] | None, start: Start) -> list[Finding]:
+    checks = commits_within_data, commits_move_forward, commits_leave_no_gap, commits_reach_the_end
+    return [finding for check in checks for finding in check(snapshot, groups, start)]
 
 
 @given(st.data())

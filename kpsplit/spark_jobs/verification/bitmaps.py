@@ -48,7 +48,7 @@ _BEYOND = (1 << 63) - 1
 
 
 def judged(raw: DataFrame, regions: DataFrame) -> DataFrame:
-    """Return one narrow row per record: place, ``fate``, ``wrong`` (its key is another segment's), stamp.
+    """Return one narrow row per record: place, ``fate``, ``misplaced`` (its key is another segment's), stamp.
 
     Lazily also ``epoch``, ``key_hash``, ``key_print`` and ``logical_offset``, for the few records that are
     looked at closely.
@@ -60,7 +60,7 @@ def judged(raw: DataFrame, regions: DataFrame) -> DataFrame:
         "segment",
         "offset",
         fate().alias("fate"),
-        F.coalesce(F.col("key").isNotNull() & ~inside, F.lit(False)).alias("wrong"),
+        F.coalesce(F.col("key").isNotNull() & ~inside, F.lit(False)).alias("misplaced"),
         F.when(F.col("stamp").isNotNull(), stamp_instance()).alias("instance"),
         F.when(F.col("stamp").isNotNull(), F.coalesce(stamp_sequence(), F.lit(_BEYOND))).alias("sequence"),
         stamp_epoch().alias("epoch"),
@@ -86,7 +86,7 @@ def sequence_bitmaps(records: DataFrame) -> DataFrame:
     ).agg(
         F.expr("coalesce(bit_or(shiftleft(1L, CAST(sequence & 63 AS INT))), 0L)").alias("bits"),
         F.count("*").alias("records"),
-        F.count_if("wrong").alias("wrong"),
+        F.count_if("misplaced").alias("misplaced"),
         F.min("offset").alias("first_offset"),
         F.max("offset").alias("last_offset"),
         F.min("sequence").alias("first_sequence"),
@@ -101,7 +101,7 @@ def totals(bitmaps: DataFrame) -> DataFrame:
     stamped = F.col("instance").isNotNull().alias("stamped")
     return bitmaps.groupBy("logical_partition", "segment", "fate", stamped).agg(
         F.sum("records").alias("records"),
-        F.sum("wrong").alias("wrong"),
+        F.sum("misplaced").alias("misplaced"),
         F.min("first_offset").alias("first_offset"),
         F.max("last_offset").alias("last_offset"),
     )
@@ -251,7 +251,7 @@ def copied(records: DataFrame, wanted: DataFrame, excused: DataFrame) -> DataFra
 def misplaced(records: DataFrame) -> DataFrame:
     """Return records whose key belongs to another segment, by segment and producer, with an example."""
     return (
-        records.where(F.col("wrong") & (F.col("fate") == int(Fate.DATA)))
+        records.where(F.col("misplaced") & (F.col("fate") == int(Fate.DATA)))
         .groupBy("logical_partition", "segment", "instance")
         .agg(
             F.count("*").alias("records"),
@@ -346,7 +346,7 @@ def total_rows(frame: DataFrame) -> list[Total]:
     return [
         Total(
             *(r.logical_partition, r.segment, Fate(r.fate), r.stamped),
-            *(r.records, r.wrong, r.first_offset, r.last_offset),
+            *(r.records, r.misplaced, r.first_offset, r.last_offset),
         )
         for r in frame.collect()
     ]

@@ -11,7 +11,7 @@ from kpsplit.spark_jobs.verification.start import Start
 from kpsplit.splitter.commits import CommitFold, cursor_of
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KeyRange
-from kpsplit.splitter.lineage import Segment
+from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.offsets import Cause, CommitKey, RangeCommit
 
@@ -21,28 +21,72 @@ def groups_of(snapshot: Snapshot) -> tuple[str, ...]:
     return tuple(sorted({logged.group for logged in snapshot.commits}))
 
 
-def commit_findings(snapshot: Snapshot, groups: Collection[str] | None, start: Start) -> Iterator[Finding]:
-    """Return what is wrong with the range commits of some groups (None: of all).
+def commits_within_data(
+    snapshot: Snapshot, groups: Collection[str] | None, start: Start
+) -> Iterator[Finding]:
+    """Return the range commits of some groups (None: of all) that lie outside the data.
 
-    The offset log is compacted: what it still holds is looked at, in its order; what lies before the time
-    is in force, and not judged.
+    The offset log is compacted: what it still holds is looked at. What lies before the time is not judged.
     """
-    states = {state.parent: state for state in snapshot.states}
+    for state, logged, is_new in _of_groups(snapshot, groups, start):
+        if is_new and isinstance(logged.commit, RangeCommit):
+            yield from _outside_data(snapshot, state, logged.commit)
+
+
+def commits_move_forward(
+    snapshot: Snapshot, groups: Collection[str] | None, start: Start
+) -> Iterator[Finding]:
+    """Return the range commits that go back. What lies before the time is in force, and not judged."""
     fold = CommitFold()
-    seen: set[tuple[str, PartitionState]] = set()
-    for logged, is_new in in_order(snapshot, start):
-        if groups is not None and logged.group not in groups:
-            continue
-        state = states[logged.parent]
-        if logged.commit is not None:
-            seen.add((logged.group, state))
-            if is_new and isinstance(logged.commit, RangeCommit):
-                yield from _inside(snapshot, state, logged.commit)
-                yield from _going_back(fold, state, logged, logged.commit)
-        fold.take(CommitKey(logged.group, logged.parent, logged.range), logged.commit, logged.log_offset)
-    for group, state in sorted(seen, key=lambda pair: (pair[0], pair[1].parent)):
+    for state, logged, is_new in _of_groups(snapshot, groups, start):
+        if is_new and isinstance(logged.commit, RangeCommit):
+            yield from _going_back(fold, state, logged, logged.commit)
+        _take(fold, logged)
+
+
+def commits_leave_no_gap(
+    snapshot: Snapshot, groups: Collection[str] | None, start: Start
+) -> Iterator[Finding]:
+    """Return where a group goes on after a segment that it has not finished, or says nothing of a range."""
+    fold, seen = _folded(snapshot, groups, start)
+    for group, state in seen:
         yield from _gaps(fold, group, state)
+
+
+def commits_reach_the_end(
+    snapshot: Snapshot, groups: Collection[str] | None, start: Start
+) -> Iterator[Finding]:
+    """Return where groups stand before the end of the data."""
+    fold, seen = _folded(snapshot, groups, start)
+    for group, state in seen:
         yield from _unfinished(snapshot, fold, group, state)
+
+
+def _folded(
+    snapshot: Snapshot, groups: Collection[str] | None, start: Start
+) -> tuple[CommitFold, list[tuple[str, PartitionState]]]:
+    """Return all range commits as they are in force, and which groups have any in which partition."""
+    fold = CommitFold()
+    seen: dict[tuple[str, PhysicalPartition], PartitionState] = {}
+    for state, logged, _ in _of_groups(snapshot, groups, start):
+        if logged.commit is not None:
+            seen[logged.group, state.parent] = state
+        _take(fold, logged)
+    return fold, [(group, state) for (group, _), state in sorted(seen.items(), key=lambda item: item[0])]
+
+
+def _take(fold: CommitFold, logged: LoggedCommit) -> None:
+    fold.take(CommitKey(logged.group, logged.parent, logged.range), logged.commit, logged.log_offset)
+
+
+def _of_groups(
+    snapshot: Snapshot, groups: Collection[str] | None, start: Start
+) -> Iterator[tuple[PartitionState, LoggedCommit, bool]]:
+    """Yield the range commits of some groups in the order of the log, and whether they are judged."""
+    states = {state.parent: state for state in snapshot.states}
+    for logged, is_new in in_order(snapshot, start):
+        if groups is None or logged.group in groups:
+            yield states[logged.parent], logged, is_new
 
 
 def in_order(snapshot: Snapshot, start: Start) -> Iterator[tuple[LoggedCommit, bool]]:
@@ -54,7 +98,7 @@ def in_order(snapshot: Snapshot, start: Start) -> Iterator[tuple[LoggedCommit, b
             yield logged, logged.log_offset >= first
 
 
-def _inside(snapshot: Snapshot, state: PartitionState, commit: RangeCommit) -> Iterator[Finding]:
+def _outside_data(snapshot: Snapshot, state: PartitionState, commit: RangeCommit) -> Iterator[Finding]:
     segments = {s.id: s for s in state.lineage}
     for number, position in sorted(commit.positions.items()):
         segment = segments.get(number)

@@ -29,7 +29,7 @@ class Total:
     fate: Fate
     stamped: bool
     records: int
-    wrong: int
+    misplaced: int
     first: int
     last: int
 

@@ -15,16 +15,25 @@ from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.offsets import Boundary, SegmentEnd
 
 
-def lineage_findings(snapshot: Snapshot) -> Iterator[Finding]:
-    """Return what contradicts the invariants of lineages."""
+def lineage_sound(snapshot: Snapshot) -> Iterator[Finding]:
+    """Return what contradicts the invariants of lineages, but for those of logical offsets."""
     for state in snapshot.states:
         for problem in state.lineage.problems():
-            check = (
-                Check.LOGICAL_OFFSETS_UNIQUE if "does not begin beyond" in problem else Check.LINEAGE_SOUND
-            )
-            yield Finding(check, Severity.FINDING, state.parent, problem)
+            if not _is_of_offsets(problem):
+                yield Finding(Check.LINEAGE_SOUND, Severity.FINDING, state.parent, problem)
         yield from _gaps_at_cuts(state)
+
+
+def logical_offsets_unique(snapshot: Snapshot) -> Iterator[Finding]:
+    """Return logical offsets that do not rise along the lineage, or that two segments give."""
+    for state in snapshot.states:
+        for problem in filter(_is_of_offsets, state.lineage.problems()):
+            yield Finding(Check.LOGICAL_OFFSETS_UNIQUE, Severity.FINDING, state.parent, problem)
         yield from _offsets_used_twice(state)
+
+
+def _is_of_offsets(problem: str) -> bool:
+    return "does not begin beyond" in problem
 
 
 def _gaps_at_cuts(state: PartitionState) -> Iterator[Finding]:
@@ -74,7 +83,7 @@ def _last(segment: Segment) -> int:
     return MAX_OFFSET if segment.end is None else segment.logical(segment.end - 1)
 
 
-def boundary_findings(snapshot: Snapshot) -> Iterator[Finding]:
+def boundaries_agree(snapshot: Snapshot) -> Iterator[Finding]:
     """Return boundary records that say something else than the lineage, and those that are not there."""
     for state, s in without_boundary(snapshot.states, snapshot.boundaries):
         message = f"segment {s.id} was opened in epoch {s.opened_epoch}, but {s.range} has no boundary record"

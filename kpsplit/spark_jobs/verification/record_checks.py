@@ -21,7 +21,7 @@ _FOREIGN: dict[Fate, str] = {
 }
 
 
-def foreign_findings(snapshot: Snapshot, totals: Iterable[Total]) -> Iterator[Finding]:
+def foreign_records(snapshot: Snapshot, totals: Iterable[Total]) -> Iterator[Finding]:
     """Return records that nobody who uses kpsplit wrote, and where they are harmless: a note."""
     states = {state.parent.partition: state for state in snapshot.states}
     for t in totals:

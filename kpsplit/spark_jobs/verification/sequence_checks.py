@@ -250,14 +250,6 @@ def split_at_the_cut(found: Iterable[Holes], later: Iterable[Bucket]) -> tuple[l
     return under_way, missing_still
 
 
-def under_way_findings(found: Iterable[Holes]) -> Iterator[Finding]:
-    """Yield a note for each producer of which numbers were under way."""
-    for h in found:
-        yield from _told(Check.SEQUENCES_COMPLETE, h.writer, h.runs, _UNDER_WAY, Severity.NOTE)
-        again = "went astray, and its copy " + _UNDER_WAY
-        yield from _told(Check.STRAYS_SENT_AGAIN, h.writer, h.strays, again, Severity.NOTE)
-
-
 class Decider:
     """Decides about missing numbers: lost, not to be judged, or given.
 
@@ -273,16 +265,27 @@ class Decider:
         self._extents, self._hidden = extents, held_back(snapshot)
         self._eaten = Severity.NOTE if start.since is None else Severity.UNPROVEN
 
-    def findings(self, found: Iterable[Holes]) -> Iterator[Finding]:
+    def sequences_complete(self, found: Iterable[Holes], under_way: Iterable[Holes]) -> Iterator[Finding]:
         """Yield one finding per run of numbers that are lost, and one for all others of a producer."""
         for h in found:
-            for check, runs, what in (
-                (Check.SEQUENCES_COMPLETE, h.runs, "is not there"),
-                (Check.STRAYS_SENT_AGAIN, h.strays, "went astray and was not sent again"),
-            ):
-                eaten, rest = split_at(runs, self._extents[h.who].sure)
-                yield from _told(check, h.writer, eaten, what + _EATEN, self._eaten)
-                yield from _told(check, h.writer, rest, *self._said(h.writer, what))
+            yield from self._decided(Check.SEQUENCES_COMPLETE, h.writer, h.runs, "is not there")
+        for h in under_way:
+            yield from _told(Check.SEQUENCES_COMPLETE, h.writer, h.runs, _UNDER_WAY, Severity.NOTE)
+
+    def strays_sent_again(self, found: Iterable[Holes], under_way: Iterable[Holes]) -> Iterator[Finding]:
+        """Yield the same of strays that nobody sent again."""
+        for h in found:
+            what = "went astray and was not sent again"
+            yield from self._decided(Check.STRAYS_SENT_AGAIN, h.writer, h.strays, what)
+        for h in under_way:
+            what = f"went astray, and its copy {_UNDER_WAY}"
+            yield from _told(Check.STRAYS_SENT_AGAIN, h.writer, h.strays, what, Severity.NOTE)
+
+    def _decided(self, check: Check, writer: Writer, runs: Sequence[Run], what: str) -> Iterator[Finding]:
+        sure = self._extents[writer.parent.partition, writer.producer].sure
+        eaten, rest = split_at(runs, sure)
+        yield from _told(check, writer, eaten, what + _EATEN, self._eaten)
+        yield from _told(check, writer, rest, *self._said(writer, what))
 
     def is_told(self, found: Holes) -> bool:
         """Tell whether more is said of missing numbers than that they may be among what cannot be read."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 
 from pyspark import StorageLevel
@@ -12,25 +12,31 @@ from kpsplit.spark_jobs.regions import all_regions
 from kpsplit.spark_jobs.schemas import REGIONS, Fate, small_frame
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification import bitmaps
-from kpsplit.spark_jobs.verification.commit_checks import commit_findings
+from kpsplit.spark_jobs.verification.commit_checks import (
+    commits_leave_no_gap,
+    commits_move_forward,
+    commits_reach_the_end,
+    commits_within_data,
+)
 from kpsplit.spark_jobs.verification.counts import BlockKey, Span, Total, Who
 from kpsplit.spark_jobs.verification.findings import COUNTED, Check, Finding, Severity, Verdict, limited
 from kpsplit.spark_jobs.verification.lineage_checks import (
-    boundary_findings,
-    lineage_findings,
+    boundaries_agree,
+    lineage_sound,
+    logical_offsets_unique,
     lost_findings,
     slots_findings,
 )
 from kpsplit.spark_jobs.verification.record_checks import (
     certificate_findings,
-    foreign_findings,
+    foreign_records,
     marker_findings,
     segment_totals,
     suspects,
     uncertified_findings,
     unjudged,
 )
-from kpsplit.spark_jobs.verification.sequence_checks import Decider, under_way_findings
+from kpsplit.spark_jobs.verification.sequence_checks import Decider
 from kpsplit.spark_jobs.verification.sequence_scan import SequenceScan, SequenceScanner
 from kpsplit.spark_jobs.verification.start import (
     Extent,
@@ -122,7 +128,7 @@ class Verifier:
         return extents(self._snapshot, self._start, self._writers, self._spans, firsts)
 
     @cached_property
-    def _looked(self) -> SequenceScan:
+    def _scan(self) -> SequenceScan:
         return SequenceScanner(
             *(self._spark, self._writers, self._extents, bitmaps.buckets(self._bitmaps)),
             self._before_the_time,
@@ -155,30 +161,55 @@ class Verifier:
         return bitmaps.buckets(bitmaps.sequence_bitmaps(judged))
 
     def _findings(self) -> Iterator[Finding]:
-        snapshot, start, totals = self._snapshot, self._start, self._totals
+        """Run the queries of all checks, check by check."""
+        totals = self._totals
         self._observer("Records")
-        looked = self._looked
+        scan = self._scan
         self._observer("Numbers")
+        queries = self._queries(totals, scan)
+        for check in Check:
+            for query in queries[check]:
+                yield from query
+
+    def _queries(
+        self, totals: list[Total], scan: SequenceScan
+    ) -> Mapping[Check, tuple[Iterator[Finding], ...]]:
+        """Return what each check asks. Nothing is asked before it is iterated over."""
+        snapshot, start = self._snapshot, self._start
         decider = Decider(snapshot, start, self._extents)
-        yield from lineage_findings(snapshot)
-        yield from boundary_findings(snapshot)
-        yield from slots_findings(snapshot)
-        yield from lost_findings(snapshot, start)
-        yield from marker_findings(snapshot, totals, start)
-        yield from foreign_findings(snapshot, totals)
-        yield from self._misplaced()
-        yield from decider.findings(looked.holes)
-        yield from under_way_findings(looked.under_way)
-        yield from self._too_many()
-        yield from self._repeated(looked.repeated)
-        yield from self._copied(looked.answered)
-        yield from self._again()
-        yield from self._out_of_order()
-        yield from uncertified_findings(self._writers, self._spans, required=self._require)
-        yield from certificate_findings(
-            *(snapshot, self._writers, self._spans, *self._comparable(decider)), not_whole(snapshot, start)
-        )
-        yield from commit_findings(snapshot, self._groups, start)
+        commits = snapshot, self._groups, start
+        return {
+            Check.LINEAGE_SOUND: (lineage_sound(snapshot),),
+            Check.LOGICAL_OFFSETS_UNIQUE: (logical_offsets_unique(snapshot),),
+            Check.BOUNDARIES_AGREE: (boundaries_agree(snapshot),),
+            Check.STRETCHES_COMPLETE: (
+                lost_findings(snapshot, start),
+                marker_findings(snapshot, totals, start),
+            ),
+            Check.RECORDS_IN_THEIR_SEGMENTS: (self._records_in_their_segments(),),
+            Check.FOREIGN_RECORDS: (foreign_records(snapshot, totals),),
+            Check.SEQUENCES_COMPLETE: (
+                decider.sequences_complete(scan.holes, scan.under_way),
+                self._too_many(),
+            ),
+            Check.SEQUENCES_UNIQUE: (self._repeated(scan.repeated), self._there_before()),
+            Check.KEYS_IN_ORDER: (self._keys_in_order(),),
+            Check.STRAYS_SENT_AGAIN: (
+                decider.strays_sent_again(scan.holes, scan.under_way),
+                self._copied(scan.answered),
+            ),
+            Check.CERTIFICATES_AGREE: (
+                uncertified_findings(self._writers, self._spans, required=self._require),
+                certificate_findings(
+                    *(snapshot, self._writers, self._spans, *self._comparable(decider)),
+                    not_whole(snapshot, start),
+                ),
+            ),
+            Check.COMMITS_WITHIN_DATA: (commits_within_data(*commits),),
+            Check.COMMITS_MOVE_FORWARD: (commits_move_forward(*commits),),
+            Check.COMMITS_LEAVE_NO_GAP: (commits_leave_no_gap(*commits),),
+            Check.COMMITS_REACH_THE_END: (slots_findings(snapshot), commits_reach_the_end(*commits)),
+        }
 
     def _comparable(self, decider: Decider) -> tuple[set[Who], set[Who]]:
         """Return whose certificates are looked at, and those of them whose counts prove nothing.
@@ -187,18 +218,18 @@ class Verifier:
         twice: that is told elsewhere. Where only retention and ``retire`` removed something, the other
         segments still hold what the certificate says, also of a producer of which nothing else is there.
         """
-        looked, judged = self._looked, set(self._extents)
+        scan, judged = self._scan, set(self._extents)
         of = {who: self._writers.get(*who).transactional for who in judged | self._writers.certified().keys()}
         if self._start.since is None:
             judged |= {who for who, transactional in of.items() if not transactional}
-        aborted = looked.missing_first | {who for who, x in self._extents.items() if x.first > 0}
-        doubtful = {who for who in aborted if of[who]} | set(looked.again)
-        doubtful |= {h.who for h in looked.holes if decider.is_told(h)}
-        doubtful |= {(p, who) for p, who, _ in (*looked.not_looked_at, *looked.repeated)}
+        aborted = scan.missing_first | {who for who, x in self._extents.items() if x.first > 0}
+        doubtful = {who for who in aborted if of[who]} | set(scan.again)
+        doubtful |= {h.who for h in scan.holes if decider.is_told(h)}
+        doubtful |= {(p, who) for p, who, _ in (*scan.not_looked_at, *scan.repeated)}
         return judged, doubtful
 
-    def _misplaced(self) -> Iterator[Finding]:
-        if not any(t.wrong for t in self._totals):
+    def _records_in_their_segments(self) -> Iterator[Finding]:
+        if not any(t.misplaced for t in self._totals):
             return
         for r in self._fetched(Check.RECORDS_IN_THEIR_SEGMENTS, bitmaps.misplaced(self._records)):
             who = bitmaps.producer_of(r)
@@ -223,7 +254,7 @@ class Verifier:
 
     def _too_many(self) -> Iterator[Finding]:
         """Say that more is missing, or came again, than was looked at number by number."""
-        for partition, producer in sorted({(p, who) for p, who, _ in self._looked.not_looked_at}):
+        for partition, producer in sorted({(p, who) for p, who, _ in self._scan.not_looked_at}):
             parent, message = self._parent(partition), f"producer {producer}: many more numbers are missing"
             yield Finding(Check.SEQUENCES_COMPLETE, Severity.UNPROVEN, parent, message, None, producer)
 
@@ -287,9 +318,9 @@ class Verifier:
             for number in writer.failed
         ]
 
-    def _again(self) -> Iterator[Finding]:
+    def _there_before(self) -> Iterator[Finding]:
         """Report numbers that are there before the time as well, at the place where they are now."""
-        numbers = [(*who, n) for who, again in self._looked.again.items() for n in again][:COUNTED]
+        numbers = [(*who, n) for who, again in self._scan.again.items() for n in again][:COUNTED]
         if not numbers:
             return
         places = bitmaps.places(self._records, bitmaps.number_frame(self._spark, numbers))
@@ -307,7 +338,7 @@ class Verifier:
                 last=r.logical_offset,
             )
 
-    def _out_of_order(self) -> Iterator[Finding]:
+    def _keys_in_order(self) -> Iterator[Finding]:
         wanted = suspects(self._snapshot, self._spans)
         if not wanted:
             return
