@@ -1,6 +1,6 @@
 """librdkafka's connection properties for executors on other machines.
 
-As options of Spark's Kafka connector (Java's names behind ``kafka.``), or as they are (``portable``).
+As options of Spark's Kafka connector (``kafka.`` and Java's name), or as they are (``portable``).
 Certificates and keys are handed over by content, not by path, so that executors need no files. Everything
 travels as options of the reader inside Spark's own channels, never on a command line.
 """

@@ -240,7 +240,7 @@ class Gatherer:
         return self._read_offset_log(parents, self._admin.start_offsets(logs), self._seen)
 
     def _later_boundaries(self, parents: list[PhysicalPartition]) -> list[Boundary]:
-        """Return what operations wrote into the offset log that came to their end behind its reading.
+        """Return what operations wrote into the offset log that ended after it was read.
 
         A boundary record is in the log before the control topic says that the operation took effect; so it
         lies below the end now, and counts once the transactions below that end are decided.

@@ -127,7 +127,7 @@ def placed(records: DataFrame, regions: DataFrame) -> DataFrame:
 def fate() -> Column:
     """The fate of a placed record with the columns of ``with_our_headers``: a number of ``Fate``.
 
-    The view that the regions come from was read behind every record: nothing is left to wait for.
+    The view that the regions come from was read after every record: nothing is left to wait for.
     """
     stamped = F.col("stamp").isNotNull()
     stray = stamped & (stamp_epoch() < F.col("opened_epoch"))

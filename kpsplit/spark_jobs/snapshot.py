@@ -65,7 +65,7 @@ class LoggedCommit:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One picture: the control topic was read behind all log ends, and those behind all commits.
+    """One picture: the control topic was read after all log ends, and those after all commits.
 
     ``states``: of the logical partitions that were asked for, each at rest or with an attempt that has
     written no marker. ``bounds``: of the physical partitions that exist. ``gone``: those that cannot be

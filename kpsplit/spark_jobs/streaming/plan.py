@@ -49,7 +49,7 @@ def readable_ends(state: PartitionState, stable: Mapping[PhysicalPartition, int]
     decided by whoever stands before its end (``without_lost``).
 
     Args:
-        state: read from the control topic *behind* the log ends.
+        state: read from the control topic *after* the log ends.
         stable: the last stable offsets of logs.
     """
     undecided = state.closing_segments() if state.phase is Phase.FENCED else ()
@@ -123,7 +123,7 @@ def reached(cursor: Cursor, lineage: Lineage) -> dict[int, int]:
 
 
 def between(lineage: Lineage, start: Cursor, end: Cursor) -> list[Stretch] | None:
-    """Return what lies between two cursors, predecessors first; None if the end is behind the start.
+    """Return what lies between two cursors, predecessors first; None if the end lies before the start.
 
     The lineage may be newer than the cursors: they say the same in it.
     """

@@ -34,7 +34,7 @@ from kpsplit.splitter.partition_state import PartitionState
 
 
 def beginning(connection: Connection, settings: Settings, start: Bound) -> StreamPositions:
-    """Return where each logical partition begins: on every key's path at or behind ``start``.
+    """Return where each logical partition begins: on every key's path at or after ``start``.
 
     Records that are gone already count as read for ``earliest``; with a logical offset they are still to be
     read, so that their loss is noticed.
@@ -247,7 +247,7 @@ class Planner:
         return StreamOffset(self._query.settings.topic, at, begun)
 
     def next(self, before: StreamOffset) -> StreamOffset:
-        """Return the end of the batch behind another one; the same offset if there is nothing new.
+        """Return the end of the batch after another one; the same offset if there is nothing new.
 
         Raises:
             ConflictError: the control topic does not know the epoch or the segments where the query stands.

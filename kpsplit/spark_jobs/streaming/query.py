@@ -4,7 +4,7 @@
 
 ``at``: per logical partition ``p`` the epoch ``e`` of the view that the batch was planned with, and a cursor
 of the whole key space ``s``, ``{segment id: next physical offset}`` (``splitter.cursor``: what is absent and
-has something listed behind it is drained). An empty ``at`` is the place before the first batch. The end of
+has something listed after it is drained). An empty ``at`` is the place before the first batch. The end of
 that batch says in ``from`` where the query began, because Spark asks for the beginning again when a query
 died in its first batch, and "latest" would then be another one.
 """

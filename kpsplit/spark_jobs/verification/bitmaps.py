@@ -263,7 +263,7 @@ def misplaced(records: DataFrame) -> DataFrame:
 
 
 def out_of_order(records: DataFrame, wanted: DataFrame, excused: DataFrame) -> DataFrame:
-    """Return data that stand behind a later number of the same producer and key, along the lineage.
+    """Return data that lie after a greater number of the same producer and key, along the lineage.
 
     Args:
         records: judged records.

@@ -151,7 +151,7 @@ def _gaps(fold: CommitFold, group: str, state: PartitionState) -> Iterator[Findi
 
 
 def _skipped(group: str, state: PartitionState, cursor: Cursor, piece: KeyRange) -> Iterator[Finding]:
-    """A position behind a segment's start needs all its predecessors to be finished."""
+    """A position after a segment's start needs all its predecessors to be finished."""
     left = cursor.pending(state.lineage)
     for segment in state.lineage:
         if cursor.positions.get(segment.id, 0) <= segment.start or not segment.range.overlaps(piece):

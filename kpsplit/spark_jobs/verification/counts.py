@@ -11,7 +11,8 @@ BLOCK_BITS = 16
 """2^16 sequence numbers are a block: what the driver looks at first."""
 
 BLOCK = 1 << BLOCK_BITS
-_BUCKET = 1 << BUCKET_BITS
+BUCKET = 1 << BUCKET_BITS
+"""So many sequence numbers are the bits of one integer."""
 
 Who = tuple[int, str]
 """Partition, producer."""
@@ -74,4 +75,4 @@ class Bucket:
     @property
     def block(self) -> BlockKey:
         """The block that it stands on."""
-        return self.partition, self.producer, self.bucket * _BUCKET // BLOCK
+        return self.partition, self.producer, self.bucket * BUCKET // BLOCK

@@ -47,7 +47,7 @@ class Check(StrEnum):
     )
     FOREIGN_RECORDS = (
         "foreign_records",
-        "nobody else wrote to phantoms, behind ends or in place of markers (physical offsets)",
+        "nobody else wrote to phantoms, after ends or in place of markers (physical offsets)",
     )
     SEQUENCES_COMPLETE = (
         "sequences_complete",
@@ -79,7 +79,7 @@ class Check(StrEnum):
     )
     COMMITS_LEAVE_NO_GAP = (
         "commits_leave_no_gap",
-        "no group goes on behind a segment that it has not finished (physical offsets)",
+        "no group goes on after a segment that it has not finished (physical offsets)",
     )
     COMMITS_REACH_THE_END = (
         "commits_reach_the_end",

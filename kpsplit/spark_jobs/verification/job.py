@@ -66,8 +66,9 @@ def verify(
         patience: seconds for reading the small topics and for an operation under way.
         since: judge only what was written since a time (a datetime, or ms since 1970, as the records'
             timestamps say); what lies before is taken as given.
-        require_certificates: where a producer left no certificate nobody knows what it was told behind its
-            last record that is there; True: that cannot be judged (``Verdict.exit_code`` 1), False: a note.
+        require_certificates: where a producer left no certificate, nobody knows what was reported to it as
+            delivered after its last record that is there. True: that cannot be judged
+            (``Verdict.exit_code`` 1); False: a note.
         observer: is called at the end of each step that takes time, with its name.
 
     Raises:

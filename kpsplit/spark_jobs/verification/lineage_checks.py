@@ -37,7 +37,7 @@ def _is_of_offsets(problem: str) -> bool:
 
 
 def _gaps_at_cuts(state: PartitionState) -> Iterator[Finding]:
-    """A physical partition goes on right behind each marker."""
+    """A physical partition goes on right after each marker."""
     for source in state.lineage.sources():
         mine = sorted((s for s in state.lineage if s.source == source), key=lambda s: s.start)
         for a, b in pairwise(mine):

@@ -221,7 +221,7 @@ def uncertified_findings(writers: Writers, spans: Collection[Span], *, required:
         if who not in certified:
             message = (
                 f"producer {who[1]} has left no certificate (it is open still, died, or could not publish "
-                f"one): judged up to number {top:,}; nothing is known of what it was told behind that"
+                f"one): judged up to number {top:,}; nothing is known of what it delivered after that"
             )
             parent = writers.get(*who).parent
             yield Finding(

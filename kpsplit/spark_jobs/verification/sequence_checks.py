@@ -12,11 +12,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kpsplit.spark_jobs.snapshot import Snapshot
-from kpsplit.spark_jobs.verification.counts import BLOCK, BlockKey, Bucket, SequenceBlock, Span, Who
+from kpsplit.spark_jobs.verification.counts import BLOCK, BUCKET, BlockKey, Bucket, SequenceBlock, Span, Who
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
 from kpsplit.spark_jobs.verification.start import Extent, Start, Writer, Writers, held_back
 
-BUCKET = 64
 _ALL = (1 << BUCKET) - 1
 
 Run = tuple[int, int]

@@ -11,9 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from kpsplit.spark_jobs.verification import bitmaps
-from kpsplit.spark_jobs.verification.counts import BlockKey, SequenceBlock, Span, Who
+from kpsplit.spark_jobs.verification.counts import BUCKET, BlockKey, SequenceBlock, Span, Who
 from kpsplit.spark_jobs.verification.sequence_checks import (
-    BUCKET,
     MOST_BLOCKS,
     Holes,
     holes,
@@ -147,7 +146,7 @@ class SequenceScanner:
         found.suspects = {h.who for h in looked.holes} | {(p, who) for p, who, _ in looked.not_looked_at}
 
     def _note_again(self, given: DataFrame, wanted: Collection[Who], looked: SequenceScan) -> None:
-        """Note numbers that are there before the time and again behind it; aborted ones are not."""
+        """Note numbers that are there before the time and again after it; aborted ones are not."""
         key = ["logical_partition", "instance", "bucket"]
         plain = [who for who in wanted if not self._writers.get(*who).transactional]
         if not plain:

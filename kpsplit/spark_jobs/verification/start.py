@@ -12,7 +12,7 @@ what cannot be read is told by ``Extent.sure``:
 
 * A producer's numbers rise within a log. So what retention removed of a segment is below the first number
   that the segment still holds of it.
-* What a segment held is below all that the segments behind it hold, if a split closed it: strays have greater
+* What a segment held is below all that the segments after it hold, if a split closed it: strays have greater
   numbers than what lies before the end of their own log. A merge closes several logs, and a stray of one can
   have a smaller number than a record of another; so there the bound is ``STRAY_SPREAD`` greater.
 * A segment that holds nothing of the producer by its certificate cannot have lost anything of it.
@@ -92,7 +92,7 @@ NEAR_MS = 10 * 60_000
 
 STRAY_SPREAD = 1 << 20
 """So far apart are the numbers of one producer that are in flight at one fence, at most: ten times what
-librdkafka queues by default. (A stray that is sent again behind a merge has one of them.)"""
+librdkafka queues by default. (A stray that is sent again after a merge has one of them.)"""
 
 REACH = 1 << 20
 """So many offsets after the end of a log are read for numbers that were under way when it was asked for."""
@@ -165,7 +165,7 @@ def to_read(snapshot: Snapshot, start: Start) -> Stretches:
 
 
 def stretches_before(snapshot: Snapshot, start: Start, partitions: Collection[int]) -> list[Stretches]:
-    """Return where numbers are looked for that are not behind the time: near it, then everywhere."""
+    """Return where numbers are looked for that do not lie after the time: near it, then everywhere."""
     if start.since is None:
         return []
     near_of = start.since.near
@@ -279,7 +279,7 @@ def extents(
 
 
 class _Gaps:
-    """What cannot be read, per partition, with what was written behind it."""
+    """What cannot be read, per partition, with what was written after it."""
 
     def __init__(self, gone: Iterable[Lost]) -> None:
         self._of: dict[int, list[tuple[Lost, frozenset[int], bool]]] = defaultdict(list)
@@ -316,7 +316,7 @@ def _heirs(lineage: Lineage, segment: int) -> frozenset[int]:
 
 
 def _closed_by_merge(lineage: Lineage, segment: int) -> bool:
-    """Tell whether what comes directly behind a segment took over from others as well (overflows aside)."""
+    """Tell whether what comes directly after a segment took over from others as well (overflows aside)."""
     return any(
         sum(lineage.get(p).kind is not SegmentKind.OVERFLOW for p in s.predecessors) > 1
         for s in lineage
@@ -341,7 +341,7 @@ def _beginnings(snapshot: Snapshot, state: PartitionState, since: Since) -> dict
 
 
 def _over(snapshot: Snapshot, state: PartitionState, since: Since) -> set[int]:
-    """Return the segments that were closed before the time: what comes behind them has an older record."""
+    """Return the segments that were closed before the time: what comes after them has an older record."""
     found: set[int] = set()
     for s in reversed(state.lineage.segments):
         for later in state.lineage.successors(s.id):

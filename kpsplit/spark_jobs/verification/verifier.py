@@ -349,7 +349,7 @@ class Verifier:
         )
         for r in self._fetched(Check.KEYS_IN_ORDER, found):
             who = bitmaps.producer_of(r)
-            message = f"producer {who}: number {r.sequence} stands behind {r.before} of the same key"
+            message = f"producer {who}: number {r.sequence} lies after {r.before} of the same key"
             yield Finding(
                 *(
                     Check.KEYS_IN_ORDER,
