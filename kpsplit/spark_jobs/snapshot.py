@@ -10,6 +10,7 @@ from kpsplit.consumer.fetch.gaps import wrong_topic
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 from kpsplit.splitter.records.offsets import Boundary, NewerCommit, RangeCommit
 from kpsplit.splitter.records.producers import ProducerRegistration
 
@@ -61,6 +62,11 @@ class LoggedCommit:
     commit: RangeCommit | NewerCommit | None
     log_partition: int
     log_offset: int
+
+    @property
+    def log(self) -> PhysicalPartition:
+        """The partition of the offset log."""
+        return PhysicalPartition(OFFSETS_TOPIC, self.log_partition)
 
 
 @dataclass(frozen=True)

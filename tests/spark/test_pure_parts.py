@@ -32,10 +32,11 @@ from kpsplit.spark_jobs.regions import (
     timestamp_ms,
     wanted,
 )
-from kpsplit.spark_jobs.report import Times, beginnings, drained, report_page
+from kpsplit.spark_jobs.report import Times, beginnings, report_page
 from kpsplit.spark_jobs.session import reason
 from kpsplit.spark_jobs.snapshot import LogBounds, LostReason, Snapshot, why_gone
 from kpsplit.spark_jobs.verification import job
+from kpsplit.spark_jobs.verification.commit_checks import drained
 from kpsplit.spark_jobs.verification.findings import (
     MOST,
     Check,

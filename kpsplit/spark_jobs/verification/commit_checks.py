@@ -1,16 +1,17 @@
-"""Checks of range commits: inside the data, never back, and no gap along the lineage. Pure."""
+"""Range commits: inside the data, never back, no gap along the lineage; how far groups have come. Pure."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from kpsplit.spark_jobs.snapshot import LoggedCommit, LostReason, Snapshot
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
 from kpsplit.spark_jobs.verification.start import Start
 from kpsplit.splitter.commits import CommitFold, cursor_of
 from kpsplit.splitter.cursor import Cursor
-from kpsplit.splitter.key_range import KeyRange
+from kpsplit.splitter.key_range import KEY_SPACE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.offsets import Cause, CommitKey, RangeCommit
@@ -217,3 +218,36 @@ def _finding(
     return Finding(
         check, Severity.FINDING, state.parent, message, segment, group=commit.group, first=offset, last=offset
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """One group in one partition: the share of the key space that has drained, and what is left at most."""
+
+    group: str
+    parent: PhysicalPartition
+    share: float
+    left: int
+
+
+def drained(snapshot: Snapshot) -> Iterator[Drained]:
+    """Return how far every group has come in every partition for which it has range commits."""
+    fold = CommitFold()
+    for logged, _ in in_order(snapshot, Start()):
+        _take(fold, logged)
+    for state in snapshot.states:
+        for group in fold.groups(state.parent):
+            pieces = fold.cursors(group, state.parent)
+            done = sum(
+                r.width for r, cursor in pieces if cursor is not None and cursor.drained(state.lineage)
+            )
+            left = max((_left(state, cursor) for _, cursor in pieces), default=0)
+            yield Drained(group, state.parent, done / KEY_SPACE, left)
+
+
+def _left(state: PartitionState, cursor: Cursor | None) -> int:
+    """Return how many offsets of closed segments one range has still to read."""
+    if cursor is None or cursor.ahead_of(state.lineage):
+        return 0
+    waiting = cursor.pending(state.lineage)
+    return sum(s.end - waiting[s.id] for s in state.lineage if s.end is not None and s.id in waiting)

@@ -26,8 +26,6 @@ from kpsplit.spark_jobs.verification.findings import Verdict
 from kpsplit.spark_jobs.verification.start import NEAR_MS, Since, Stretches
 from kpsplit.spark_jobs.verification.verifier import Observer, Verifier
 from kpsplit.spark_jobs.view import scan
-from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 
 UNDER_WAY_SECONDS = 10.0
 """So long are numbers looked for that may have been under way when the logs were asked for their ends."""
@@ -99,7 +97,7 @@ def _since(snapshot: Snapshot, connection: Connection, time_: datetime | int) ->
     at = timestamp_ms(time_)
     if at is None or at > time.time_ns() // 1_000_000:
         raise UsageError("the time from which on is judged lies in the future", hint="give an earlier one")
-    logs = {PhysicalPartition(OFFSETS_TOPIC, c.log_partition) for c in snapshot.commits}
+    logs = {commit.log for commit in snapshot.commits}
     places = [*(place for place in snapshot.bounds if place not in snapshot.gone), *sorted(logs)]
     admin = ClusterAdmin(connection)
     return Since(at, admin.offsets_at(places, at), admin.offsets_at(places, max(0, at - NEAR_MS)))

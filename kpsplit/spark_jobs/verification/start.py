@@ -29,7 +29,6 @@ from kpsplit.spark_jobs.snapshot import Lost, LostReason, Snapshot
 from kpsplit.spark_jobs.verification.counts import Span, Who
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 from kpsplit.splitter.records.producers import Certificate
 from kpsplit.splitter.records.stamp import instance_name
 
@@ -365,8 +364,7 @@ def _commits_read(snapshot: Snapshot, state: PartitionState, since: Since) -> in
     mine = [c for c in snapshot.commits if c.parent == state.parent]
     if not mine:
         return 0
-    log = PhysicalPartition(OFFSETS_TOPIC, mine[0].log_partition)
-    return since.first.get(log, max(c.log_offset + 1 for c in mine))
+    return since.first.get(mine[0].log, max(c.log_offset + 1 for c in mine))
 
 
 def _owners(snapshot: Snapshot) -> dict[PhysicalPartition, int]:
