@@ -29,7 +29,7 @@ from kpsplit.spark_jobs.view import scan
 
 UNDER_WAY_SECONDS = 10.0
 """So long are numbers looked for that may have been under way when the logs were asked for their ends."""
-_LOOK_AGAIN = 1.0
+_LOOK_AGAIN = 2.0
 
 ISOLATION, COMMITTED = "isolation.level", "read_committed"
 
