@@ -30,7 +30,7 @@ from kpsplit.kafka.control_log import ControlTail, offsets_partition
 from kpsplit.kafka.log_slice import read_slice
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.spark_jobs.snapshot import (
-    LogBounds,
+    LogEnds,
     LoggedCommit,
     LostReason,
     Snapshot,
@@ -127,7 +127,7 @@ class Gatherer:
     def _states_and_bounds(
         self, parents: list[PhysicalPartition]
     ) -> tuple[
-        tuple[PartitionState, ...], dict[PhysicalPartition, LogBounds], dict[PhysicalPartition, LostReason]
+        tuple[PartitionState, ...], dict[PhysicalPartition, LogEnds], dict[PhysicalPartition, LostReason]
     ]:
         tail = ControlTail(self._connection)
         try:
@@ -174,7 +174,7 @@ class Gatherer:
 
     def _bounds(
         self, states: Iterable[PartitionState]
-    ) -> tuple[dict[PhysicalPartition, LogBounds], dict[PhysicalPartition, LostReason]]:
+    ) -> tuple[dict[PhysicalPartition, LogEnds], dict[PhysicalPartition, LostReason]]:
         owners = {source: state for state in states for source in state.lineage.sources()}
         ids = {topic: self._topic_id(topic) for topic in {source.topic for source in owners}}
         reasons = {source: why_gone(state, source, ids[source.topic]) for source, state in owners.items()}
@@ -183,7 +183,7 @@ class Gatherer:
         stable = self._admin.end_offsets(there, IsolationLevel.READ_COMMITTED)
         low = self._admin.start_offsets(there)
         bounds = {
-            s: LogBounds(low[s], stable[s].offset, max(high[s].offset, stable[s].offset))
+            s: LogEnds(low[s], stable[s].offset, max(high[s].offset, stable[s].offset))
             for s in there
             if s in low and s in stable and s in high
         }
@@ -294,7 +294,7 @@ class Gatherer:
 
 
 def held_up(
-    states: Iterable[PartitionState], bounds: Mapping[PhysicalPartition, LogBounds]
+    states: Iterable[PartitionState], bounds: Mapping[PhysicalPartition, LogEnds]
 ) -> PhysicalPartition | None:
     """Return a log that has a segment's marker and before it an open transaction, None if there is none."""
     for state in states:

@@ -26,7 +26,7 @@ class LostReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LogBounds:
+class LogEnds:
     """The offsets [low, high) of a log; before ``stable`` every transaction is decided."""
 
     low: int
@@ -80,7 +80,7 @@ class Snapshot:
 
     topic: str
     states: tuple[PartitionState, ...]
-    bounds: Mapping[PhysicalPartition, LogBounds]
+    bounds: Mapping[PhysicalPartition, LogEnds]
     gone: Mapping[PhysicalPartition, LostReason] = field(default_factory=dict)
     producers: tuple[ProducerRegistration, ...] = ()
     commits: tuple[LoggedCommit, ...] = ()

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from kpsplit.consumer.fetch.logical_record import read_headers
 from kpsplit.errors import FutureVersionError
 from kpsplit.kafka.markers import marker_of
-from kpsplit.spark_jobs.snapshot import LogBounds, Snapshot
-from kpsplit.spark_jobs.verification.counts import SequenceBlock, Span
+from kpsplit.spark_jobs.snapshot import LogEnds, Snapshot
+from kpsplit.spark_jobs.verification.counts import SegmentSpan, SequenceBlock
 from kpsplit.spark_jobs.verification.sequence_checks import absent, incomplete
-from kpsplit.spark_jobs.verification.start import Extent, Start, Writers, extents
+from kpsplit.spark_jobs.verification.start import Extent, JudgedFrom, KnownProducers, extents
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import Layout, PhysicalPartition, Segment
 from kpsplit.splitter.machine import apply
@@ -310,10 +310,10 @@ def test_a_marker_that_is_read_back_is_the_last_of_its_kind() -> None:
 def test_a_forged_number_costs_a_verification_nothing(top: int, records: int) -> None:
     """What is missing before it is one run of numbers, however far it reaches."""
     producer = "00000000000000a1"
-    spans = [Span(3, 0, producer, records, 0, 0, top)]
-    snapshot = Snapshot("orders", (UNSPLIT,), {PARENT: LogBounds(0, 50, 50)})
-    writers = Writers(snapshot)
-    judged = extents(snapshot, Start(), writers, spans, {(3, producer): 0})
+    spans = [SegmentSpan(3, 0, producer, records, 0, 0, top)]
+    snapshot = Snapshot("orders", (UNSPLIT,), {PARENT: LogEnds(0, 50, 50)})
+    writers = KnownProducers(snapshot)
+    judged = extents(snapshot, JudgedFrom(), writers, spans, {(3, producer): 0})
     assert judged == {(3, producer): Extent(0, top + 1)}
     there = {(3, producer, n): SequenceBlock(1, 1, 0) for n in {0, top >> 16}}
     assert incomplete(judged, there) <= there.keys()

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from pyspark.sql import DataFrame, SparkSession
 
 from kpsplit.spark_jobs.schemas import RAW
-from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, LostReason, Snapshot
+from kpsplit.spark_jobs.snapshot import LogEnds, LoggedCommit, LostReason, Snapshot
 from kpsplit.spark_jobs.verification.findings import Verdict
 from kpsplit.spark_jobs.verification.start import Since, Stretches
 from kpsplit.spark_jobs.verification.verifier import Verifier
@@ -216,7 +216,7 @@ class World:
         now = self.state, {place: len(log) for place, log in self.logs.items()}
         state, asked = now if later or self.asked is None else self.asked
         ends = {
-            place: LogBounds(self.lows.get(place, 0), end, end)
+            place: LogEnds(self.lows.get(place, 0), end, end)
             for place, end in asked.items()
             if place not in self.retired
         }

@@ -34,7 +34,7 @@ from kpsplit.spark_jobs.regions import (
 )
 from kpsplit.spark_jobs.report import Times, beginnings, report_page
 from kpsplit.spark_jobs.session import reason
-from kpsplit.spark_jobs.snapshot import LogBounds, LostReason, Snapshot, why_gone
+from kpsplit.spark_jobs.snapshot import LogEnds, LostReason, Snapshot, why_gone
 from kpsplit.spark_jobs.verification import job
 from kpsplit.spark_jobs.verification.commit_checks import drained
 from kpsplit.spark_jobs.verification.findings import (
@@ -50,7 +50,7 @@ from kpsplit.spark_jobs.verification.findings import (
 from kpsplit.spark_jobs.verification.lineage_checks import first_shared
 from kpsplit.spark_jobs.verification.record_checks import marker_findings, segment_totals
 from kpsplit.spark_jobs.verification.sequence_checks import joined, members, missing
-from kpsplit.spark_jobs.verification.start import Start
+from kpsplit.spark_jobs.verification.start import JudgedFrom
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import MAX_OFFSET, Lineage, PhysicalPartition, Progression, Segment, SegmentKind
 from kpsplit.splitter.records.producers import PauseReport
@@ -413,7 +413,7 @@ def test_a_log_that_ends_before_its_segment_is_cut_off() -> None:
     snapshot = world.snapshot()
     whole = [s for s in world.state.lineage if s.kind is SegmentKind.PHANTOM and s.opened_epoch == 1][-1]
     place, end = whole.source, whole.end
-    shorter = {**snapshot.bounds, place: LogBounds(0, end - 1, end - 1)}
+    shorter = {**snapshot.bounds, place: LogEnds(0, end - 1, end - 1)}
     (lost,) = replace(snapshot, bounds=shorter).lost()
     assert (lost.first, lost.behind, lost.reason) == (end - 1, end + 1, LostReason.CUT_OFF)
 
@@ -432,7 +432,7 @@ def test_the_marker_of_an_empty_segment_is_missed_only_where_it_could_be_read(lo
     empty = next(s for s in state.lineage if s.kind is SegmentKind.PHANTOM and s.end is not None)
     nothing = replace(empty, end=empty.start)
     alone = replace(state, lineage=Lineage(state.parent, (nothing,)))
-    bounds = {empty.source: LogBounds(low, 2000, 2000)}
+    bounds = {empty.source: LogEnds(low, 2000, 2000)}
     snapshot = Snapshot(state.parent.topic, (alone,), bounds, {empty.source: gone} if gone else {})
-    found = list(marker_findings(snapshot, [], Start()))
+    found = list(marker_findings(snapshot, [], JudgedFrom()))
     assert bool(found) is told

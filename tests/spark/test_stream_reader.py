@@ -21,7 +21,7 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.served import await_served
 from kpsplit.spark_jobs.regions import Bound
 from kpsplit.spark_jobs.streaming import fetch as fetching
-from kpsplit.spark_jobs.streaming.query import Query, Settings
+from kpsplit.spark_jobs.streaming.query import Query, StreamSettings
 from kpsplit.spark_jobs.streaming.source import LogicalStreamReader, options_of, query_of
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.broker.operating import (
@@ -78,7 +78,7 @@ def ask(bootstrap: str):
         strict: bool = True,
     ) -> Asker:
         connection = {"bootstrap.servers": bootstrap}
-        opened.append(Asker(Query(connection, Settings(topic, None, 20.0), start, most, strict)))
+        opened.append(Asker(Query(connection, StreamSettings(topic, None, 20.0), start, most, strict)))
         return opened[-1]
 
     yield make
@@ -373,7 +373,7 @@ def test_a_start_that_makes_no_sense_is_refused(ask: Open, topic, make_topic) ->
 def test_certificates_travel_by_content_and_callbacks_do_not_travel(tmp_path) -> None:
     ca = tmp_path / "ca.pem"
     ca.write_text("-----BEGIN CERTIFICATE-----")
-    settings = Settings("orders", None, 1.0)
+    settings = StreamSettings("orders", None, 1.0)
     brokers = {"bootstrap.servers": "127.0.0.1:1"}
     query = Query({**brokers, "ssl.ca.location": str(ca)}, settings, "latest", None, True)
     assert query_of(options_of(query)).properties == {**brokers, "ssl.ca.pem": "-----BEGIN CERTIFICATE-----"}

@@ -10,7 +10,7 @@ from kpsplit.errors import FutureVersionError, RecordError
 from kpsplit.spark_jobs.snapshot import LostReason
 from kpsplit.spark_jobs.streaming.plan import (
     Frontier,
-    Stretch,
+    SegmentStretch,
     advance,
     between,
     readable_ends,
@@ -89,7 +89,7 @@ def test_no_more_than_the_stable_part_of_a_closed_segment_is_read() -> None:
 
 
 def test_what_retention_took_is_told_and_the_rest_is_kept() -> None:
-    stretch = Stretch(SPLIT.get(0), 100, 900)
+    stretch = SegmentStretch(SPLIT.get(0), 100, 900)
     kept, lost = without_lost([stretch], {PARENT: 400}, {})
     assert extents(kept) == [(0, 400, 900)]
     assert [str(x) for x in lost] == [
@@ -101,7 +101,7 @@ def test_what_retention_took_is_told_and_the_rest_is_kept() -> None:
 
 
 def test_a_sub_topic_that_is_gone_is_lost_as_a_whole() -> None:
-    stretch = Stretch(SPLIT.get(2), 3, 9)
+    stretch = SegmentStretch(SPLIT.get(2), 3, 9)
     kept, lost = without_lost([stretch], {}, {stretch.segment.source: LostReason.RETIRED})
     assert not kept and [x.reason for x in lost] == [LostReason.RETIRED]
 

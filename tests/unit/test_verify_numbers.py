@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from kpsplit.admin_cli.commands.verify import conclude, write_page
 from kpsplit.errors import CheckFailedError, KpsplitError
-from kpsplit.spark_jobs.snapshot import LogBounds, LostReason, Snapshot
-from kpsplit.spark_jobs.verification.counts import BLOCK, Bucket, SequenceBlock, Span
+from kpsplit.spark_jobs.snapshot import LogEnds, LostReason, Snapshot
+from kpsplit.spark_jobs.verification.counts import BLOCK, Bucket, SegmentSpan, SequenceBlock
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity, Verdict
 from kpsplit.spark_jobs.verification.record_checks import uncertified_findings
 from kpsplit.spark_jobs.verification.sequence_checks import (
@@ -30,10 +30,10 @@ from kpsplit.spark_jobs.verification.start import (
     STRAY_SPREAD,
     UNBOUNDED,
     Extent,
+    JudgedFrom,
+    KnownProducer,
+    KnownProducers,
     Since,
-    Start,
-    Writer,
-    Writers,
     extents,
     held_back,
 )
@@ -57,8 +57,8 @@ def numbers(of: list[Run]) -> set[int]:
     return {n for first, last in of for n in range(first, last + 1)}
 
 
-def snapshot(bounds: LogBounds | None = None) -> Snapshot:
-    places = {ORDERS: bounds or LogBounds(0, 50, 50)}
+def snapshot(bounds: LogEnds | None = None) -> Snapshot:
+    places = {ORDERS: bounds or LogEnds(0, 50, 50)}
     return Snapshot("orders", (PartitionState.unsplit(ORDERS, "id"),), places)
 
 
@@ -86,16 +86,16 @@ def merged() -> World:
     return world
 
 
-def spans_of(world: World, held: dict[int, tuple[int, int]]) -> list[Span]:
-    return [Span(0, segment, NAME, b - a + 1, 0, a, b) for segment, (a, b) in held.items()]
+def spans_of(world: World, held: dict[int, tuple[int, int]]) -> list[SegmentSpan]:
+    return [SegmentSpan(0, segment, NAME, b - a + 1, 0, a, b) for segment, (a, b) in held.items()]
 
 
 def extent(
-    found: Snapshot, spans: list[Span], start: Start | None = None, firsts: int | None = None
+    found: Snapshot, spans: list[SegmentSpan], start: JudgedFrom | None = None, firsts: int | None = None
 ) -> Extent | None:
     least = min((s.first for s in spans), default=firsts)
     known = {} if least is None else {ANNA: least}
-    return extents(found, start or Start(), Writers(found), spans, known).get(ANNA)
+    return extents(found, start or JudgedFrom(), KnownProducers(found), spans, known).get(ANNA)
 
 
 def closed(found: Snapshot, certificate: Certificate) -> Snapshot:
@@ -106,29 +106,29 @@ def closed(found: Snapshot, certificate: Certificate) -> Snapshot:
 
 
 def test_where_nothing_was_removed_every_number_is_judged() -> None:
-    assert extent(snapshot(), [Span(0, 0, NAME, 3, 0, 4, 6)]) == Extent(0, 7)
+    assert extent(snapshot(), [SegmentSpan(0, 0, NAME, 3, 0, 4, 6)]) == Extent(0, 7)
     sure = closed(snapshot(), Certificate(90, {"0": 90}, ()))
-    assert extent(sure, [Span(0, 0, NAME, 3, 0, 4, 6)]) == Extent(0, 90)
+    assert extent(sure, [SegmentSpan(0, 0, NAME, 3, 0, 4, 6)]) == Extent(0, 90)
     assert extent(sure, []) == Extent(0, 90), "all of it may be lost"
 
 
 def test_what_retention_removed_lies_below_the_first_number_that_its_segment_still_holds() -> None:
-    found = snapshot(LogBounds(9, 50, 50))
-    assert extent(found, [Span(0, 0, NAME, 3, 0, 4, 6)]) == Extent(4, 7, 4)
+    found = snapshot(LogEnds(9, 50, 50))
+    assert extent(found, [SegmentSpan(0, 0, NAME, 3, 0, 4, 6)]) == Extent(4, 7, 4)
     assert extent(found, []) is None
     assert extent(found, [], firsts=7) == Extent(7, 0, UNBOUNDED), "only a stray of it is there"
 
 
 @pytest.mark.parametrize("far", [1 << 35, 1 << 53, (1 << 63) - 128])
 def test_numbers_far_out_are_judged_as_any(far) -> None:
-    found = closed(snapshot(LogBounds(9, 50, 50)), Certificate(far + 99, {"0": far + 99}, ()))
-    judged = {ANNA: extent(found, [Span(0, 0, NAME, 3, 0, far, far + 2)])}
+    found = closed(snapshot(LogEnds(9, 50, 50)), Certificate(far + 99, {"0": far + 99}, ()))
+    judged = {ANNA: extent(found, [SegmentSpan(0, 0, NAME, 3, 0, far, far + 2)])}
     assert judged == {ANNA: Extent(far, far + 99, far)}
     block = (*ANNA, far // BLOCK)
     assert incomplete(judged, {block: SequenceBlock(3, 3, 0)}) == {block}
     bits = 0b111 << far % 64
     there = [Bucket(*ANNA, far // 64, bits, 0, 3)]
-    (lost,) = holes(Writers(found), judged, {block}, {block}, there)
+    (lost,) = holes(KnownProducers(found), judged, {block}, {block}, there)
     assert lost.runs == ((far + 3, far + 98),)
 
 
@@ -156,16 +156,16 @@ def test_what_a_split_closed_lies_below_what_follows_and_a_merge_may_mix_it() ->
 
 
 def test_since_a_time_numbers_begin_with_the_first_that_is_there() -> None:
-    since = Start(Since(1, {}, {}))
+    since = JudgedFrom(Since(1, {}, {}))
     found = closed(snapshot(), Certificate(90, {"0": 90}, ()))
-    assert extent(found, [Span(0, 0, NAME, 3, 0, 70, 72)], since) == Extent(70, 90, 70)
+    assert extent(found, [SegmentSpan(0, 0, NAME, 3, 0, 70, 72)], since) == Extent(70, 90, 70)
     assert extent(found, [], since) is None
 
 
 def test_a_certificate_of_a_topic_that_was_deleted_says_nothing_of_the_one_that_has_its_name_now() -> None:
     old = closed(snapshot(), Certificate(90, {"0": 90}, (), "id of the old one"))
     assert extent(old, []) is None
-    assert Writers(old).certified() == {}
+    assert KnownProducers(old).certified() == {}
     for same in ("id", None):
         assert extent(closed(snapshot(), Certificate(90, {"0": 90}, (), same)), []) == Extent(0, 90)
 
@@ -178,19 +178,19 @@ SURE = Certificate(10, {"0": 9}, ())
 @pytest.mark.parametrize(
     ("certificate", "bounds", "extent", "start", "said"),
     [
-        (SURE, LogBounds(0, 50, 50), Extent(0, 10), Start(), [(4, 5, FINDING)]),
-        (SURE, LogBounds(0, 50, 60), Extent(0, 10), Start(), [(4, 5, UNPROVEN)]),
-        (None, LogBounds(0, 50, 50), Extent(0, 10), Start(), [(4, 5, UNPROVEN)]),
-        (SURE, LogBounds(3, 50, 50), Extent(2, 10, 5), Start(), [(4, 4, NOTE), (5, 5, FINDING)]),
-        (None, LogBounds(3, 50, 50), Extent(2, 10, 5), Start(), [(4, 4, NOTE), (5, 5, UNPROVEN)]),
-        (SURE, LogBounds(3, 50, 50), Extent(2, 10, 9), Start(Since(1, {}, {})), [(4, 5, UNPROVEN)]),
+        (SURE, LogEnds(0, 50, 50), Extent(0, 10), JudgedFrom(), [(4, 5, FINDING)]),
+        (SURE, LogEnds(0, 50, 60), Extent(0, 10), JudgedFrom(), [(4, 5, UNPROVEN)]),
+        (None, LogEnds(0, 50, 50), Extent(0, 10), JudgedFrom(), [(4, 5, UNPROVEN)]),
+        (SURE, LogEnds(3, 50, 50), Extent(2, 10, 5), JudgedFrom(), [(4, 4, NOTE), (5, 5, FINDING)]),
+        (None, LogEnds(3, 50, 50), Extent(2, 10, 5), JudgedFrom(), [(4, 4, NOTE), (5, 5, UNPROVEN)]),
+        (SURE, LogEnds(3, 50, 50), Extent(2, 10, 9), JudgedFrom(Since(1, {}, {})), [(4, 5, UNPROVEN)]),
     ],
 )
 def test_a_missing_number_is_decided_by_the_certificate_and_what_can_be_read(
     certificate, bounds, extent, start, said
 ) -> None:
     """Numbers 4 and 5 are missing."""
-    found = Holes(Writer(ORDERS, NAME, certificate), ((4, 5),), ())
+    found = Holes(KnownProducer(ORDERS, NAME, certificate), ((4, 5),), ())
     decider = Decider(snapshot(bounds), start, {ANNA: extent})
     assert [(f.first, f.last, f.severity) for f in decider.sequences_complete([found], [])] == said
     assert decider.is_told(found) == any(severity is not NOTE for *_, severity in said if extent.sure < 9)
@@ -208,8 +208,8 @@ def test_what_one_retired_sub_topic_took_of_a_producer_is_one_thing_that_was_not
     certificate, extent, said
 ) -> None:
     """Its records stood between those of others: every second number is missing."""
-    found = Holes(Writer(ORDERS, NAME, certificate), tuple((n, n) for n in range(0, 8000, 2)), ())
-    decider = Decider(snapshot(), Start(Since(1, {}, {})), {ANNA: extent})
+    found = Holes(KnownProducer(ORDERS, NAME, certificate), tuple((n, n) for n in range(0, 8000, 2)), ())
+    decider = Decider(snapshot(), JudgedFrom(Since(1, {}, {})), {ANNA: extent})
     told = list(decider.sequences_complete([found], []))
     assert [(f.first, f.last, f.count, f.severity) for f in told] == said
     assert f"each of {told[0].count:,} numbers between 0 and" in told[0].message
@@ -217,13 +217,13 @@ def test_what_one_retired_sub_topic_took_of_a_producer_is_one_thing_that_was_not
 
 def test_an_open_transaction_hides_records() -> None:
     assert held_back(snapshot()) == set()
-    assert held_back(snapshot(LogBounds(0, 50, 60))) == {0}
+    assert held_back(snapshot(LogEnds(0, 50, 60))) == {0}
 
 
 def test_a_block_that_holds_numbers_that_were_never_given_is_no_proof() -> None:
     """As many are there as were given, and one of them is too great."""
     judged = {ANNA: Extent(0, 10)}
-    beyond = reaching_beyond([Span(0, 0, NAME, 10, 0, 0, 12)], judged)
+    beyond = reaching_beyond([SegmentSpan(0, 0, NAME, 10, 0, 0, 12)], judged)
     assert beyond == {ANNA}
     assert incomplete(judged, {(*ANNA, 0): SequenceBlock(10, 10, 0)}) == set()
     assert incomplete(judged, {(*ANNA, 0): SequenceBlock(10, 10, 0)}, beyond) == {(*ANNA, 0)}
@@ -234,7 +234,7 @@ def test_a_block_that_holds_numbers_that_were_never_given_is_no_proof() -> None:
 
 def test_failed_numbers_are_not_missing_in_a_block_of_which_nothing_is_there() -> None:
     found = closed(snapshot(), Certificate(10, {}, (3, 4)))
-    (lost,) = holes(Writers(found), {ANNA: Extent(0, 10)}, set(), set(), ())
+    (lost,) = holes(KnownProducers(found), {ANNA: Extent(0, 10)}, set(), set(), ())
     assert lost.runs == ((0, 2), (5, 9))
 
 
@@ -242,8 +242,8 @@ def test_producers_without_a_certificate_are_a_note_or_cannot_be_judged() -> Non
     """If certificates are required: also those of which nothing is there."""
     silent = ProducerRegistration(7, 1, "c", topics=("orders",))
     elsewhere = ProducerRegistration(8, 1, "c", topics=("other",))
-    writers = Writers(replace(snapshot(), producers=(silent, elsewhere)))
-    spans = [Span(0, 0, NAME, 3, 0, 0, 2)]
+    writers = KnownProducers(replace(snapshot(), producers=(silent, elsewhere)))
+    spans = [SegmentSpan(0, 0, NAME, 3, 0, 0, 2)]
     (note,) = uncertified_findings(writers, spans, required=False)
     assert (note.severity, note.producer, note.last) == (NOTE, NAME, 2)
     found = list(uncertified_findings(writers, spans, required=True))
@@ -258,7 +258,7 @@ def bits(numbers: set[int]) -> int:
 
 
 def test_what_lies_after_the_ends_was_under_way_and_the_rest_is_missing_still() -> None:
-    lost = Holes(Writers(snapshot()).get(*ANNA), ((3, 6), (20, 20)), ((9, 9), (11, 11)))
+    lost = Holes(KnownProducers(snapshot()).get(*ANNA), ((3, 6), (20, 20)), ((9, 9), (11, 11)))
     there = [Bucket(*ANNA, 0, bits({4, 9}), bits({5}), 2), Bucket(0, "b" * 16, 0, bits({3}), 0, 1)]
     assert split_at_the_cut([lost], there) == (
         [Holes(lost.writer, ((4, 5),), ((9, 9),))],
@@ -269,7 +269,7 @@ def test_what_lies_after_the_ends_was_under_way_and_the_rest_is_missing_still() 
 def test_what_a_closed_producer_delivered_was_not_under_way() -> None:
     """Certificates are read before the ends."""
     found = closed(snapshot(), Certificate(10, {"0": 10}, ()))
-    lost = Holes(Writers(found).get(*ANNA), ((3, 3),), ())
+    lost = Holes(KnownProducers(found).get(*ANNA), ((3, 3),), ())
     assert split_at_the_cut([lost], [Bucket(*ANNA, 0, bits({3}), 0, 1)]) == ([], [lost])
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpsplit.spark_jobs.snapshot import LogBounds, LoggedCommit, LostReason, Snapshot
+from kpsplit.spark_jobs.snapshot import LogEnds, LoggedCommit, LostReason, Snapshot
 from kpsplit.spark_jobs.verification.commit_checks import (
     commits_leave_no_gap,
     commits_move_forward,
@@ -18,8 +18,8 @@ from kpsplit.spark_jobs.verification.commit_checks import (
 )
 from kpsplit.spark_jobs.verification.findings import Finding, Severity
 from kpsplit.spark_jobs.verification.start import (
+    JudgedFrom,
     Since,
-    Start,
     lost,
     not_whole,
     start_of,
@@ -52,7 +52,7 @@ def since(world: World, moment: dict[PhysicalPartition, int]) -> Since:
     return Since(1, world.first_offsets(), {})
 
 
-def commit_findings(snapshot: Snapshot, groups: Collection[str] | None, start: Start) -> list[Finding]:
+def commit_findings(snapshot: Snapshot, groups: Collection[str] | None, start: JudgedFrom) -> list[Finding]:
     checks = commits_within_data, commits_move_forward, commits_leave_no_gap, commits_reach_the_end
     return [finding for check in checks for finding in check(snapshot, groups, start)]
 
@@ -130,7 +130,7 @@ def test_numbers_are_looked_for_near_the_beginnings_first() -> None:
     early = start_of(snapshot, replace(at, near={place: 0}))
     assert stretches_before(snapshot, early, {0}) == [{place: (0, 40)}]
     assert stretches_before(snapshot, start_of(snapshot, None), {0}) == []
-    assert snapshot.bounds[place] == LogBounds(0, 200, 200)
+    assert snapshot.bounds[place] == LogEnds(0, 200, 200)
 
 
 def test_what_follows_the_ends_of_the_logs_is_read_also_in_logs_that_are_newer() -> None:

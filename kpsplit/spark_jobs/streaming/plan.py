@@ -33,7 +33,7 @@ class Frontier:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class SegmentStretch:
     """The offsets [first, behind) of a segment."""
 
     segment: Segment
@@ -95,13 +95,13 @@ def advance(
 
 def _backlog(
     cursors: Mapping[int, Cursor], frontiers: Mapping[int, Frontier]
-) -> Iterator[tuple[int, Stretch]]:
+) -> Iterator[tuple[int, SegmentStretch]]:
     """Yield what can be read without reading anything else before it."""
     for partition, frontier in sorted(frontiers.items()):
         for segment, first in cursors[partition].readable(frontier.lineage).items():
             behind = frontier.ends.get(segment, first)
             if first < behind:
-                yield partition, Stretch(frontier.lineage.get(segment), first, behind)
+                yield partition, SegmentStretch(frontier.lineage.get(segment), first, behind)
 
 
 def _shares(wanted: list[int], most: int) -> list[int]:
@@ -122,7 +122,7 @@ def reached(cursor: Cursor, lineage: Lineage) -> dict[int, int]:
     return {s.id: pending.get(s.id, s.start if s.end is None else s.end) for s in lineage}
 
 
-def between(lineage: Lineage, start: Cursor, end: Cursor) -> list[Stretch] | None:
+def between(lineage: Lineage, start: Cursor, end: Cursor) -> list[SegmentStretch] | None:
     """Return what lies between two cursors, predecessors first; None if the end lies before the start.
 
     The lineage may be newer than the cursors: they say the same in it.
@@ -130,12 +130,12 @@ def between(lineage: Lineage, start: Cursor, end: Cursor) -> list[Stretch] | Non
     first, behind = reached(start, lineage), reached(end, lineage)
     if any(behind[s.id] < first[s.id] for s in lineage):
         return None
-    return [Stretch(s, first[s.id], behind[s.id]) for s in lineage if first[s.id] < behind[s.id]]
+    return [SegmentStretch(s, first[s.id], behind[s.id]) for s in lineage if first[s.id] < behind[s.id]]
 
 
-def tasks(lineage: Lineage, stretches: Iterable[Stretch]) -> list[tuple[Stretch, ...]]:
+def tasks(lineage: Lineage, stretches: Iterable[SegmentStretch]) -> list[tuple[SegmentStretch, ...]]:
     """Return what each task reads, in this order: stretches that come after one another stay together."""
-    groups: list[list[Stretch]] = []
+    groups: list[list[SegmentStretch]] = []
     for stretch in sorted(stretches, key=lambda s: s.segment.id):
         before = _before(lineage, stretch.segment.id)
         joined = [g for g in groups if any(s.segment.id in before for s in g)]
@@ -161,7 +161,7 @@ def _before(lineage: Lineage, segment: int) -> set[int]:
 class LostStretch:
     """A stretch that was still to be read and is gone."""
 
-    stretch: Stretch
+    stretch: SegmentStretch
     reason: LostReason
 
     def __str__(self) -> str:
@@ -172,10 +172,10 @@ class LostStretch:
 
 
 def without_lost(
-    stretches: Iterable[Stretch],
+    stretches: Iterable[SegmentStretch],
     lows: Mapping[PhysicalPartition, int],
     gone: Mapping[PhysicalPartition, LostReason],
-) -> tuple[list[Stretch], list[LostStretch]]:
+) -> tuple[list[SegmentStretch], list[LostStretch]]:
     """Return what can still be read, and what cannot.
 
     Args:
@@ -183,7 +183,7 @@ def without_lost(
         lows: the first offset that each log has.
         gone: physical partitions that hold nothing of ours any more.
     """
-    kept: list[Stretch] = []
+    kept: list[SegmentStretch] = []
     lost: list[LostStretch] = []
     for stretch in stretches:
         source = stretch.segment.source

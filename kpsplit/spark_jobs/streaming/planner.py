@@ -18,7 +18,7 @@ from kpsplit.spark_jobs.regions import Bound, Region, timestamp_ms
 from kpsplit.spark_jobs.snapshot import LostReason, Snapshot, why_gone
 from kpsplit.spark_jobs.streaming.plan import (
     Frontier,
-    Stretch,
+    SegmentStretch,
     advance,
     between,
     readable_ends,
@@ -26,14 +26,20 @@ from kpsplit.spark_jobs.streaming.plan import (
     tasks,
     without_lost,
 )
-from kpsplit.spark_jobs.streaming.query import Query, Settings, StreamOffset, StreamPosition, StreamPositions
+from kpsplit.spark_jobs.streaming.query import (
+    Query,
+    StreamOffset,
+    StreamPosition,
+    StreamPositions,
+    StreamSettings,
+)
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 
 
-def beginning(connection: Connection, settings: Settings, start: Bound) -> StreamPositions:
+def beginning(connection: Connection, settings: StreamSettings, start: Bound) -> StreamPositions:
     """Return where each logical partition begins: on every key's path at or after ``start``.
 
     Records that are gone already count as read for ``earliest``; with a logical offset they are still to be
@@ -82,7 +88,7 @@ class ClusterSnapshot:
         short_patience: seconds for which a log may be shorter than what was read of it.
     """
 
-    def __init__(self, connection: Connection, settings: Settings) -> None:
+    def __init__(self, connection: Connection, settings: StreamSettings) -> None:
         self._settings = settings
         self.short_patience = settings.patience
         self._admin = ClusterAdmin(connection)
@@ -139,7 +145,7 @@ class ClusterSnapshot:
         return {p: (s, Frontier(s.lineage, readable_ends(s, stable))) for p, s in states.items()}
 
     def missing(
-        self, state: PartitionState, stretches: Iterable[Stretch]
+        self, state: PartitionState, stretches: Iterable[SegmentStretch]
     ) -> tuple[dict[PhysicalPartition, int], dict[PhysicalPartition, LostReason]]:
         """Return where logs begin, and which hold nothing of ours any more."""
         sources = {s.segment.source for s in stretches}
@@ -213,7 +219,7 @@ _log = logging.getLogger(__name__)
 _FROM_THE_START = Cursor.at_start(WHOLE)
 
 
-class Planner:
+class BatchPlanner:
     """Plans the batches of one query. Not thread safe; lives in Spark's planning process.
 
     Args:
@@ -303,7 +309,7 @@ class Planner:
             for together in tasks(state.lineage, kept)
         ]
 
-    def _there(self, state: PartitionState, stretches: Sequence[Stretch]) -> list[Stretch]:
+    def _there(self, state: PartitionState, stretches: Sequence[SegmentStretch]) -> list[SegmentStretch]:
         kept, lost = without_lost(stretches, *self._cluster.missing(state, stretches))
         for one in lost:
             if self._query.fail_on_data_loss:

@@ -25,7 +25,7 @@ from kpsplit.splitter.records.strict_json import Fields, decode, encode
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class StreamSettings:
     """What is read. ``partitions``: the logical ones, all when None. ``patience`` in seconds."""
 
     topic: str
@@ -42,7 +42,7 @@ class Query:
     """
 
     properties: Mapping[str, Any]
-    settings: Settings
+    settings: StreamSettings
     start: Bound
     most: int | None
     fail_on_data_loss: bool

@@ -34,8 +34,8 @@ from kpsplit.spark_jobs.records import delivered
 from kpsplit.spark_jobs.regions import Bound, timestamp_ms
 from kpsplit.spark_jobs.schemas import PLACED
 from kpsplit.spark_jobs.session import warn_of_plain_rpc
-from kpsplit.spark_jobs.streaming.planner import Planner, TaskRows
-from kpsplit.spark_jobs.streaming.query import Query, Settings, StreamOffset
+from kpsplit.spark_jobs.streaming.planner import BatchPlanner, TaskRows
+from kpsplit.spark_jobs.streaming.query import Query, StreamOffset, StreamSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,7 +54,7 @@ class LogicalStreamReader(DataSourceStreamReader):
     def __init__(self, query: Query) -> None:
         self._query = query
         self._connection = Connection(query.properties)
-        self._planner: Planner | None = None
+        self._planner: BatchPlanner | None = None
         self._offset: StreamOffset | None = None
         self._planned: tuple[StreamOffset, StreamOffset, list[Task]] | None = None
         self._trouble_since: float | None = None
@@ -130,9 +130,9 @@ class LogicalStreamReader(DataSourceStreamReader):
             )
         return offset
 
-    def _plan(self) -> Planner:
+    def _plan(self) -> BatchPlanner:
         if self._planner is None:
-            self._planner = Planner(self._query, self._connection)
+            self._planner = BatchPlanner(self._query, self._connection)
         return self._planner
 
 
@@ -190,7 +190,7 @@ def query_of(options: Mapping[str, str]) -> Query:
     start = json.loads(options["start"])
     return Query(
         properties=json.loads(options[_CONNECTION]),
-        settings=Settings(
+        settings=StreamSettings(
             options["topic"], None if partitions is None else tuple(partitions), float(options["patience"])
         ),
         start={int(p): o for p, o in start.items()} if isinstance(start, dict) else start,
@@ -254,7 +254,7 @@ def read_logical_stream(
     wanted = None if partitions is None else tuple(sorted(set(partitions)))
     query = Query(
         reach.properties,
-        Settings(topic, wanted, patience),
+        StreamSettings(topic, wanted, patience),
         starting_offsets,
         max_offsets_per_trigger,
         fail_on_data_loss,

@@ -34,8 +34,8 @@ from kpsplit.spark_jobs.verification.counts import (
     BUCKET_BITS,
     BlockKey,
     Bucket,
+    SegmentSpan,
     SequenceBlock,
-    Span,
     Total,
     Who,
 )
@@ -352,10 +352,10 @@ def total_rows(frame: DataFrame) -> list[Total]:
     ]
 
 
-def span_rows(frame: DataFrame) -> list[Span]:
+def span_rows(frame: DataFrame) -> list[SegmentSpan]:
     """Read ``spans``; one row per producer and segment."""
     return [
-        Span(
+        SegmentSpan(
             *(r.logical_partition, r.segment, producer_name(r.instance)),
             *(r.records, r.descents, r.first_sequence, r.last_sequence),
         )

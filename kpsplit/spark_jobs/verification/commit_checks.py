@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kpsplit.spark_jobs.snapshot import LoggedCommit, LostReason, Snapshot
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
-from kpsplit.spark_jobs.verification.start import Start
+from kpsplit.spark_jobs.verification.start import JudgedFrom
 from kpsplit.splitter.commits import CommitFold, cursor_of
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KEY_SPACE, KeyRange
@@ -23,7 +23,7 @@ def groups_of(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def commits_within_data(
-    snapshot: Snapshot, groups: Collection[str] | None, start: Start
+    snapshot: Snapshot, groups: Collection[str] | None, start: JudgedFrom
 ) -> Iterator[Finding]:
     """Return the range commits of some groups (None: of all) that lie outside the data.
 
@@ -35,7 +35,7 @@ def commits_within_data(
 
 
 def commits_move_forward(
-    snapshot: Snapshot, groups: Collection[str] | None, start: Start
+    snapshot: Snapshot, groups: Collection[str] | None, start: JudgedFrom
 ) -> Iterator[Finding]:
     """Return the range commits that go back. What lies before the time is in force, and not judged."""
     fold = CommitFold()
@@ -46,7 +46,7 @@ def commits_move_forward(
 
 
 def commits_leave_no_gap(
-    snapshot: Snapshot, groups: Collection[str] | None, start: Start
+    snapshot: Snapshot, groups: Collection[str] | None, start: JudgedFrom
 ) -> Iterator[Finding]:
     """Return where a group goes on after a segment that it has not finished, or says nothing of a range."""
     fold, seen = _folded(snapshot, groups, start)
@@ -55,7 +55,7 @@ def commits_leave_no_gap(
 
 
 def commits_reach_the_end(
-    snapshot: Snapshot, groups: Collection[str] | None, start: Start
+    snapshot: Snapshot, groups: Collection[str] | None, start: JudgedFrom
 ) -> Iterator[Finding]:
     """Return where groups stand before the end of the data."""
     fold, seen = _folded(snapshot, groups, start)
@@ -64,7 +64,7 @@ def commits_reach_the_end(
 
 
 def _folded(
-    snapshot: Snapshot, groups: Collection[str] | None, start: Start
+    snapshot: Snapshot, groups: Collection[str] | None, start: JudgedFrom
 ) -> tuple[CommitFold, list[tuple[str, PartitionState]]]:
     """Return all range commits as they are in force, and which groups have any in which partition."""
     fold = CommitFold()
@@ -81,7 +81,7 @@ def _take(fold: CommitFold, logged: LoggedCommit) -> None:
 
 
 def _of_groups(
-    snapshot: Snapshot, groups: Collection[str] | None, start: Start
+    snapshot: Snapshot, groups: Collection[str] | None, start: JudgedFrom
 ) -> Iterator[tuple[PartitionState, LoggedCommit, bool]]:
     """Yield the range commits of some groups in the order of the log, and whether they are judged."""
     states = {state.parent: state for state in snapshot.states}
@@ -90,7 +90,7 @@ def _of_groups(
             yield states[logged.parent], logged, is_new
 
 
-def in_order(snapshot: Snapshot, start: Start) -> Iterator[tuple[LoggedCommit, bool]]:
+def in_order(snapshot: Snapshot, start: JudgedFrom) -> Iterator[tuple[LoggedCommit, bool]]:
     """Yield the range commits of each partition in the order of the log, and whether they are judged."""
     for state in snapshot.states:
         first = start.commits_read.get(state.parent.partition, 0)
@@ -233,7 +233,7 @@ class Drained:
 def drained(snapshot: Snapshot) -> Iterator[Drained]:
     """Return how far every group has come in every partition for which it has range commits."""
     fold = CommitFold()
-    for logged, _ in in_order(snapshot, Start()):
+    for logged, _ in in_order(snapshot, JudgedFrom()):
         _take(fold, logged)
     for state in snapshot.states:
         for group in fold.groups(state.parent):

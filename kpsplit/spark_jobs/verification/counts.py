@@ -36,7 +36,7 @@ class Total:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SegmentSpan:
     """A producer's data in one segment; ``descents``: 0 if its numbers rise in the log."""
 
     partition: int

@@ -8,7 +8,7 @@ from math import gcd
 
 from kpsplit.spark_jobs.snapshot import Snapshot, without_boundary
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
-from kpsplit.spark_jobs.verification.start import Start, is_defect, lost
+from kpsplit.spark_jobs.verification.start import JudgedFrom, is_defect, lost
 from kpsplit.splitter.key_range import unread_text
 from kpsplit.splitter.lineage import MAX_OFFSET, Segment
 from kpsplit.splitter.partition_state import PartitionState
@@ -129,7 +129,7 @@ def _agrees(state: PartitionState, boundary: Boundary) -> bool:
     return ends == set(boundary.ends)
 
 
-def lost_findings(snapshot: Snapshot, start: Start) -> Iterator[Finding]:
+def lost_findings(snapshot: Snapshot, start: JudgedFrom) -> Iterator[Finding]:
     """Return what cannot be read.
 
     What retention or ``retire`` removed is given: a note. In a run since a time it may have been written

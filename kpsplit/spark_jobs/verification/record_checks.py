@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from kpsplit.spark_jobs.schemas import Fate
 from kpsplit.spark_jobs.snapshot import Snapshot
-from kpsplit.spark_jobs.verification.counts import Span, Total, Who
+from kpsplit.spark_jobs.verification.counts import SegmentSpan, Total, Who
 from kpsplit.spark_jobs.verification.findings import Check, Finding, SegmentTotal, Severity
-from kpsplit.spark_jobs.verification.start import Start, Writer, Writers
+from kpsplit.spark_jobs.verification.start import JudgedFrom, KnownProducer, KnownProducers
 from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.producers import Certificate
@@ -50,7 +50,7 @@ def _foreign(parent: PhysicalPartition, t: Total, severity: Severity, where: str
     )
 
 
-def marker_findings(snapshot: Snapshot, totals: Iterable[Total], start: Start) -> Iterator[Finding]:
+def marker_findings(snapshot: Snapshot, totals: Iterable[Total], start: JudgedFrom) -> Iterator[Finding]:
     """Return segments whose end was read now and holds nothing, although the log reaches that far."""
     marked = {(t.partition, t.segment) for t in totals if t.fate in (Fate.MARKER, Fate.NOT_THE_MARKER)}
     lost = {(x.state.parent, x.segment.id) for x in snapshot.lost()}
@@ -104,14 +104,14 @@ def segment_totals(snapshot: Snapshot, totals: Iterable[Total]) -> tuple[Segment
     )
 
 
-def suspects(snapshot: Snapshot, spans: Collection[Span]) -> set[tuple[int, str, int]]:
+def suspects(snapshot: Snapshot, spans: Collection[SegmentSpan]) -> set[tuple[int, str, int]]:
     """Return where (partition, producer, segment) the numbers alone do not prove that keys are in order.
 
     Proven without looking at keys: a producer's numbers rise within a segment, and all its numbers in the
     segments before are below them.
     """
     states = {state.parent.partition: state for state in snapshot.states}
-    by_writer: dict[Who, dict[int, Span]] = defaultdict(dict)
+    by_writer: dict[Who, dict[int, SegmentSpan]] = defaultdict(dict)
     for span in spans:
         by_writer[span.partition, span.producer][span.segment] = span
     found: set[tuple[int, str, int]] = set()
@@ -137,8 +137,8 @@ def ancestors(state: PartitionState) -> dict[int, set[int]]:
 
 def certificate_findings(
     snapshot: Snapshot,
-    writers: Writers,
-    spans: Collection[Span],
+    writers: KnownProducers,
+    spans: Collection[SegmentSpan],
     judged: Collection[Who],
     doubtful: Collection[Who],
     unread: Collection[tuple[int, int]],
@@ -154,7 +154,7 @@ def certificate_findings(
             transactions.
         unread: segments (partition, id) of which not all was read.
     """
-    held: dict[Who, dict[int, Span]] = defaultdict(dict)
+    held: dict[Who, dict[int, SegmentSpan]] = defaultdict(dict)
     for s in spans:
         held[s.partition, s.producer][s.segment] = s
     for who, writer in writers.certified().items():
@@ -166,7 +166,9 @@ def certificate_findings(
             yield from _miscounted(writer, writer.certificate, held.get(who, {}), without)
 
 
-def _never_given(writer: Writer, certificate: Certificate, held: Mapping[int, Span]) -> Iterator[Finding]:
+def _never_given(
+    writer: KnownProducer, certificate: Certificate, held: Mapping[int, SegmentSpan]
+) -> Iterator[Finding]:
     """Return data of numbers beyond the last that a producer says it gave."""
     for segment, data in sorted(held.items()):
         if data.last >= certificate.next_sequence:
@@ -189,7 +191,7 @@ def _never_given(writer: Writer, certificate: Certificate, held: Mapping[int, Sp
 
 
 def _miscounted(
-    writer: Writer, certificate: Certificate, held: Mapping[int, Span], unread: Collection[int]
+    writer: KnownProducer, certificate: Certificate, held: Mapping[int, SegmentSpan], unread: Collection[int]
 ) -> Iterator[Finding]:
     """Return segments that hold other counts than a certificate says: 0 of those it does not name."""
     said = {int(name): count for name, count in certificate.delivered.items()}
@@ -206,7 +208,9 @@ def _miscounted(
         )
 
 
-def uncertified_findings(writers: Writers, spans: Collection[Span], *, required: bool) -> Iterator[Finding]:
+def uncertified_findings(
+    writers: KnownProducers, spans: Collection[SegmentSpan], *, required: bool
+) -> Iterator[Finding]:
     """Tell up to where the records of producers are proven that have not said how many they delivered.
 
     ``required``: that cannot be judged; otherwise it is a note.

@@ -12,9 +12,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kpsplit.spark_jobs.snapshot import Snapshot
-from kpsplit.spark_jobs.verification.counts import BLOCK, BUCKET, BlockKey, Bucket, SequenceBlock, Span, Who
+from kpsplit.spark_jobs.verification.counts import (
+    BLOCK,
+    BUCKET,
+    BlockKey,
+    Bucket,
+    SegmentSpan,
+    SequenceBlock,
+    Who,
+)
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
-from kpsplit.spark_jobs.verification.start import Extent, Start, Writer, Writers, held_back
+from kpsplit.spark_jobs.verification.start import Extent, JudgedFrom, KnownProducer, KnownProducers, held_back
 
 _ALL = (1 << BUCKET) - 1
 
@@ -113,7 +121,7 @@ class Holes:
     ``strays``: those of them that went astray; the others are ``runs``.
     """
 
-    writer: Writer
+    writer: KnownProducer
     runs: tuple[Run, ...]
     strays: tuple[Run, ...]
 
@@ -123,7 +131,7 @@ class Holes:
         return self.writer.parent.partition, self.writer.producer
 
 
-def reaching_beyond(spans: Iterable[Span], extents: Mapping[Who, Extent]) -> set[Who]:
+def reaching_beyond(spans: Iterable[SegmentSpan], extents: Mapping[Who, Extent]) -> set[Who]:
     """Return the producers with data of a number that they never gave."""
     return {
         who for s in spans if (who := (s.partition, s.producer)) in extents and s.last >= extents[who].behind
@@ -176,7 +184,7 @@ def absent(extents: Mapping[Who, Extent], blocks: Iterable[BlockKey]) -> dict[Wh
 
 
 def holes(
-    writers: Writers,
+    writers: KnownProducers,
     extents: Mapping[Who, Extent],
     blocks: Collection[BlockKey],
     closely: Collection[BlockKey],
@@ -260,7 +268,7 @@ class Decider:
         extents: which numbers are judged.
     """
 
-    def __init__(self, snapshot: Snapshot, start: Start, extents: Mapping[Who, Extent]) -> None:
+    def __init__(self, snapshot: Snapshot, start: JudgedFrom, extents: Mapping[Who, Extent]) -> None:
         self._extents, self._hidden = extents, held_back(snapshot)
         self._eaten = Severity.NOTE if start.since is None else Severity.UNPROVEN
 
@@ -280,7 +288,9 @@ class Decider:
             what = f"went astray, and its copy {_UNDER_WAY}"
             yield from _told(Check.STRAYS_SENT_AGAIN, h.writer, h.strays, what, Severity.NOTE)
 
-    def _decided(self, check: Check, writer: Writer, runs: Sequence[Run], what: str) -> Iterator[Finding]:
+    def _decided(
+        self, check: Check, writer: KnownProducer, runs: Sequence[Run], what: str
+    ) -> Iterator[Finding]:
         sure = self._extents[writer.parent.partition, writer.producer].sure
         eaten, rest = split_at(runs, sure)
         yield from _told(check, writer, eaten, what + _EATEN, self._eaten)
@@ -291,7 +301,7 @@ class Decider:
         sure = self._extents[found.who].sure
         return any(last >= sure for _, last in (*found.runs, *found.strays))
 
-    def _said(self, writer: Writer, what: str) -> tuple[str, Severity]:
+    def _said(self, writer: KnownProducer, what: str) -> tuple[str, Severity]:
         if writer.certificate is None:
             return what + _OPEN, Severity.UNPROVEN
         if writer.parent.partition in self._hidden:
@@ -300,7 +310,7 @@ class Decider:
 
 
 def _told(
-    check: Check, writer: Writer, runs: Sequence[Run], what: str, severity: Severity
+    check: Check, writer: KnownProducer, runs: Sequence[Run], what: str, severity: Severity
 ) -> Iterator[Finding]:
     """Yield a finding per run, or one for all of them where they have one cause and none is a defect.
 

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from kpsplit.spark_jobs.verification import bitmaps
-from kpsplit.spark_jobs.verification.counts import BUCKET, BlockKey, SequenceBlock, Span, Who
+from kpsplit.spark_jobs.verification.counts import BUCKET, BlockKey, SegmentSpan, SequenceBlock, Who
 from kpsplit.spark_jobs.verification.sequence_checks import (
     MOST_BLOCKS,
     Holes,
@@ -21,7 +21,7 @@ from kpsplit.spark_jobs.verification.sequence_checks import (
     reaching_beyond,
     split_at_the_cut,
 )
-from kpsplit.spark_jobs.verification.start import Extent, Writers
+from kpsplit.spark_jobs.verification.start import Extent, KnownProducers
 
 MOST_AGAIN = 200_000
 """So many buckets of numbers that lie before the time as well are looked at."""
@@ -71,7 +71,7 @@ class SequenceScanner:
     def __init__(
         self,
         spark: SparkSession,
-        writers: Writers,
+        writers: KnownProducers,
         extents: Mapping[Who, Extent],
         buckets: DataFrame,
         given: Buckets,
@@ -82,7 +82,7 @@ class SequenceScanner:
         self._buckets, self._given, self._uncommitted = buckets, given, uncommitted
         self._later = later
 
-    def look(self, spans: Collection[Span]) -> SequenceScan:
+    def look(self, spans: Collection[SegmentSpan]) -> SequenceScan:
         """Look at everything; ``spans``: the producers' data by segment.
 
         What is missing among committed records is looked for before the time, then among the records of

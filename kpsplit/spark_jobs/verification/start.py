@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from kpsplit.spark_jobs.regions import FirstOffsets
 from kpsplit.spark_jobs.snapshot import Lost, LostReason, Snapshot
-from kpsplit.spark_jobs.verification.counts import Span, Who
+from kpsplit.spark_jobs.verification.counts import SegmentSpan, Who
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.producers import Certificate
@@ -34,7 +34,7 @@ from kpsplit.splitter.records.stamp import instance_name
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class KnownProducer:
     """One producer in one logical partition; ``certificate`` None: it has not closed, or died.
 
     ``transactional``: numbers of its may belong to aborted transactions; also where nothing is known of it.
@@ -47,7 +47,7 @@ class Writer:
     transactional: bool = True
 
 
-class Writers:
+class KnownProducers:
     """All producers of a snapshot, also such as the producers topic does not know.
 
     Attributes:
@@ -58,7 +58,7 @@ class Writers:
     def __init__(self, snapshot: Snapshot) -> None:
         self._parents = {state.parent.partition: state.parent for state in snapshot.states}
         ids = {state.parent.partition: state.topic_id for state in snapshot.states}
-        self._known: dict[Who, Writer] = {}
+        self._known: dict[Who, KnownProducer] = {}
         self.open: dict[str, PhysicalPartition] = {}
         for record in snapshot.producers:
             name = instance_name(record.instance)
@@ -70,18 +70,18 @@ class Writers:
                     certificate = None  # it speaks of a topic of this name that was deleted
                 failed = frozenset(certificate.failed if certificate else ())
                 transactional = record.transactional_id is not None
-                self._known[number, name] = Writer(parent, name, certificate, failed, transactional)
+                self._known[number, name] = KnownProducer(parent, name, certificate, failed, transactional)
 
     @property
     def partitions(self) -> frozenset[int]:
         """The logical partitions that are looked at."""
         return frozenset(self._parents)
 
-    def get(self, partition: int, producer: str) -> Writer:
+    def get(self, partition: int, producer: str) -> KnownProducer:
         """Return a producer, without a certificate if none is known."""
-        return self._known.get((partition, producer)) or Writer(self._parents[partition], producer)
+        return self._known.get((partition, producer)) or KnownProducer(self._parents[partition], producer)
 
-    def certified(self) -> dict[Who, Writer]:
+    def certified(self) -> dict[Who, KnownProducer]:
         """Return those that left a certificate, by partition and producer."""
         return {who: writer for who, writer in self._known.items() if writer.certificate is not None}
 
@@ -119,7 +119,7 @@ class Since:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class JudgedFrom:
     """From where on a topic is judged.
 
     Attributes:
@@ -138,20 +138,20 @@ class Start:
         return self.read.get(place, 0)
 
 
-def start_of(snapshot: Snapshot, since: Since | None) -> Start:
+def start_of(snapshot: Snapshot, since: Since | None) -> JudgedFrom:
     """Return where a run since a time starts; without a time where the logs do."""
     if since is None:
-        return Start()
+        return JudgedFrom()
     read: dict[PhysicalPartition, int] = {}
     commits_read: dict[int, int] = {}
     for state in snapshot.states:
         number = state.parent.partition
         read |= _beginnings(snapshot, state, since)
         commits_read[number] = _commits_read(snapshot, state, since)
-    return Start(since, read, commits_read)
+    return JudgedFrom(since, read, commits_read)
 
 
-def to_read(snapshot: Snapshot, start: Start) -> Stretches:
+def to_read(snapshot: Snapshot, start: JudgedFrom) -> Stretches:
     """Return what the logs hold, is decided, and is judged."""
     found = {}
     for place in _owners(snapshot):
@@ -163,7 +163,7 @@ def to_read(snapshot: Snapshot, start: Start) -> Stretches:
     return found
 
 
-def stretches_before(snapshot: Snapshot, start: Start, partitions: Collection[int]) -> list[Stretches]:
+def stretches_before(snapshot: Snapshot, start: JudgedFrom, partitions: Collection[int]) -> list[Stretches]:
     """Return where numbers are looked for that do not lie after the time: near it, then everywhere."""
     if start.since is None:
         return []
@@ -196,7 +196,7 @@ def stretches_after(snapshot: Snapshot, later: Snapshot, partitions: Collection[
     return found
 
 
-def lost(snapshot: Snapshot, start: Start) -> list[Lost]:
+def lost(snapshot: Snapshot, start: JudgedFrom) -> list[Lost]:
     """Return what segments had, should be judged, and cannot be read.
 
     That a log was cut off, or that a topic is gone, is told whatever the time is.
@@ -216,7 +216,7 @@ def is_defect(one: Lost) -> bool:
     return one.reason in (LostReason.CUT_OFF, LostReason.MISSING, LostReason.MADE_ANEW)
 
 
-def not_whole(snapshot: Snapshot, start: Start) -> set[tuple[int, int]]:
+def not_whole(snapshot: Snapshot, start: JudgedFrom) -> set[tuple[int, int]]:
     """Return the segments (partition, id) of which a part, or all, is not read."""
     before = {
         (state.parent.partition, s.id)
@@ -246,7 +246,11 @@ class Extent:
 
 
 def extents(
-    snapshot: Snapshot, start: Start, writers: Writers, spans: Collection[Span], firsts: Mapping[Who, int]
+    snapshot: Snapshot,
+    start: JudgedFrom,
+    writers: KnownProducers,
+    spans: Collection[SegmentSpan],
+    firsts: Mapping[Who, int],
 ) -> dict[Who, Extent]:
     """Return which numbers are judged; producers that are left out are not judged at all.
 
@@ -287,7 +291,7 @@ class _Gaps:
             later, by_merge = _heirs(lineage, one.segment.id), _closed_by_merge(lineage, one.segment.id)
             self._of[one.state.parent.partition].append((one, later, by_merge))
 
-    def bound(self, writer: Writer, held: Mapping[int, int]) -> int:
+    def bound(self, writer: KnownProducer, held: Mapping[int, int]) -> int:
         """Return a number that is greater than all of a producer's that may lie in what cannot be read.
 
         ``held``: the first number of it that each segment holds.

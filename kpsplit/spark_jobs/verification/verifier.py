@@ -18,7 +18,7 @@ from kpsplit.spark_jobs.verification.commit_checks import (
     commits_reach_the_end,
     commits_within_data,
 )
-from kpsplit.spark_jobs.verification.counts import BlockKey, Span, Total, Who
+from kpsplit.spark_jobs.verification.counts import BlockKey, SegmentSpan, Total, Who
 from kpsplit.spark_jobs.verification.findings import COUNTED, Check, Finding, Severity, Verdict, limited
 from kpsplit.spark_jobs.verification.lineage_checks import (
     boundaries_agree,
@@ -40,9 +40,9 @@ from kpsplit.spark_jobs.verification.sequence_checks import Decider
 from kpsplit.spark_jobs.verification.sequence_scan import SequenceScan, SequenceScanner
 from kpsplit.spark_jobs.verification.start import (
     Extent,
+    KnownProducers,
     Since,
     Stretches,
-    Writers,
     extents,
     not_whole,
     start_of,
@@ -89,7 +89,7 @@ class Verifier:
         self._require, self._observer, self._later = require_certificates, observer, later
         self._start = start_of(snapshot, since)
         self._cut: set[Check] = set()
-        self._writers = Writers(snapshot)
+        self._writers = KnownProducers(snapshot)
         self._regions = _regions(spark, snapshot)
         self._judged = to_read(snapshot, self._start)
         self._records = bitmaps.judged(read(self._judged, False), self._regions)
@@ -119,7 +119,7 @@ class Verifier:
         return bitmaps.total_rows(bitmaps.totals(self._bitmaps))
 
     @cached_property
-    def _spans(self) -> list[Span]:
+    def _spans(self) -> list[SegmentSpan]:
         return bitmaps.span_rows(bitmaps.spans(self._bitmaps))
 
     @cached_property
