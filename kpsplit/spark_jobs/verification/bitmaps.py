@@ -386,34 +386,10 @@ def bucket_rows(frame: DataFrame) -> list[Bucket]:
     ]
 
 
-def block_frame(spark: SparkSession, keys: Iterable[BlockKey]) -> DataFrame:
-    """Return the keys of some blocks as a DataFrame."""
-    return _keyed(spark, keys, "block")
-
-
-def bucket_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int]]) -> DataFrame:
-    """Return the keys of some buckets as a DataFrame."""
-    return _keyed(spark, keys, "bucket")
-
-
-def segment_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int]]) -> DataFrame:
-    """Return producers and segments as a DataFrame."""
-    return _keyed(spark, keys, "segment")
-
-
-def who_frame(spark: SparkSession, keys: Iterable[Who]) -> DataFrame:
-    """Return producers as a DataFrame."""
-    return _keyed(spark, keys)
-
-
-def extent_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int, int]]) -> DataFrame:
-    """Return the first and the last bucket of some producers as a DataFrame."""
-    return _keyed(spark, keys, "low", "high")
-
-
-def number_frame(spark: SparkSession, keys: Iterable[tuple[int, str, int]]) -> DataFrame:
-    """Return sequence numbers of producers as a DataFrame."""
-    return _keyed(spark, keys, "sequence")
+def keyed_frame(spark: SparkSession, keys: Iterable[tuple[Any, ...]], *last: str) -> DataFrame:
+    """Return keys (partition, producer, …) as a DataFrame; ``last``: its columns after these two."""
+    rows = [(partition, bytes.fromhex(producer), *rest) for partition, producer, *rest in sorted(keys)]
+    return small_frame(spark, rows, StructType([*_WHO.fields, *(StructField(n, LongType()) for n in last)]))
 
 
 def producer_name(instance: bytes | bytearray | None) -> str:
@@ -424,9 +400,3 @@ def producer_name(instance: bytes | bytearray | None) -> str:
 def producer_of(row: Row) -> str | None:
     """Return the producer of a row, None for a record without a stamp."""
     return None if row.instance is None else producer_name(row.instance)
-
-
-def _keyed(spark: SparkSession, keys: Iterable[tuple[Any, ...]], *last: str) -> DataFrame:
-    """``last``: what a key has beside partition and producer."""
-    rows = [(partition, bytes.fromhex(producer), *rest) for partition, producer, *rest in sorted(keys)]
-    return small_frame(spark, rows, StructType([*_WHO.fields, *(StructField(n, LongType()) for n in last)]))

@@ -118,7 +118,7 @@ class SequenceScanner:
         for others in self._later(_partitions(h.who for h in open_)):
             numbers = {h.who: [n for run in (*h.runs, *h.strays) for n in run] for h in open_}
             wanted = [(*who, min(of) // BUCKET, max(of) // BUCKET) for who, of in numbers.items()]
-            near = bitmaps.between(others, bitmaps.extent_frame(self._spark, wanted))
+            near = bitmaps.between(others, bitmaps.keyed_frame(self._spark, wanted, "low", "high"))
             came, looked.holes = split_at_the_cut(looked.holes, bitmaps.bucket_rows(near.limit(MOST_AGAIN)))
             looked.under_way += came
             if not (open_ := _without_certificate(looked.holes)):
@@ -178,10 +178,10 @@ class SequenceScanner:
         )
 
     def _on(self, frame: DataFrame, wanted: Collection[BlockKey]) -> DataFrame:
-        return bitmaps.in_blocks(frame, bitmaps.block_frame(self._spark, wanted)).drop("block")
+        return bitmaps.in_blocks(frame, bitmaps.keyed_frame(self._spark, wanted, "block")).drop("block")
 
     def _theirs(self, wanted: Collection[Who]) -> DataFrame:
-        return bitmaps.who_frame(self._spark, wanted)
+        return bitmaps.keyed_frame(self._spark, wanted)
 
 
 @dataclass

@@ -261,11 +261,11 @@ class Verifier:
     def _repeated(self, blocks: set[BlockKey]) -> Iterator[Finding]:
         if not blocks:
             return
-        wanted = bitmaps.block_frame(self._spark, blocks)
+        wanted = bitmaps.keyed_frame(self._spark, blocks, "block")
         crowded = bitmaps.in_blocks(bitmaps.buckets(self._bitmaps), wanted).where("records > bit_count(data)")
         rows = crowded.drop("block").limit(COUNTED)
         keys = [(b.partition, b.producer, b.bucket) for b in bitmaps.bucket_rows(rows)]
-        closely = bitmaps.repeated(self._records, bitmaps.bucket_frame(self._spark, keys))
+        closely = bitmaps.repeated(self._records, bitmaps.keyed_frame(self._spark, keys, "bucket"))
         for r in self._fetched(Check.SEQUENCES_UNIQUE, closely):
             who = bitmaps.producer_of(r)
             message = (
@@ -291,9 +291,9 @@ class Verifier:
         """Report strays that are copies: readers skip them, and nobody sends them again."""
         if not blocks:
             return
-        wanted = bitmaps.block_frame(self._spark, blocks)
+        wanted = bitmaps.keyed_frame(self._spark, blocks, "block")
         both = bitmaps.in_blocks(bitmaps.buckets(self._bitmaps), wanted).where("strays & data != 0")
-        excused = bitmaps.number_frame(self._spark, self._failed)
+        excused = bitmaps.keyed_frame(self._spark, self._failed, "sequence")
         closely = bitmaps.copied(self._records, both, excused)
         for r in self._fetched(Check.STRAYS_SENT_AGAIN, closely):
             who, parent = bitmaps.producer_of(r), self._parent(r.logical_partition)
@@ -323,7 +323,7 @@ class Verifier:
         numbers = [(*who, n) for who, again in self._scan.again.items() for n in again][:COUNTED]
         if not numbers:
             return
-        places = bitmaps.places(self._records, bitmaps.number_frame(self._spark, numbers))
+        places = bitmaps.places(self._records, bitmaps.keyed_frame(self._spark, numbers, "sequence"))
         for r in self._fetched(Check.SEQUENCES_UNIQUE, places):
             who = bitmaps.producer_of(r)
             parent = self._parent(r.logical_partition)
@@ -344,8 +344,8 @@ class Verifier:
             return
         found = bitmaps.out_of_order(
             self._records,
-            bitmaps.segment_frame(self._spark, wanted),
-            bitmaps.number_frame(self._spark, self._failed),
+            bitmaps.keyed_frame(self._spark, wanted, "segment"),
+            bitmaps.keyed_frame(self._spark, self._failed, "sequence"),
         )
         for r in self._fetched(Check.KEYS_IN_ORDER, found):
             who = bitmaps.producer_of(r)
