@@ -231,19 +231,12 @@ class Verifier:
     def _records_in_their_segments(self) -> Iterator[Finding]:
         if not any(t.misplaced for t in self._totals):
             return
-        for r in self._fetched(Check.RECORDS_IN_THEIR_SEGMENTS, bitmaps.misplaced(self._records)):
-            who = bitmaps.producer_of(r)
-            parent = self._parent(r.logical_partition)
+        check = Check.RECORDS_IN_THEIR_SEGMENTS
+        for r in self._fetched(check, bitmaps.misplaced(self._records)):
             message = (
                 f"{r.records:,} records whose keys belong to other segments, e.g. key hash {r.key_hash:08x}"
             )
-            yield Finding(
-                *(Check.RECORDS_IN_THEIR_SEGMENTS, Severity.FINDING, parent, message, r.segment, who),
-                key_hash=r.key_hash,
-                first=r.first,
-                last=r.last,
-                count=r.records,
-            )
+            yield self._finding(check, r, message, r.first, r.last, r.records)
 
     def _fetched(self, check: Check, found: DataFrame) -> list[Row]:
         """Return rows that are findings of a check; note when there may be more than are ever fetched."""
@@ -251,6 +244,20 @@ class Verifier:
         if len(rows) >= COUNTED:
             self._cut.add(check)
         return rows
+
+    def _finding(
+        self, check: Check, row: Row, message: str, first: int, last: int, count: int = 1
+    ) -> Finding:
+        """Return a finding about the place and the producer that a row names."""
+        who, parent = bitmaps.producer_of(row), self._parent(row.logical_partition)
+        return Finding(
+            *(check, Severity.FINDING, parent, f"producer {who}: {message}" if who else message),
+            *(row.segment, who),
+            key_hash=row.asDict().get("key_hash"),
+            first=first,
+            last=last,
+            count=count,
+        )
 
     def _too_many(self) -> Iterator[Finding]:
         """Say that more is missing, or came again, than was looked at number by number."""
@@ -267,25 +274,9 @@ class Verifier:
         keys = [(b.partition, b.producer, b.bucket) for b in bitmaps.bucket_rows(rows)]
         closely = bitmaps.repeated(self._records, bitmaps.keyed_frame(self._spark, keys, "bucket"))
         for r in self._fetched(Check.SEQUENCES_UNIQUE, closely):
-            who = bitmaps.producer_of(r)
-            message = (
-                f"producer {who}: number {r.sequence} is there {r.records} times, "
-                f"at logical offsets {r.first} to {r.last}"
-            )
-            yield Finding(
-                *(
-                    Check.SEQUENCES_UNIQUE,
-                    Severity.FINDING,
-                    self._parent(r.logical_partition),
-                    message,
-                    r.segment,
-                    who,
-                ),
-                key_hash=r.key_hash,
-                first=r.first,
-                last=r.last,
-                count=r.records - 1,
-            )
+            places = f"at logical offsets {r.first} to {r.last}"
+            message = f"number {r.sequence} is there {r.records} times, {places}"
+            yield self._finding(Check.SEQUENCES_UNIQUE, r, message, r.first, r.last, r.records - 1)
 
     def _copied(self, blocks: set[BlockKey]) -> Iterator[Finding]:
         """Report strays that are copies: readers skip them, and nobody sends them again."""
@@ -294,20 +285,13 @@ class Verifier:
         wanted = bitmaps.keyed_frame(self._spark, blocks, "block")
         both = bitmaps.in_blocks(bitmaps.buckets(self._bitmaps), wanted).where("strays & data != 0")
         excused = bitmaps.keyed_frame(self._spark, self._failed, "sequence")
-        closely = bitmaps.copied(self._records, both, excused)
-        for r in self._fetched(Check.STRAYS_SENT_AGAIN, closely):
-            who, parent = bitmaps.producer_of(r), self._parent(r.logical_partition)
+        for r in self._fetched(Check.STRAYS_SENT_AGAIN, bitmaps.copied(self._records, both, excused)):
             message = (
-                f"producer {who}: {r.records:,} records with numbers from {r.first} to {r.last}, at physical "
+                f"{r.records:,} records with numbers from {r.first} to {r.last}, at physical "
                 f"offsets {r.first_offset} to {r.last_offset}, were skipped as strays and not sent again: "
                 "they are copies that another program wrote back, and their originals are delivered"
             )
-            yield Finding(
-                *(Check.STRAYS_SENT_AGAIN, Severity.FINDING, parent, message, r.segment, who),
-                first=r.first,
-                last=r.last,
-                count=r.records,
-            )
+            yield self._finding(Check.STRAYS_SENT_AGAIN, r, message, r.first, r.last, r.records)
 
     @property
     def _failed(self) -> list[tuple[int, str, int]]:
@@ -325,18 +309,10 @@ class Verifier:
             return
         places = bitmaps.places(self._records, bitmaps.keyed_frame(self._spark, numbers, "sequence"))
         for r in self._fetched(Check.SEQUENCES_UNIQUE, places):
-            who = bitmaps.producer_of(r)
-            parent = self._parent(r.logical_partition)
-            message = (
-                f"producer {who}: number {r.sequence} is there again, at logical offset {r.logical_offset}; "
-                "it is there before the time, too"
-            )
-            yield Finding(
-                *(Check.SEQUENCES_UNIQUE, Severity.FINDING, parent, message, r.segment, who),
-                key_hash=r.key_hash,
-                first=r.logical_offset,
-                last=r.logical_offset,
-            )
+            at = r.logical_offset
+            again = f"number {r.sequence} is there again, at logical offset {at}"
+            message = f"{again}; it is there before the time, too"
+            yield self._finding(Check.SEQUENCES_UNIQUE, r, message, at, at)
 
     def _keys_in_order(self) -> Iterator[Finding]:
         wanted = suspects(self._snapshot, self._spans)
@@ -348,21 +324,8 @@ class Verifier:
             bitmaps.keyed_frame(self._spark, self._failed, "sequence"),
         )
         for r in self._fetched(Check.KEYS_IN_ORDER, found):
-            who = bitmaps.producer_of(r)
-            message = f"producer {who}: number {r.sequence} lies after {r.before} of the same key"
-            yield Finding(
-                *(
-                    Check.KEYS_IN_ORDER,
-                    Severity.FINDING,
-                    self._parent(r.logical_partition),
-                    message,
-                    r.segment,
-                    who,
-                ),
-                key_hash=r.key_hash,
-                first=r.sequence,
-                last=r.before,
-            )
+            message = f"number {r.sequence} lies after {r.before} of the same key"
+            yield self._finding(Check.KEYS_IN_ORDER, r, message, r.sequence, r.before)
 
     def _parent(self, partition: int) -> PhysicalPartition:
         return next(s.parent for s in self._snapshot.states if s.parent.partition == partition)
