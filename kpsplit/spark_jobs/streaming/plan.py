@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from kpsplit.spark_jobs.snapshot import LostReason
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
-from kpsplit.splitter.partition_state import PartitionState, Phase, SubTopicState
+from kpsplit.splitter.partition_state import PartitionState, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +55,11 @@ def readable_ends(state: PartitionState, stable: Mapping[PhysicalPartition, int]
     undecided = state.closing_segments() if state.phase is Phase.FENCED else ()
     found: dict[int, int] = {}
     for s in state.lineage:
-        if s.end is not None and retired(state, s.source):
+        if s.end is not None and state.is_retired(s.source.topic):
             found[s.id] = s.end
         elif s.source in stable and s.id not in undecided:
             found[s.id] = stable[s.source] if s.end is None else min(s.end, stable[s.source])
     return found
-
-
-def retired(state: PartitionState, source: PhysicalPartition) -> bool:
-    """Tell whether a physical partition was deleted with its sub-topic, as planned."""
-    subtopic = state.subtopic(source.topic)
-    return subtopic is not None and subtopic.state is SubTopicState.RETIRED
 
 
 def advance(

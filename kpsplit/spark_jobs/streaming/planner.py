@@ -22,7 +22,6 @@ from kpsplit.spark_jobs.streaming.plan import (
     advance,
     between,
     readable_ends,
-    retired,
     tasks,
     without_lost,
 )
@@ -208,7 +207,7 @@ def _in_use(states: Mapping[int, PartitionState], cursors: Mapping[int, Cursor])
     found: set[PhysicalPartition] = set()
     for partition, state in states.items():
         left = cursors.get(partition, Cursor.at_start(WHOLE)).pending(state.lineage)
-        found |= {s.source for s in state.lineage if s.id in left and not retired(state, s.source)}
+        found |= {s.source for s in state.lineage if s.id in left and not state.is_retired(s.source.topic)}
     return found
 
 
