@@ -35,11 +35,9 @@ import psutil
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kpsplit
+from kpsplit.admin import Admin, Partitioner
 from kpsplit.consumer.config import QUEUE_BACKOFF_MS
-from kpsplit.control.operations import Operations
-from kpsplit.devcluster.cluster import DevCluster
-from kpsplit.kafka.connection import Connection
-from kpsplit.splitter.records.control import Partitioner
+from kpsplit.devcluster import DevCluster
 
 PARTITIONS = 6
 SLOTS = 16
@@ -267,7 +265,7 @@ def prepare(bootstrap: str, names: list[str]) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for future in admin.create_topics([NewTopic(n, PARTITIONS, 3) for n in names]).values():
         future.result()
-    with Operations(Connection({"bootstrap.servers": bootstrap})) as operations:
+    with Admin({"bootstrap.servers": bootstrap}) as operations:
         operations.initialise()
         for name in names:
             operations.enrol(name, Partitioner.CONSISTENT_RANDOM, slots=SLOTS)

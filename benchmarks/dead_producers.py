@@ -18,13 +18,11 @@ from contextlib import ExitStack
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kpsplit.control.operations import Operations
-from kpsplit.devcluster.cluster import DevCluster
+from kpsplit.admin import Admin, Partitioner, PhysicalPartition
+from kpsplit.devcluster import DevCluster
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.producers_log import AcknowledgedWriter
-from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
 from kpsplit.splitter.records.producers import ProducerRegistration
 
@@ -42,7 +40,7 @@ def dead(topic: str, count: int, *, transactional: bool) -> list[ProducerRegistr
     ]
 
 
-def measured(operations: Operations, parent: PhysicalPartition) -> tuple[float, float]:
+def measured(operations: Admin, parent: PhysicalPartition) -> tuple[float, float]:
     """Return the seconds of a split and of the merge behind it."""
     seconds = []
     for splitting in (True, False):
@@ -65,7 +63,7 @@ def main() -> None:
     with ExitStack() as stack:
         bootstrap = given.bootstrap_server or stack.enter_context(DevCluster(brokers=3)).bootstrap
         connection = Connection({"bootstrap.servers": bootstrap})
-        operations = stack.enter_context(Operations(connection))
+        operations = stack.enter_context(Admin(connection))
         operations.initialise()
         writer = AcknowledgedWriter(connection, "benchmark")
         admin, base = AdminClient({"bootstrap.servers": bootstrap}), 0.0

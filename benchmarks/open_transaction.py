@@ -18,12 +18,10 @@ from time import sleep
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer
-from kpsplit.control.operations import Operations, StepDone, ignore_steps
+from kpsplit.admin import Admin, Partitioner, PhysicalPartition, StepDone, ignore_steps
 from kpsplit.devcluster import DevCluster
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import TRANSACTION_TIMEOUT_MS
-from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.records.keys import (
     CONTROL_TOPIC,
     STATE_PARTITIONS,
@@ -61,7 +59,7 @@ def measure(bootstrap: str) -> dict[str, list[int]]:
     admin.create_topics([NewTopic(TOPIC, 2 * STATE_PARTITIONS, 3)])[TOPIC].result(30)
     done = threading.Event()
     pauses: dict[str, list[int]] = {case: [] for case in CASES}
-    with Operations(connection, 120.0) as operations, Producer({"bootstrap.servers": bootstrap}) as producer:
+    with Admin(connection, 120.0) as operations, Producer({"bootstrap.servers": bootstrap}) as producer:
         operations.initialise()
         operations.enrol(TOPIC, Partitioner.EXPLICIT, slots=1)
 

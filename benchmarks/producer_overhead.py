@@ -22,11 +22,8 @@ import confluent_kafka
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kpsplit
-from kpsplit.control.operations import Operations
-from kpsplit.devcluster.cluster import DevCluster
-from kpsplit.kafka.connection import Connection
-from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.control import Partitioner
+from kpsplit.admin import Admin, Partitioner, PhysicalPartition
+from kpsplit.devcluster import DevCluster
 
 PARTITIONS = 6
 VALUE = b"v" * 100
@@ -129,7 +126,7 @@ def prepare(bootstrap: str) -> dict[str, str]:
     names = {kind: f"bench-{kind}-{stamp}" for kind in ("plain", "unsplit", "split")}
     for future in admin.create_topics([NewTopic(n, PARTITIONS, 3) for n in names.values()]).values():
         future.result()
-    with Operations(Connection({"bootstrap.servers": bootstrap})) as operations:
+    with Admin({"bootstrap.servers": bootstrap}) as operations:
         operations.initialise()
         for kind in ("unsplit", "split"):
             operations.enrol(names[kind], Partitioner.CONSISTENT_RANDOM, slots=2)

@@ -26,17 +26,14 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 import kpsplit
-from kpsplit.control.operations import Operations
-from kpsplit.devcluster.cluster import DevCluster
+from kpsplit.admin import Admin, KeyRange, Partitioner, PhysicalPartition
+from kpsplit.devcluster import DevCluster
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options
 from kpsplit.spark_jobs.session import local_session
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification.job import judge_snapshot, take_snapshot
-from kpsplit.splitter.key_range import KeyRange
-from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.control import Partitioner
 
 VALUE = b"v" * 100
 KEYS = [b"user-%d" % i for i in range(10_000)]
@@ -52,7 +49,7 @@ class Pair:
     shuffled: int
 
 
-def write_history(operations: Operations, bootstrap: str, topic: str, records: int, producers: int) -> None:
+def write_history(operations: Admin, bootstrap: str, topic: str, records: int, producers: int) -> None:
     """Write a partition through a split, a nested split and a merge, a quarter of the records each."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(topic, 1, 3)])[topic].result(60)
@@ -72,7 +69,7 @@ def write_history(operations: Operations, bootstrap: str, topic: str, records: i
             step()
 
 
-def run(operations: Operations, plan: object) -> None:
+def run(operations: Admin, plan: object) -> None:
     """Run a plan; the benchmark's data need not be worth a split."""
     operations.run(plan, max_pause_ms=MAX_PAUSE_MS, force=True)  # type: ignore[arg-type]
 
@@ -163,7 +160,7 @@ def main() -> None:
     options = parser.parse_args()
     with brokers(options.bootstrap_server) as bootstrap:
         connection = Connection({"bootstrap.servers": bootstrap})
-        with Operations(connection, 120.0) as operations:
+        with Admin(connection, 120.0) as operations:
             operations.initialise()
             topics = {n: f"reconcile-{n}-{int(time.time())}" for n in sorted(options.records)}
             for records, topic in topics.items():

@@ -26,11 +26,9 @@ from confluent_kafka import Producer as PlainProducer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer
-from kpsplit.control.operations import Operations, StepDone
+from kpsplit.admin import Admin, PhysicalPartition, StepDone
 from kpsplit.devcluster import DevCluster
 from kpsplit.errors import RecordError
-from kpsplit.kafka.connection import Connection
-from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner, claim_key, decode_claim
 from kpsplit.splitter.records.keys import CONTROL_TOPIC, control_partition
 
@@ -68,7 +66,7 @@ def operate(bootstrap: str, max_pause: float) -> None:
         if step.name == "AppendMarkers":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with Operations(Connection({"bootstrap.servers": bootstrap}), 120.0) as operations:
+    with Admin({"bootstrap.servers": bootstrap}, 120.0) as operations:
         plan = operations.plan_split(PARENT, 4, even=True)
         operations.run(plan, max_pause_ms=int(max_pause * 1000), observer=observe, force=True)
 
@@ -161,7 +159,7 @@ def measure(cluster: DevCluster, args: argparse.Namespace, stack: ExitStack) -> 
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for future in admin.create_topics([NewTopic(TOPIC, 1, 3), NewTopic(SCRATCH, 1, 3)]).values():
         future.result(30)
-    with Operations(Connection({"bootstrap.servers": bootstrap}), 120.0) as operations:
+    with Admin({"bootstrap.servers": bootstrap}, 120.0) as operations:
         operations.initialise()
         operations.enrol(TOPIC, Partitioner.CONSISTENT_RANDOM, slots=4)
     each = args.producers // PROCESSES

@@ -33,14 +33,10 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that every Spark
 from pyspark.sql.streaming import StreamingQuery
 
 from kpsplit import Producer
-from kpsplit.control.operations import Operations
-from kpsplit.devcluster.cluster import DevCluster
-from kpsplit.kafka.connection import Connection
+from kpsplit.admin import Admin, KeyRange, Partitioner, PhysicalPartition
+from kpsplit.devcluster import DevCluster
 from kpsplit.spark_jobs import read_logical, read_logical_stream
 from kpsplit.spark_jobs.session import local_session
-from kpsplit.splitter.key_range import KeyRange
-from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.control import Partitioner
 
 CUSTOMERS = 200
 GAP = "15 seconds"
@@ -229,15 +225,15 @@ class Play:
         self.partition = PhysicalPartition(self.topic, 0)
         self._spark = spark
         self._bootstrap = bootstrap
-        self._operations = Operations(Connection({"bootstrap.servers": bootstrap}))
+        self._admin = Admin({"bootstrap.servers": bootstrap})
         self._pipeline = Pipeline(spark, bootstrap, self.topic, folder)
         self._writer = Writer(bootstrap, self.topic, rate)
 
     def run(self) -> Verdict:
         admin = AdminClient({"bootstrap.servers": self._bootstrap})
         admin.create_topics([NewTopic(self.topic, 1, 3)])[self.topic].result()
-        self._operations.initialise()
-        self._operations.enrol(self.topic, Partitioner.CONSISTENT_RANDOM, slots=2)
+        self._admin.initialise()
+        self._admin.enrol(self.topic, Partitioner.CONSISTENT_RANDOM, slots=2)
         self._writer.start()
         self._pipeline.start()
         self._until_read("two queries read the partition")
@@ -260,18 +256,16 @@ class Play:
         if self._writer.is_alive():
             self._writer.end()
         self._pipeline.stop()
-        self._operations.close()
+        self._admin.close()
 
     def _layout(self):
-        return self._operations.view().states[self.partition].lineage.open_segments()
+        return self._admin.lineage(self.partition).open_segments()
 
     def _split(self, ranges: int, of: KeyRange | None = None) -> None:
-        plan = self._operations.plan_split(self.partition, ranges, of=of)
-        self._operations.run(plan, max_pause_ms=MAX_PAUSE_MS, force=True)
+        self._admin.split(self.partition, ranges, of=of, max_pause_ms=MAX_PAUSE_MS, force=True)
 
     def _merge(self) -> None:
-        plan = self._operations.plan_merge(self.partition)
-        self._operations.run(plan, max_pause_ms=MAX_PAUSE_MS, force=True)
+        self._admin.merge(self.partition, max_pause_ms=MAX_PAUSE_MS, force=True)
 
     def _until_read(self, what: str, seconds: float = 180.0) -> None:
         """Wait until both queries have read everything that is sent by now."""

@@ -30,12 +30,8 @@ from pathlib import Path
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Consumer, Producer
-from kpsplit.control.operations import Operations
-from kpsplit.devcluster.cluster import DevCluster
-from kpsplit.kafka.connection import Connection
-from kpsplit.splitter.key_range import KeyRange
-from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.control import Partitioner
+from kpsplit.admin import Admin, KeyRange, Partitioner, PhysicalPartition
+from kpsplit.devcluster import DevCluster
 
 KEYS = 400
 SLOTS = 16
@@ -208,7 +204,7 @@ class Play:
         self.victims: dict[str, str] = {}
         self._bootstrap = bootstrap
         self._folder = folder
-        self._operations = Operations(Connection({"bootstrap.servers": bootstrap}))
+        self._admin = Admin({"bootstrap.servers": bootstrap})
         self.writer = Writer(bootstrap, self.topic, rate)
 
     def run(self) -> Verdict:
@@ -239,13 +235,13 @@ class Play:
             if member.process.poll() is None:
                 member.process.kill()
             member.process.wait()
-        self._operations.close()
+        self._admin.close()
 
     def _prepare(self) -> None:
         admin = AdminClient({"bootstrap.servers": self._bootstrap})
         admin.create_topics([NewTopic(self.topic, 1, 3)])[self.topic].result()
-        self._operations.initialise()
-        self._operations.enrol(self.topic, Partitioner.CONSISTENT_RANDOM, slots=SLOTS)
+        self._admin.initialise()
+        self._admin.enrol(self.topic, Partitioner.CONSISTENT_RANDOM, slots=SLOTS)
 
     def _join(self, name: str) -> None:
         self.members[name] = Member.start(name, self._folder, self._bootstrap, self.group, self.topic)
@@ -258,17 +254,14 @@ class Play:
         say(f"{what}: {', '.join(f'{m.name} {m.worked_on():,}' for m in living)} records")
 
     def _split(self, ranges: int, of: KeyRange | None = None) -> None:
-        plan = self._operations.plan_split(self.partition, ranges, of=of)
-        self._operations.run(plan, max_pause_ms=MAX_PAUSE_MS, force=True)
+        self._admin.split(self.partition, ranges, of=of, max_pause_ms=MAX_PAUSE_MS, force=True)
 
     def _split_a_phantom(self) -> None:
-        layout = self._operations.view().states[self.partition].lineage.open_segments()
+        layout = self._admin.lineage(self.partition).open_segments()
         self._split(2, layout[1].range)
 
     def _merge(self) -> None:
-        self._operations.run(
-            self._operations.plan_merge(self.partition), max_pause_ms=MAX_PAUSE_MS, force=True
-        )
+        self._admin.merge(self.partition, max_pause_ms=MAX_PAUSE_MS, force=True)
 
     def _kill(self, name: str) -> None:
         member = self.members[name]

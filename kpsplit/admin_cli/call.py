@@ -20,7 +20,7 @@ from kpsplit.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kpsplit.control.operations import Operations
+    from kpsplit.admin import Admin
     from kpsplit.kafka.connection import Connection
 
 Arguments = ParamSpec("Arguments")
@@ -46,11 +46,11 @@ class Call:
         return connect(self.given)
 
     @contextmanager
-    def operations(self) -> Iterator[Operations]:
+    def operations(self) -> Iterator[Admin]:
         """Open what does the work."""
-        from kpsplit.control.operations import Operations
+        from kpsplit.admin import Admin
 
-        with Operations(self.connection, self.given.timeout) as operations:
+        with Admin(self.connection, self.given.timeout) as operations:
             yield operations
 
     def show(self, data: Any, render: Callable[[Console], None]) -> None:

@@ -8,7 +8,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 
 if TYPE_CHECKING:
-    from kpsplit.control.operations import Operations
+    from kpsplit.admin import Admin
     from kpsplit.kafka.connection import Connection
 
 
@@ -36,7 +36,7 @@ def check_partition(connection: Connection, parent: PhysicalPartition) -> None:
         raise no_partition(parent, count)
 
 
-def find_state(operations: Operations, connection: Connection, parent: PhysicalPartition) -> PartitionState:
+def find_state(operations: Admin, connection: Connection, parent: PhysicalPartition) -> PartitionState:
     """Return the present state of a logical partition.
 
     Raises:

@@ -18,7 +18,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import OperationKind, PartitionState, Phase
 
 if TYPE_CHECKING:
-    from kpsplit.control.operations import Operations
+    from kpsplit.admin import Admin
     from kpsplit.control.plans import Plan
     from kpsplit.control.status import Report
 
@@ -73,7 +73,7 @@ def load_plan(path: Path, parent: PhysicalPartition, kind: OperationKind) -> Pla
 
 
 def carry_out(
-    call: Call, operations: Operations, plan: Plan, *, max_pause: float, force: bool, dry_run: bool, yes: bool
+    call: Call, operations: Admin, plan: Plan, *, max_pause: float, force: bool, dry_run: bool, yes: bool
 ) -> None:
     """Show a plan, and unless it is a dry run, run it and report.
 
@@ -114,7 +114,7 @@ def check_runnable(plan: Plan, force: bool) -> None:
     raise error
 
 
-def check_current(operations: Operations, plan: Plan) -> Plan:
+def check_current(operations: Admin, plan: Plan) -> Plan:
     """Return a saved plan if the partition still is as it was when the plan was made.
 
     Raises:
@@ -138,7 +138,7 @@ def report_on(call: Call, report: Report) -> None:
     call.show(report_json(*data), lambda console: show_report(*data, console))
 
 
-def _run(call: Call, operations: Operations, plan: Plan, max_pause: float, force: bool) -> Report:
+def _run(call: Call, operations: Admin, plan: Plan, max_pause: float, force: bool) -> Report:
     from kpsplit.admin_cli.render.console import stderr
     from kpsplit.admin_cli.render.steps import StepProgress
 
@@ -148,7 +148,7 @@ def _run(call: Call, operations: Operations, plan: Plan, max_pause: float, force
 
 
 @contextmanager
-def explained_interrupt(call: Call, operations: Operations, parent: PhysicalPartition) -> Iterator[None]:
+def explained_interrupt(call: Call, operations: Admin, parent: PhysicalPartition) -> Iterator[None]:
     """Say what became of the operation if it is interrupted inside.
 
     Raises:
@@ -181,7 +181,7 @@ def _what_became_of(call: Call, parent: PhysicalPartition, before: PartitionStat
 
 def _is_ours(state: PartitionState) -> bool:
     """Tell whether an attempt of this very process is under way and can still be rolled back."""
-    from kpsplit.control.operations import operator_name
+    from kpsplit.control.session import operator_name
 
     attempt = state.attempt
     return attempt is not None and attempt.operator == operator_name() and state.phase is not Phase.COMMITTED

@@ -17,8 +17,9 @@ from kpsplit.control.own_topics import misfits, own_topics
 from kpsplit.control.plans import Check, wall_ms
 from kpsplit.control.preconditions import LogFacts, truncation
 from kpsplit.control.sampling import WRITERS, Sample, sample_partition
+from kpsplit.control.session import Session
 from kpsplit.control.subtopics import SEALED_CONFIG, copied_config, is_sealed
-from kpsplit.errors import FutureVersionError
+from kpsplit.errors import ConflictError, FutureVersionError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
@@ -494,3 +495,18 @@ def _topics(admin: ClusterAdmin, view: ControlView, names: frozenset[str]) -> di
     wanted |= {t.name for state in view.states.values() for t in state.subtopics}
     found = {name: admin.find(name) for name in sorted(wanted & names)}
     return {name: topic for name, topic in found.items() if topic is not None}
+
+
+def forget(session: Session, records: Iterable[SetAside]) -> None:
+    """Remove records that were set aside; as ``Admin.forget_records``."""
+    deadline = session.begin()
+    wanted = set(records)
+    there = set(examine(session.connection, session.admin, deadline).set_aside)
+    if not wanted <= there:
+        missing = min(wanted - there).name
+        raise ConflictError(f"{missing} is not what it was any more", hint="run: kpsplit doctor")
+    deadline, where = session.begin(), {(r.topic, r.partition) for r in wanted}
+    for topic, partition in sorted(where):
+        keys = {r.key for r in wanted if (r.topic, r.partition) == (topic, partition)}
+        tombstones = [(key, None) for key in sorted(keys)]
+        session.writer().write_all(topic, tombstones, deadline, partition=partition)

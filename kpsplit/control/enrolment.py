@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from kpsplit.control.plans import Check
 from kpsplit.control.sampling import Sample, partitioner_check, sample_partition
+from kpsplit.control.session import Session, lease_seconds, wait_a_lease
 from kpsplit.control.slots_topic import SlotsTopics
 from kpsplit.errors import ConflictError, DeadlineExceededError, UsageError, behind_a_change
 from kpsplit.kafka.clock import monotonic
@@ -25,7 +26,6 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import Enrolment, Partitioner, encode_enrolment
 from kpsplit.splitter.records.keys import CONTROL_TOPIC, OFFSETS_TOPIC, enrolment_key, slots_topic
-from kpsplit.splitter.registrations import LEASE_MARGIN
 
 
 def withdraw_commits(
@@ -122,18 +122,6 @@ def check_records(
     return partitioner_check(everything, partitioner, count)
 
 
-def wait_a_lease(tail: ControlTail, deadline: Deadline) -> None:
-    """Let the lease pass that is in force now: what producers know from before is then not relied on."""
-    until = monotonic() + _lease_seconds(tail)
-    while (left := until - monotonic()) > 0:
-        deadline.check("a lease to pass")
-        tail.poll(min(left, deadline.left()))
-
-
-def _lease_seconds(tail: ControlTail) -> float:
-    return tail.view.settings.lease_ms / 1000 * LEASE_MARGIN
-
-
 class Enroller:
     """Writes enrolments. Not thread safe.
 
@@ -193,7 +181,7 @@ class Enroller:
 
     def _refuse_too_little_time(self, deadline: Deadline) -> None:
         """Do nothing if a lease can pass in time: one that is left unsettled costs every member a lease."""
-        wait = _lease_seconds(self._tail)
+        wait = lease_seconds(self._tail)
         if deadline.left() <= wait:
             raise DeadlineExceededError(
                 f"an enrolment takes a lease, {wait:.1f} s, and {deadline.left():.1f} s are left of its time",
@@ -236,3 +224,33 @@ class Enroller:
             self._tail.read_to({0: offset + 1}, deadline)
         name = "Settled" if enrolment.settled else "Enrol"
         self._observe(StepDone(name, monotonic() - started, enrolment.topic))
+
+
+def enroller(session: Session, observer: Observer) -> Enroller:
+    """Return what writes enrolments."""
+    slots_topics = SlotsTopics(session.connection, session.admin)
+    return Enroller(session.tail(), session.writer, slots_topics, observer)
+
+
+def enrol(
+    session: Session, topic: str, partitioner: Partitioner, observer: Observer, slots: int | None
+) -> Enrolment:
+    """Enrol a topic, or repair what its enrolment lacks; as ``Admin.enrol``."""
+    deadline = session.begin()
+    view = session.read(deadline)
+    if not view.initialised:
+        raise UsageError("kpsplit is not set up on this cluster", hint="run: kpsplit init")
+    facts = session.admin.describe(topic)
+    refuse_unfit(facts, view)
+    known = existing_enrolment(facts, partitioner, view)
+    if known is None:
+        check = check_records(session.connection, session.admin, facts, partitioner, deadline)
+        if not check.ok and not check.forceable:
+            raise UsageError(f"topic {topic}: {check.message}", hint=check.remedy)
+    groups: tuple[str, ...] = ()
+    if known is None and topic in view.enrolments:  # of the topic that had this name before
+        groups = withdraw_commits(session.connection, session.admin, session.writer, facts, deadline)
+        for group in groups:
+            observer(StepDone("Withdraw", 0.0, f"what {group} had committed of the topic before"))
+    with behind_a_change(done=bool(groups)):
+        return enroller(session, observer).enrol(facts, partitioner, known, slots, deadline)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kpsplit.errors import CheckFailedError, ConflictError, behind_a_change
+from kpsplit.control.session import Session, wait_a_lease
+from kpsplit.errors import CheckFailedError, ConflictError, UsageError, behind_a_change
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.producers_log import AcknowledgedWriter
@@ -22,6 +23,7 @@ from kpsplit.splitter.records.keys import (
 )
 
 REPLICATION = 3
+MOST_OFFSETS_PARTITIONS = 10_000
 DEFAULT_OFFSETS_PARTITIONS = 16
 AGAIN = "run kpsplit init again: it goes on from there"
 _MIN_MESSAGE_BYTES = 1_000_000
@@ -174,3 +176,19 @@ def settings_to_write(view: ControlView, lease_ms: int | None) -> Settings | Non
 def write_settings(writer: AcknowledgedWriter, settings: Settings, deadline: Deadline) -> None:
     """Write the cluster's settings."""
     writer.write(CONTROL_TOPIC, SETTINGS_KEY, encode_settings(settings), deadline)
+
+
+def initialise(session: Session, lease_ms: int | None, offsets_partitions: int | None) -> list[str]:
+    """Create kpsplit's topics and write the settings; as ``Admin.initialise``."""
+    deadline = session.begin()
+    if offsets_partitions is not None and not 1 <= offsets_partitions <= MOST_OFFSETS_PARTITIONS:
+        raise UsageError(
+            f"offset-log partitions must be 1 to {MOST_OFFSETS_PARTITIONS}, got {offsets_partitions}"
+        )
+    created = create_own_topics(session.connection, session.admin, offsets_partitions, deadline)
+    with behind_a_change(AGAIN, done=bool(created)):
+        settings = settings_to_write(session.read(deadline), lease_ms)
+        if settings is not None:
+            wait_a_lease(session.tail(), deadline)  # an enrolment waits for the new lease only
+            write_settings(session.writer(), settings, deadline)
+    return created

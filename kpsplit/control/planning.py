@@ -109,7 +109,7 @@ class Planner:
         deadline: Deadline,
         known: Sizing | None = None,
     ) -> Plan:
-        """Plan a split; as ``Operations.plan_split``."""
+        """Plan a split; as ``Admin.plan_split``."""
         sizing.even(WHOLE, parts)  # refuses a wrong number of ranges before anything else is asked
         state = self._state(parent, view, OperationKind.SPLIT, deadline)
         segment = segment_to_split(state, of)
@@ -125,7 +125,7 @@ class Planner:
         range_: KeyRange | None,
         deadline: Deadline,
     ) -> Plan:
-        """Plan a merge; as ``Operations.plan_merge``."""
+        """Plan a merge; as ``Admin.plan_merge``."""
         state = self._state(parent, view, OperationKind.MERGE, deadline)
         merged = segments_to_merge(state, range_)
         ranges = (KeyRange(merged[0].range.lo, merged[-1].range.hi),)

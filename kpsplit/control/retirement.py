@@ -100,11 +100,11 @@ class Retirement:
         self._gone: set[str] = set()
 
     def plan(self, force: bool, deadline: Deadline) -> Retirable:
-        """Return what can be deleted and what cannot; as ``Operations.plan_retire``."""
+        """Return what can be deleted and what cannot; as ``Admin.plan_retire``."""
         return self._look(self._resting(self._runner.peek(deadline)), force, deadline)
 
     def run(self, force: bool, deadline: Deadline) -> list[str]:
-        """Delete what can be deleted; as ``Operations.retire``."""
+        """Delete what can be deleted; as ``Admin.retire``."""
         state = self._resting(self._runner.peek(deadline))
         found = self._look(state, force, deadline)
         for name, reason in found.kept.items():

@@ -52,7 +52,7 @@ def statuses(
     topic: str | None,
     partition: int | None,
 ) -> list[PartitionStatus]:
-    """Return the status of partitions; as ``Operations.status``.
+    """Return the status of partitions; as ``Admin.status``.
 
     Raises:
         UsageError: the topic is not enrolled, or has no such partition.

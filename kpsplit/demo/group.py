@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from kpsplit.admin import Admin
 from kpsplit.control.group_progress import PartitionProgress, RangeProgress
-from kpsplit.control.operations import Operations
 from kpsplit.demo.journal import Worked, read_worked
 from kpsplit.demo.judging import CommitHistory, Committed, Excuses, GroupVerdict, Victim, judge
 from kpsplit.demo.options import MemberOrders
@@ -36,7 +36,7 @@ class GroupActions:
 
     def __init__(
         self,
-        operations: Operations,
+        operations: Admin,
         topic: str,
         members: MemberProcesses,
         drains: DrainWatch,

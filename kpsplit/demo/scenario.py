@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable
 
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.control.plans import Plan
 from kpsplit.demo.display import Board, Display, MemberLine, PlaceLine, WriterLine, show_step
 from kpsplit.demo.group import GroupActions
@@ -60,7 +60,7 @@ def make_topic(connection: Connection, topic: str) -> None:
     await_served(connection, brokers, {topic: PARTITIONS}, Deadline(PATIENCE_SECONDS))
 
 
-def enrol(operations: Operations, topic: str, say: Callable[[str], None]) -> None:
+def enrol(operations: Admin, topic: str, say: Callable[[str], None]) -> None:
     """Make kpsplit's topics if they are missing, and enrol the demo's."""
     created = operations.initialise()
     if created:
@@ -86,7 +86,7 @@ class Scenario:
     def __init__(
         self,
         options: Options,
-        operations: Operations,
+        operations: Admin,
         children: WriterProcesses,
         group: GroupActions,
         timeline: Timeline,

@@ -12,7 +12,7 @@ from typing import Any
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.demo.display import Display, show_step
 from kpsplit.demo.group import GroupActions, group_of, orders_of, outcome_of
 from kpsplit.demo.journal import read_journal
@@ -109,7 +109,7 @@ def readers_of(topic: str) -> str:
 
 
 def refused_before_reading(
-    connection: Connection, operations: Operations, hot: PhysicalPartition, display: Display
+    connection: Connection, operations: Admin, hot: PhysicalPartition, display: Display
 ) -> None:
     """Try to retire while a group that has read nothing of the phantoms is known.
 
@@ -133,7 +133,7 @@ def refused_before_reading(
 
 
 def retire_after_reading(
-    connection: Connection, operations: Operations, result: DemoResult, display: Display
+    connection: Connection, operations: Admin, result: DemoResult, display: Display
 ) -> DemoVerdict:
     """Let the group be at the ends, retire, and return whether all sub-topics are gone."""
     hot = result.state.parent
@@ -162,7 +162,7 @@ def run_demo(
     """
     timeline = Timeline(monotonic(), options.topic_name())
     connection = endpoints.operator
-    with Operations(connection, PATIENCE_SECONDS) as operations, _folder() as folder:
+    with Admin(connection, PATIENCE_SECONDS) as operations, _folder() as folder:
         display.say(
             f"topic {timeline.topic}: {PARTITIONS} partitions; {len(KPSPLIT_WRITERS)} kpsplit producers "
             "and a plain one that knows nothing of kpsplit"
@@ -231,7 +231,7 @@ def _of(states: list[PartitionState], parent: PhysicalPartition) -> PartitionSta
     return next(state for state in states if state.parent == parent)
 
 
-def _state(operations: Operations, parent: PhysicalPartition) -> PartitionState:
+def _state(operations: Admin, parent: PhysicalPartition) -> PartitionState:
     state = operations.view().state(parent)
     if state is None:
         raise KpsplitError(f"{parent} is not enrolled any more")

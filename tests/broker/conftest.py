@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from tests.broker.operating import operating
 
 
 @pytest.fixture(scope="module")
-def operations(bootstrap: str) -> Iterator[Operations]:
+def operations(bootstrap: str) -> Iterator[Admin]:
     """Operations on the session's cluster, one façade for each file."""
     with operating(bootstrap) as running:
         yield running

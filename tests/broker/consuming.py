@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import Message
 
 from kpsplit import Consumer
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
 
@@ -59,7 +59,7 @@ def values(messages: Iterable[Message]) -> list[bytes]:
     return [m.value() or b"" for m in messages]
 
 
-def shared(operations: Operations, topic: str, slots: int = 16) -> PhysicalPartition:
+def shared(operations: Admin, topic: str, slots: int = 16) -> PhysicalPartition:
     """Enrol a topic with enough slots for a few members; return its first partition."""
     operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=slots)
     return PhysicalPartition(topic, 0)

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Consumer, Producer
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
@@ -38,9 +38,9 @@ def _prepare(guarded: Guarded) -> None:
     lists = AccessLists(guarded)
     for role in Role:
         lists.give(role.value, rights_for(role, TOPIC, group=GROUP))
-    with Operations(Connection(guarded.client(ADMIN))) as operations:
+    with Admin(Connection(guarded.client(ADMIN))) as operations:
         operations.initialise(lease_ms=SHORT_LEASE_MS)
-    with Operations(Connection(guarded.client("operator"))) as operations:
+    with Admin(Connection(guarded.client("operator"))) as operations:
         operations.enrol(TOPIC, Partitioner.CONSISTENT_RANDOM, slots=2)
         operations.run(operations.plan_split(PARENT, 2, even=True), max_pause_ms=PAUSE_MS, force=True)
 

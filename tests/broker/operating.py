@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from kpsplit.control.operations import Operations, StepDone
+from kpsplit.admin import Admin, StepDone
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.log_ends import offset_answer
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -40,34 +40,34 @@ def dying_after(step: str) -> Callable[[StepDone], None]:
 
 
 @contextmanager
-def operating(bootstrap: str) -> Iterator[Operations]:
+def operating(bootstrap: str) -> Iterator[Admin]:
     """Operations on the session's cluster, initialised by whoever comes first."""
-    with Operations(Connection({"bootstrap.servers": bootstrap})) as operations:
+    with Admin(Connection({"bootstrap.servers": bootstrap})) as operations:
         if CONTROL_TOPIC not in AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=10).topics:
             operations.initialise(lease_ms=SHORT_LEASE_MS)
         yield operations
 
 
-def enrolled(operations: Operations, topic: str, partition: int = 0) -> PhysicalPartition:
+def enrolled(operations: Admin, topic: str, partition: int = 0) -> PhysicalPartition:
     """Enrol a topic, with few slots, which cost the brokers less; return one of its partitions."""
     operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=2)
     return PhysicalPartition(topic, partition)
 
 
-def state_of(operations: Operations, parent: PhysicalPartition) -> PartitionState:
+def state_of(operations: Admin, parent: PhysicalPartition) -> PartitionState:
     """The state of a partition now."""
     state = operations.view().state(parent)
     assert state is not None
     return state
 
 
-def split(operations: Operations, parent: PhysicalPartition, ranges: int = 4) -> PartitionState:
+def split(operations: Admin, parent: PhysicalPartition, ranges: int = 4) -> PartitionState:
     """Split a partition into even ranges."""
     plan = operations.plan_split(parent, ranges, even=True)
     return operations.run(plan, max_pause_ms=PAUSE_MS).state
 
 
-def merge(operations: Operations, parent: PhysicalPartition) -> PartitionState:
+def merge(operations: Admin, parent: PhysicalPartition) -> PartitionState:
     """Merge all ranges back into the parent."""
     return operations.run(operations.plan_merge(parent), max_pause_ms=PAUSE_MS).state
 

@@ -11,11 +11,11 @@ from itertools import zip_longest
 from typing import Any
 
 from kpsplit import Producer
+from kpsplit.admin import Admin
 from kpsplit.consumer.fetch.gaps import LogBounds
 from kpsplit.consumer.fetch.lineage_reader import LineageReader, Tally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.consumer.fetch.physical_reader import PhysicalReader
-from kpsplit.control.operations import Operations
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -80,7 +80,7 @@ class Journal:
         """All values sent."""
         return [value for values in self.sent.values() for value in values]
 
-    def check(self, operations: Operations, bootstrap: str, topic: str, partitions: int = 1) -> Tally:
+    def check(self, operations: Admin, bootstrap: str, topic: str, partitions: int = 1) -> Tally:
         """Everything sent was reported once as delivered, and is in the lineage once, there, in order."""
         assert {v: len(r) for v, r in self.reports.items()} == dict.fromkeys(self.values, 1)
         assert [r[0][0] for r in self.reports.values() if r[0][0] is not None] == []
@@ -104,7 +104,7 @@ class Journal:
 
 
 def records_of(
-    operations: Operations, bootstrap: str, parent: PhysicalPartition
+    operations: Admin, bootstrap: str, parent: PhysicalPartition
 ) -> tuple[list[LogicalRecord], Tally]:
     """All records of a logical partition, along its lineage.
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from confluent_kafka import Message, Producer
 
+from kpsplit.admin import Admin
 from kpsplit.consumer.fetch.batch import Batch, OwnedSlot
 from kpsplit.consumer.fetch.gaps import EndReached, GapFound, ReadingEvent
 from kpsplit.consumer.fetch.reader import SlotReader
-from kpsplit.control.operations import Operations
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.logical_message import Place, place_of
 from kpsplit.splitter.cursor import Cursor
@@ -68,7 +68,7 @@ class Member:
         self._heard = 0
 
     @classmethod
-    def of(cls, bootstrap: str, operations: Operations, **settings: Any) -> Member:
+    def of(cls, bootstrap: str, operations: Admin, **settings: Any) -> Member:
         """A member that knows what the control topic says."""
         return cls(bootstrap, lambda parent: state_of(operations, parent), **settings)
 

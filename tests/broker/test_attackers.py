@@ -14,8 +14,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer
+from kpsplit.admin import Admin
 from kpsplit.control.doctor import diagnose
-from kpsplit.control.operations import Operations
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import ConflictError, DeadlineExceededError, FutureVersionError
 from kpsplit.kafka.clock import Deadline
@@ -49,9 +49,9 @@ def guarded(kafka_runtime: KafkaRuntime, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def operations(guarded: Guarded) -> Iterator[Operations]:
+def operations(guarded: Guarded) -> Iterator[Admin]:
     """Operations of somebody who is an operator of the others' topic and no more."""
-    with Operations(Connection(guarded.client("operator"))) as operations:
+    with Admin(Connection(guarded.client("operator"))) as operations:
         yield operations
 
 
@@ -81,14 +81,14 @@ def silent(instance: int, topic: str = TOPIC) -> ProducerRegistration:
     return ProducerRegistration(instance, 1, "attacker", topics=(topic,))
 
 
-def resized(operations: Operations, pause_ms: int = PAUSE_MS, **options: object) -> None:
+def resized(operations: Admin, pause_ms: int = PAUSE_MS, **options: object) -> None:
     """Merge the others' partition, or split it again, whichever is its turn."""
     is_split = len(state_of(operations, PARENT).lineage.open_segments()) > 1
     plan = operations.plan_merge(PARENT) if is_split else operations.plan_split(PARENT, 2, even=True)
     operations.run(plan, max_pause_ms=pause_ms, force=True, **options)  # type: ignore[arg-type]
 
 
-def others_work_on(guarded: Guarded, operations: Operations, name: str) -> None:
+def others_work_on(guarded: Guarded, operations: Admin, name: str) -> None:
     """A producer, a consumer, `split`, `merge` and `status` do what they always do."""
     epoch, names = state_of(operations, PARENT).epoch, [f"{name}-{n}" for n in range(3)]
     with Producer(guarded.client("producer")) as producer, consumer(guarded) as member:
@@ -104,7 +104,7 @@ def others_work_on(guarded: Guarded, operations: Operations, name: str) -> None:
         member.commit(asynchronous=False)
 
 
-def forget_all(operations: Operations) -> list[str]:
+def forget_all(operations: Admin) -> list[str]:
     """Remove what the doctor has set aside; return its names."""
     records = operations.findings().set_aside
     operations.forget_records(records)
@@ -127,7 +127,7 @@ RECORDS: dict[bytes, bytes | None] = {
 
 
 def test_records_that_no_producer_writes_hold_nobody_up_and_are_removed(
-    guarded: Guarded, operations: Operations, attacker: confluent_kafka.Producer
+    guarded: Guarded, operations: Admin, attacker: confluent_kafka.Producer
 ) -> None:
     write(attacker, RECORDS)
     others_work_on(guarded, operations, "forged")
@@ -138,7 +138,7 @@ def test_records_that_no_producer_writes_hold_nobody_up_and_are_removed(
 
 
 def test_what_is_written_over_a_producers_registration_does_not_take_its_place(
-    guarded: Guarded, operations: Operations, attacker: confluent_kafka.Producer
+    guarded: Guarded, operations: Admin, attacker: confluent_kafka.Producer
 ) -> None:
     with Producer({**guarded.client("producer"), "client.id": "honest"}) as producer:
         send(producer, "before")
@@ -152,7 +152,7 @@ def test_what_is_written_over_a_producers_registration_does_not_take_its_place(
 
 
 def test_a_newer_version_refuses_the_topics_it_names_until_it_is_forgotten(
-    guarded: Guarded, operations: Operations, attacker: confluent_kafka.Producer
+    guarded: Guarded, operations: Admin, attacker: confluent_kafka.Producer
 ) -> None:
     write(attacker, {b"00000000000000f3": b'{"v":99,"topics":["other"]}'})
     others_work_on(guarded, operations, "newer-of-another-topic")
@@ -170,7 +170,7 @@ def test_a_newer_version_refuses_the_topics_it_names_until_it_is_forgotten(
 
 
 def test_what_is_another_record_by_now_is_not_forgotten(
-    operations: Operations, attacker: confluent_kafka.Producer
+    operations: Admin, attacker: confluent_kafka.Producer
 ) -> None:
     record = silent(0xBAD5)
     write(attacker, {record.key: b"garbage"})
@@ -182,7 +182,7 @@ def test_what_is_another_record_by_now_is_not_forgotten(
 
 
 def test_a_flood_of_registrations_costs_the_first_operation_a_lease_and_the_next_nothing(
-    guarded: Guarded, operations: Operations, attacker: confluent_kafka.Producer
+    guarded: Guarded, operations: Admin, attacker: confluent_kafka.Producer
 ) -> None:
     flood = [replace(silent(0xF100D0000 + n), transactional_id=f"own-{n}") for n in range(FLOOD)]
     write(attacker, {record.key: record.encode() for record in flood})
@@ -190,7 +190,7 @@ def test_a_flood_of_registrations_costs_the_first_operation_a_lease_and_the_next
     assert operations.producers().open(TOPIC) == ()
 
 
-def test_an_open_transaction_hides_no_producer_and_is_named(guarded: Guarded, operations: Operations) -> None:
+def test_an_open_transaction_hides_no_producer_and_is_named(guarded: Guarded, operations: Admin) -> None:
     """An operator that did not see a registration behind it would cut while that producer writes."""
     hung = confluent_kafka.Producer({**guarded.client(ATTACKER), "transactional.id": "own-hung"})
     hung.init_transactions(60)
@@ -211,7 +211,7 @@ def test_an_open_transaction_hides_no_producer_and_is_named(guarded: Guarded, op
 
 
 def test_who_answers_and_never_acknowledges_is_named_and_bounded_by_max_pause(
-    guarded: Guarded, operations: Operations, attacker: confluent_kafka.Producer
+    guarded: Guarded, operations: Admin, attacker: confluent_kafka.Producer
 ) -> None:
     """The limit that stays: each try holds writers for max-pause while somebody goes on doing this."""
     record = replace(silent(0xBAD4), client_id="never acknowledges", transactional_id="any")

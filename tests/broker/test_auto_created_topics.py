@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.devcluster import DevCluster
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
@@ -35,7 +35,7 @@ def creating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def operations(creating: str) -> Iterator[Operations]:
+def operations(creating: str) -> Iterator[Admin]:
     with operating(creating) as found:
         yield found
 
@@ -44,7 +44,7 @@ def topics(bootstrap: str) -> set[str]:
     return set(ClusterAdmin(Connection({"bootstrap.servers": bootstrap})).topics())
 
 
-def test_a_missing_topic_is_created_as_by_the_original(creating: str, operations: Operations) -> None:
+def test_a_missing_topic_is_created_as_by_the_original(creating: str, operations: Admin) -> None:
     reports: list[object] = []
     with Producer({"bootstrap.servers": creating}) as producer:
         producer.produce("created-by-writing", b"v", b"k", on_delivery=lambda error, _: reports.append(error))
@@ -53,7 +53,7 @@ def test_a_missing_topic_is_created_as_by_the_original(creating: str, operations
 
 
 def test_a_missing_topic_is_not_created_where_the_application_does_not_want_it(
-    creating: str, operations: Operations
+    creating: str, operations: Admin
 ) -> None:
     reports: list[object] = []
     config = {
@@ -68,7 +68,7 @@ def test_a_missing_topic_is_not_created_where_the_application_does_not_want_it(
 
 
 def test_a_retired_sub_topic_is_not_made_again_by_a_producer_that_wrote_to_it(
-    creating: str, operations: Operations
+    creating: str, operations: Admin
 ) -> None:
     """Its records would be acknowledged there and, by their offsets, count as delivered."""
     admin = AdminClient({"bootstrap.servers": creating})

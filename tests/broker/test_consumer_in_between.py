@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from kpsplit import Consumer, Producer
-from kpsplit.control.operations import StepDone
+from kpsplit.admin import StepDone
 from tests.broker.consuming import consumer, drain
 from tests.broker.operating import PAUSE_MS, enrolled, operating
 

@@ -17,7 +17,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaExcep
 from confluent_kafka.admin import NewTopic
 
 from kpsplit import Producer
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.control.seeking import Target, Whence
 from kpsplit.splitter.key_range import KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -70,7 +70,7 @@ class Lived:
 
 
 @pytest.fixture(scope="module")
-def lived(operations: Operations, bootstrap: str, admin: Any) -> Lived:
+def lived(operations: Admin, bootstrap: str, admin: Any) -> Lived:
     topic = f"logical-{time.time_ns()}"
     admin.create_topics([NewTopic(topic, 1, 3)], operation_timeout=30)[topic].result(30)
     parent = shared(operations, topic, slots=8)
@@ -244,7 +244,7 @@ def test_stored_offsets_of_a_phantom_are_committed_and_nothing_else(bootstrap: s
 
 
 def test_what_is_sought_back_for_a_range_that_cuts_slots_is_read_again_and_nothing_else(
-    operations: Operations, bootstrap: str, lived: Lived
+    operations: Admin, bootstrap: str, lived: Lived
 ) -> None:
     group, range_ = f"g-sought-{time.time_ns()}", KeyRange(0x30000000, 0x90000000)
     with consumer(bootstrap, group, enable_auto_commit=False) as one:

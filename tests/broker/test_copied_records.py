@@ -19,8 +19,8 @@ from confluent_kafka import Producer as PlainProducer
 from confluent_kafka.admin import NewTopic
 
 from kpsplit import Producer
+from kpsplit.admin import Admin
 from kpsplit.admin_cli.main import cli
-from kpsplit.control.operations import Operations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.stamp import HEADER
 from tests.broker.consuming import consumer, drain, shared
@@ -63,14 +63,14 @@ def copied(bootstrap: str, messages: Iterable[Message], topic: str) -> None:
     assert set(errors) == {None}
 
 
-def made(admin: Any, operations: Operations, name: str) -> PhysicalPartition:
+def made(admin: Any, operations: Admin, name: str) -> PhysicalPartition:
     topic = f"{name}-{time.time_ns()}"
     admin.create_topics([NewTopic(topic, 1, 3)], operation_timeout=30)[topic].result(30)
     return shared(operations, topic, slots=4)
 
 
 @pytest.fixture(scope="module")
-def lived(operations: Operations, bootstrap: str, admin: Any) -> Lived:
+def lived(operations: Admin, bootstrap: str, admin: Any) -> Lived:
     parent = made(admin, operations, "copied")
     written(bootstrap, parent.topic, range(BEFORE))
     split(operations, parent, 4)
@@ -92,7 +92,7 @@ def read(bootstrap: str, parent: PhysicalPartition) -> tuple[Counter[str], list[
 
 
 def test_copies_come_out_of_another_split_topic_and_bring_no_stamp_along(
-    lived: Lived, operations: Operations, bootstrap: str, admin: Any
+    lived: Lived, operations: Admin, bootstrap: str, admin: Any
 ) -> None:
     target = made(admin, operations, "target")
     written(bootstrap, target.topic, range(100), "own-")
@@ -117,7 +117,7 @@ def test_copies_come_out_of_another_split_topic_and_bring_no_stamp_along(
 
 
 def test_what_is_written_back_to_its_own_topic_is_delivered_or_counted_as_a_stray(
-    lived: Lived, operations: Operations, bootstrap: str
+    lived: Lived, operations: Admin, bootstrap: str
 ) -> None:
     """Only what comes from the same log, before its end, cannot be told from a stray."""
     copied(bootstrap, lived.raw, lived.parent.topic)

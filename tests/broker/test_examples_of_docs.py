@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,22 @@ def test_a_program_on_a_page_works_on_every_record(
             "kpsplit.failed.offset": b"0",
         }
         assert all(f"`{name}`" in (DOCS / page).read_text(encoding="utf-8") for name in headers)
+
+
+def test_the_program_that_operates_splits_and_merges(bootstrap: str, make_topic: MakeTopic) -> None:
+    topic = make_topic(1)
+    text = (DOCS / "admin.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    program = program.replace("b1:9092", bootstrap).replace("invoices", topic)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=4 * SECONDS
+    )
+    assert ran.returncode == 0
+    split, *ranges, end = ran.stdout.splitlines()
+    assert split.startswith("split in ")
+    bounds = ("00000000", "40000000", "80000000", "c0000000", "100000000")
+    assert [line.split()[0] for line in ranges] == [f"[{lo},{hi})" for lo, hi in pairwise(bounds)]
+    assert end.startswith("deleted: ['" + topic + ".split-0-1']")
 
 
 def await_processed(bootstrap: str, group: str, records: int, running: subprocess.Popen[str]) -> None:

@@ -8,10 +8,10 @@ import pytest
 from confluent_kafka import Producer as Plain
 
 from kpsplit import Consumer, Producer
+from kpsplit.admin import Admin
 from kpsplit.consumer.slots import initializer as starter
 from kpsplit.control.doctor import SetAside
 from kpsplit.control.group_progress import Basis
-from kpsplit.control.operations import Operations
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import CheckFailedError
 from kpsplit.kafka.connection import Connection
@@ -39,8 +39,8 @@ def guarded(kafka_runtime: KafkaRuntime, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def operations(guarded: Guarded) -> Iterator[Operations]:
-    with Operations(Connection(guarded.client("operator"))) as operations:
+def operations(guarded: Guarded) -> Iterator[Admin]:
+    with Admin(Connection(guarded.client("operator"))) as operations:
         yield operations
 
 
@@ -62,7 +62,7 @@ def forge(
     return attacker
 
 
-def unfit(operations: Operations) -> list[SetAside]:
+def unfit(operations: Admin) -> list[SetAside]:
     """What the doctor names in the offset log."""
     return [record for record in operations.findings().set_aside if record.topic == OFFSETS_TOPIC]
 
@@ -72,9 +72,7 @@ def victim(guarded: Guarded, **more: object) -> Consumer:
     return Consumer({**guarded.client(ADMIN), **FAST, "group.id": VICTIM, **more})
 
 
-def test_records_that_nobody_can_read_concern_no_other_group(
-    guarded: Guarded, operations: Operations
-) -> None:
+def test_records_that_nobody_can_read_concern_no_other_group(guarded: Guarded, operations: Admin) -> None:
     mine = CommitKey(GROUP, PARENT, WHOLE).encode()
     forge(
         guarded,
@@ -87,7 +85,7 @@ def test_records_that_nobody_can_read_concern_no_other_group(
         send(producer, "unread")
         read_all(member, ["unread"])
         member.commit(asynchronous=False)
-    with Operations(Connection(guarded.client(ADMIN))) as looking:
+    with Admin(Connection(guarded.client(ADMIN))) as looking:
         (progress,) = looking.offsets(VICTIM, TOPIC)
         assert progress.lag == 0
         (spoilt,) = looking.offsets(GROUP, TOPIC)
@@ -106,7 +104,7 @@ def test_records_that_nobody_can_read_concern_no_other_group(
 
 
 def test_a_forged_range_commit_deletes_nothing_that_a_lagging_group_needs(
-    guarded: Guarded, operations: Operations
+    guarded: Guarded, operations: Admin
 ) -> None:
     lagging = "archive"
     with Producer(guarded.client("producer")) as producer:
@@ -122,7 +120,7 @@ def test_a_forged_range_commit_deletes_nothing_that_a_lagging_group_needs(
 
 
 def test_an_open_transaction_holds_up_the_slots_of_its_partition_and_is_named(
-    guarded: Guarded, operations: Operations, monkeypatch: pytest.MonkeyPatch
+    guarded: Guarded, operations: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(starter, "UNDECIDED_SECONDS", 0.0)
     name, told = f"{group_ids('commit', GROUP)}open", []

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kpsplit import Producer
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.gather import Gatherer
 from kpsplit.spark_jobs.verification.findings import Severity
@@ -29,7 +29,7 @@ REFRESH = {"topic.metadata.refresh.interval.ms": 1000}
 
 
 @pytest.fixture
-def operations(bootstrap: str) -> Iterator[Operations]:
+def operations(bootstrap: str) -> Iterator[Admin]:
     with operating(bootstrap) as ready:
         yield ready
 
@@ -62,7 +62,7 @@ def expected(journal: Journal) -> dict[bytes, list[bytes]]:
 
 @pytest.mark.parametrize("split_before", [False, True], ids=["unsplit", "split"])
 def test_partitions_that_are_added_are_written_and_read_by_a_live_group(
-    bootstrap: str, operations: Operations, admin: AdminClient, make_topic: MakeTopic, split_before: bool
+    bootstrap: str, operations: Admin, admin: AdminClient, make_topic: MakeTopic, split_before: bool
 ) -> None:
     """Nobody runs anything: producers follow, a member adds the slots, the group shares them."""
     topic = make_topic(1)
@@ -100,7 +100,7 @@ def test_partitions_that_are_added_are_written_and_read_by_a_live_group(
 
 
 def test_doctor_status_and_verify_name_partitions_that_no_group_reads(
-    bootstrap: str, operations: Operations, admin: AdminClient, make_topic: MakeTopic
+    bootstrap: str, operations: Admin, admin: AdminClient, make_topic: MakeTopic
 ) -> None:
     topic = make_topic(1)
     shared(operations, topic, SLOTS)
@@ -120,7 +120,7 @@ def test_doctor_status_and_verify_name_partitions_that_no_group_reads(
 
 
 def test_a_producer_writes_to_added_partitions_before_its_client_looks_at_the_topic_again(
-    bootstrap: str, operations: Operations, admin: AdminClient, make_topic: MakeTopic
+    bootstrap: str, operations: Admin, admin: AdminClient, make_topic: MakeTopic
 ) -> None:
     """librdkafka refuses a partition beyond the count that it saw last, five minutes ago by default."""
     topic = make_topic(1)

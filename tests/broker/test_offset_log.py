@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import (
@@ -272,7 +272,7 @@ def test_a_claim_that_does_not_come_through_in_time_goes_on_at_the_next_call(
     alone: DevCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection, make = Connection({"bootstrap.servers": alone.bootstrap}), Making()
-    with Operations(connection) as operations:
+    with Admin(connection) as operations:
         operations.initialise(lease_ms=100)
         admin, topic = AdminClient({"bootstrap.servers": alone.bootstrap}), "claimed-slowly"
         admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(SECONDS)
@@ -327,7 +327,7 @@ def test_a_commit_without_an_answer_is_either_in_the_log_or_not_and_the_next_one
     committed.
     """
     bootstrap = alone.bootstrap
-    with Operations(Connection({"bootstrap.servers": bootstrap})) as operations:
+    with Admin(Connection({"bootstrap.servers": bootstrap})) as operations:
         operations.initialise(lease_ms=100)
     admin = AdminClient({"bootstrap.servers": bootstrap})
     name = f"frozen-{asked_before}-{seconds:.0f}"
@@ -357,7 +357,7 @@ def test_a_commit_without_an_answer_is_either_in_the_log_or_not_and_the_next_one
 
 def test_garbage_is_counted_and_a_newer_version_stops_nobody_else(alone: DevCluster) -> None:
     bootstrap = alone.bootstrap
-    with Operations(Connection({"bootstrap.servers": bootstrap})) as operations:
+    with Admin(Connection({"bootstrap.servers": bootstrap})) as operations:
         operations.initialise(lease_ms=100)
     parent = PhysicalPartition("spoilt", 0)
     place = offsets_partition(parent, 16)

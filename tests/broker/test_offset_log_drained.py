@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kpsplit import Producer
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.errors import CheckFailedError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
@@ -28,13 +28,13 @@ LEFT, RIGHT = WHOLE.split_evenly(2)
 
 
 @pytest.fixture
-def operations(bootstrap: str) -> Iterator[Operations]:
+def operations(bootstrap: str) -> Iterator[Admin]:
     with operating(bootstrap) as ready:
         yield ready
 
 
 def test_retire_goes_by_the_lesser_of_a_groups_range_commits_and_its_ordinary_offsets(
-    operations: Operations, bootstrap: str, make_topic: MakeTopic
+    operations: Admin, bootstrap: str, make_topic: MakeTopic
 ) -> None:
     parent = PhysicalPartition(make_topic(), 0)
     operations.enrol(parent.topic, KIND, slots=2)
@@ -71,7 +71,7 @@ def test_retire_goes_by_the_lesser_of_a_groups_range_commits_and_its_ordinary_of
 
 
 def test_a_producer_notices_nothing_when_an_enrolment_gets_slots(
-    operations: Operations, bootstrap: str, make_topic: MakeTopic
+    operations: Admin, bootstrap: str, make_topic: MakeTopic
 ) -> None:
     topic = make_topic(2)
     first = operations.enrol(topic, KIND, slots=2)

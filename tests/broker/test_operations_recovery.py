@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 import pytest
 from confluent_kafka import Producer
 
-from kpsplit.control.operations import Operations, ignore_steps
+from kpsplit.admin import Admin, ignore_steps
 from kpsplit.errors import CheckFailedError, ConflictError, DeadlineExceededError, FencedError
 from kpsplit.kafka import control_log
 from kpsplit.kafka.clock import Deadline
@@ -58,13 +58,13 @@ pytestmark = pytest.mark.broker
 SPLIT_STEPS = ["Prepare", "CreateSubTopic", "Fence", "AppendMarkers"]
 
 
-def split_that_dies(operations: Operations, parent: PhysicalPartition, step: str) -> None:
+def split_that_dies(operations: Admin, parent: PhysicalPartition, step: str) -> None:
     plan = operations.plan_split(parent, 2, even=True)
     with pytest.raises(DiedError):
         operations.run(plan, max_pause_ms=PAUSE_MS, observer=dying_after(step))
 
 
-def assert_at_rest(operations: Operations, parent: PhysicalPartition, epoch: int) -> None:
+def assert_at_rest(operations: Admin, parent: PhysicalPartition, epoch: int) -> None:
     state = state_of(operations, parent)
     assert (state.phase, state.attempt, state.epoch) == (Phase.STEADY, None, epoch)
     assert not state.lineage.problems()
@@ -160,11 +160,11 @@ def test_a_merge_whose_operator_died_is_resumed(operations, bootstrap, make_topi
 KILLED = """
 import os, sys
 from kpsplit.kafka.connection import Connection
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.producer import takeover
 from kpsplit.producer.takeover import roll_back
 from kpsplit.splitter.lineage import PhysicalPartition
-with Operations(Connection({"bootstrap.servers": sys.argv[1]})) as operations:
+with Admin(Connection({"bootstrap.servers": sys.argv[1]})) as operations:
     plan = operations.plan_split(PhysicalPartition(sys.argv[2], 0), 2, even=True)
     operations.run(plan, max_pause_ms=5000, observer=lambda s: os._exit(9) if s.name == sys.argv[3] else None)
 """
@@ -231,7 +231,7 @@ def test_a_claim_fences_the_one_before(operations, make_topic, monkeypatch) -> N
     monkeypatch.setattr(claimed_log, "TURN_SECONDS", 0.5)
     parent = enrolled(operations, make_topic(partitions=1))
     attempt = operations.plan_split(parent, 2, even=True).attempt("zombie", PAUSE_MS)
-    older, newer = (OperationLog(operations._connection, parent) for _ in range(2))
+    older, newer = (OperationLog(operations._session.connection, parent) for _ in range(2))
     state = older.claim(Deadline(120))
     newer.claim(Deadline(120))
     with pytest.raises(FencedError):
@@ -247,14 +247,14 @@ def test_a_claim_that_led_to_nothing_is_withdrawn(operations, make_topic, monkey
     monkeypatch.setattr(claimed_log, "turn_seconds", lambda _: 3600.0)
     parent = enrolled(operations, make_topic(partitions=1))
     for _ in range(2):
-        log = OperationLog(operations._connection, parent)
+        log = OperationLog(operations._session.connection, parent)
         log.claim(Deadline(60))
         log.close()
 
 
 def test_who_gives_up_after_its_turn_withdraws_only_its_own_claim(operations, make_topic) -> None:
     parent = enrolled(operations, make_topic(partitions=1))
-    slow, next_one = (OperationLog(operations._connection, parent) for _ in range(2))
+    slow, next_one = (OperationLog(operations._session.connection, parent) for _ in range(2))
     revision = slow.claim(Deadline(60)).revision
     next_one.peek(Deadline(60))
     turn = Claim("next", revision, 2)
@@ -267,9 +267,9 @@ def test_who_gives_up_after_its_turn_withdraws_only_its_own_claim(operations, ma
 def test_a_thaw_and_a_freeze_fence_nobody_who_is_at_work(operations, make_topic) -> None:
     parent = enrolled(operations, make_topic(partitions=1))
     attempt = operations.plan_split(parent, 2, even=True).attempt("at work", PAUSE_MS)
-    with closing(OperationLog(operations._connection, parent)) as at_work:
+    with closing(OperationLog(operations._session.connection, parent)) as at_work:
         state = at_work.record(at_work.claim(Deadline(60)), Prepare(attempt), Deadline(60))
-        with operations._runner(parent, ignore_steps) as runner:
+        with operations._on(parent, ignore_steps)._runner() as runner:
             assert runner.freeze("a look at an older state", Deadline(60)) is False
         assert operations.resume(parent, thaw=True) is None
         at_work.record(state, Abort(attempt.id, EndedBy.OPERATOR, "done"), Deadline(60))
@@ -283,7 +283,7 @@ def test_an_operator_that_meets_anothers_claim_waits_and_leaves_its_attempt_alon
     attempt = operations.plan_split(parent, 2, even=True).attempt("first", PAUSE_MS)
     with operating(bootstrap) as second, ThreadPoolExecutor(1) as pool:
         plan = second.plan_split(parent, 2, even=True)
-        first = OperationLog(operations._connection, parent)
+        first = OperationLog(operations._session.connection, parent)
         state = first.claim(Deadline(120))
         meeting = pool.submit(second.run, plan, max_pause_ms=PAUSE_MS)
         with pytest.raises(TimeoutError):
@@ -304,17 +304,17 @@ def test_of_many_that_take_over_at_once_one_does_and_none_is_fenced(operations, 
     attempt = state_of(operations, parent).attempt
     assert attempt is not None
     with ThreadPoolExecutor(12) as pool:
-        ends = [pool.submit(roll_back, operations._connection, parent, attempt.id) for _ in range(12)]
+        ends = [pool.submit(roll_back, operations._session.connection, parent, attempt.id) for _ in range(12)]
     assert [end.exception() for end in ends] == [None] * 12
     assert sum(end.result() for end in ends) == 1
     assert_at_rest(operations, parent, epoch=0)
 
 
 @contextmanager
-def strangers_transaction(operations: Operations, parent: PhysicalPartition) -> Iterator[Producer]:
+def strangers_transaction(operations: Admin, parent: PhysicalPartition) -> Iterator[Producer]:
     """The operator of another partition is in the middle of a transaction in the same control partition."""
     other = PhysicalPartition(parent.topic, parent.partition + STATE_PARTITIONS)
-    stranger = operations._connection.open_producer(
+    stranger = operations._session.connection.open_producer(
         "stranger", transactional_id=operator_transactional_id(other), transaction_timeout_ms=60_000
     )
     stranger.init_transactions(60)
@@ -331,7 +331,7 @@ def test_a_commit_that_a_strangers_transaction_hides_is_never_rolled_back(
 ) -> None:
     parent = enrolled(operations, make_topic(partitions=1))
     attempt = operations.plan_split(parent, 2, even=True).attempt("slow", PAUSE_MS)
-    log = OperationLog(operations._connection, parent)
+    log = OperationLog(operations._session.connection, parent)
     state = log.claim(Deadline(120))
     for event in (Prepare(attempt), Fence(attempt.id, "some-id")):
         state = log.record(state, event, Deadline(120))
@@ -342,8 +342,8 @@ def test_a_commit_that_a_strangers_transaction_hides_is_never_rolled_back(
             log.record(state, Commit(attempt.id, (Cut(0, 0, 0),)), Deadline(3))
         assert state_of(operations, parent).phase is Phase.FENCED, "readers do not see the commit yet"
         with pytest.raises(DeadlineExceededError):
-            roll_back(operations._connection, parent, attempt.id)
-    assert not roll_back(operations._connection, parent, attempt.id)
+            roll_back(operations._session.connection, parent, attempt.id)
+    assert not roll_back(operations._session.connection, parent, attempt.id)
     state = log.claim(Deadline(120))
     assert (state.phase, state.epoch) == (Phase.COMMITTED, 1)
     log.record(state, Finish(attempt.id), Deadline(120))
@@ -354,7 +354,7 @@ def test_a_commit_that_a_strangers_transaction_hides_is_never_rolled_back(
 def test_a_truncated_log_freezes_the_partition_until_a_human_thaws_it(operations, make_topic) -> None:
     parent = enrolled(operations, make_topic(partitions=1))
     attempt = operations.plan_split(parent, 2, even=True).attempt("somebody", PAUSE_MS)
-    log = OperationLog(operations._connection, parent)
+    log = OperationLog(operations._session.connection, parent)
     state = log.claim(Deadline(120))
     for event in (
         Prepare(attempt),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import CheckFailedError, ConflictError, UnreachableError, UsageError
@@ -30,7 +30,7 @@ def test_init_creates_what_is_missing_once_and_refuses_what_is_wrong(alone: DevC
     admin = AdminClient({"bootstrap.servers": alone.bootstrap})
     wrong = NewTopic(OWN[0], 1, 1, config={"cleanup.policy": "delete"})
     admin.create_topics([wrong])[OWN[0]].result(30)
-    with Operations(Connection({"bootstrap.servers": alone.bootstrap})) as operations:
+    with Admin(Connection({"bootstrap.servers": alone.bootstrap})) as operations:
         with pytest.raises(UsageError, match="there is no topic __kpsplit.control; run: kpsplit init"):
             operations.view()
         with pytest.raises(CheckFailedError, match="cleanup.policy is 'delete', not 'compact'"):
@@ -55,6 +55,6 @@ def test_init_creates_what_is_missing_once_and_refuses_what_is_wrong(alone: DevC
 
 
 def test_brokers_that_cannot_be_reached_are_one_clear_error() -> None:
-    with Operations(Connection({"bootstrap.servers": "127.0.0.1:1"})) as operations:
+    with Admin(Connection({"bootstrap.servers": "127.0.0.1:1"})) as operations:
         with pytest.raises(UnreachableError, match="the brokers cannot be reached"):
             operations.view()

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kpsplit import Consumer, Producer
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.control.seeking import Target, Whence
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -48,7 +48,7 @@ def expected(journal: Journal) -> dict[bytes, list[bytes]]:
     "step", ["Enrol", *(pytest.param(s, marks=pytest.mark.nightly) for s in ("Slots", "Settled"))]
 )
 def test_a_group_reads_on_although_the_operator_of_an_enrolment_is_killed(
-    operations: Operations, bootstrap: str, make_topic: MakeTopic, step: str
+    operations: Admin, bootstrap: str, make_topic: MakeTopic, step: str
 ) -> None:
     """Nobody has to run anything: members settle it for themselves, a lease after they have seen it."""
     topic = make_topic(2)
@@ -86,7 +86,7 @@ def worked_on(producer: Producer, member: Consumer, journal: Journal, parent: Ph
     drain(member, len(KEYS))
 
 
-def split_and_merged(operations: Operations, parent: PhysicalPartition, work: Callable[[], None]) -> str:
+def split_and_merged(operations: Admin, parent: PhysicalPartition, work: Callable[[], None]) -> str:
     """Split and merge, with some work after each; return the name of the sub-topic."""
     (name,) = (t.name for t in split(operations, parent, 2).subtopics)
     work()
@@ -97,7 +97,7 @@ def split_and_merged(operations: Operations, parent: PhysicalPartition, work: Ca
 
 @pytest.mark.parametrize("step", ["Delete", pytest.param("Retire", marks=pytest.mark.nightly)])
 def test_a_group_commits_on_although_the_operator_of_a_retirement_is_killed(
-    operations: Operations, bootstrap: str, make_topic: MakeTopic, step: str
+    operations: Admin, bootstrap: str, make_topic: MakeTopic, step: str
 ) -> None:
     parent = shared(operations, make_topic(), 2)
     journal, group = Journal(), f"g-{parent.topic}"
@@ -120,7 +120,7 @@ def test_a_group_commits_on_although_the_operator_of_a_retirement_is_killed(
 
 
 def test_a_group_commits_and_is_moved_on_although_somebody_has_deleted_a_sub_topic(
-    operations: Operations, bootstrap: str, admin: AdminClient, make_topic: MakeTopic
+    operations: Admin, bootstrap: str, admin: AdminClient, make_topic: MakeTopic
 ) -> None:
     parent = shared(operations, make_topic(), 2)
     journal, group = Journal(), f"g-{parent.topic}"

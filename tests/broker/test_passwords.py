@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from kpsplit import Consumer, Producer
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import UnreachableError
 from kpsplit.kafka.connection import Connection
@@ -65,7 +65,7 @@ def commits(member: Consumer) -> bool:
     return True
 
 
-def has_leaders(operations: Operations) -> bool:
+def has_leaders(operations: Admin) -> bool:
     """Tell whether kpsplit's topics can be read: the broker leads one topic before another when it starts."""
     try:
         operations.view()
@@ -79,7 +79,7 @@ def test_every_client_logs_in_with_a_password_that_was_changed_while_it_ran(guar
     operator, broker = Connection(guarded.client("operator")), guarded.cluster.brokers[0]
     with (
         other_passwords(guarded) as change_passwords,
-        Operations(operator) as operations,
+        Admin(operator) as operations,
         Producer(guarded.client("producer")) as producer,
         consumer(guarded) as member,
     ):

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from confluent_kafka.serialization import StringSerializer
 
 from kpsplit import Producer, SerializingProducer
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.errors import ConfigurationError, KpsplitError
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.broker]
 
 
 @pytest.fixture(params=["plain", "enrolled"])
-def topic(request: pytest.FixtureRequest, operations: Operations, make_topic: MakeTopic) -> str:
+def topic(request: pytest.FixtureRequest, operations: Admin, make_topic: MakeTopic) -> str:
     """A topic that is not enrolled, and one that is: what applications see is the same."""
     name = make_topic(partitions=3)
     if request.param == "enrolled":
@@ -249,7 +249,7 @@ def test_a_record_that_is_too_large_fails_by_its_report_while_the_topic_is_looke
 
 
 def test_a_producer_with_another_partitioner_is_refused(
-    bootstrap: str, operations: Operations, make_topic: MakeTopic
+    bootstrap: str, operations: Admin, make_topic: MakeTopic
 ) -> None:
     topic = make_topic()
     operations.enrol(topic, Partitioner.MURMUR2_RANDOM, slots=2)
@@ -267,7 +267,7 @@ def test_a_producer_with_another_partitioner_is_refused(
 
 
 def test_a_topic_that_cannot_be_seen_does_not_keep_others_waiting(
-    bootstrap: str, operations: Operations, make_topic: MakeTopic, admin: Any
+    bootstrap: str, operations: Admin, make_topic: MakeTopic, admin: Any
 ) -> None:
     gone, there = make_topic(), make_topic()
     for name in (gone, there):
@@ -362,7 +362,7 @@ def test_an_internal_error_is_told_and_does_not_end_the_librarys_thread(
 
 
 def test_certificates_say_what_was_delivered(
-    bootstrap: str, operations: Operations, make_topic: MakeTopic
+    bootstrap: str, operations: Admin, make_topic: MakeTopic
 ) -> None:
     topic = make_topic()
     operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=2)

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer
-from kpsplit.control.operations import Operations, StepDone
+from kpsplit.admin import Admin, StepDone
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import DeadlineExceededError, KpsplitError
@@ -53,7 +53,7 @@ def begun(producer: Producer, topic: str, journal: Journal) -> None:
     assert producer.flush(30) == 0
 
 
-def die_in_the_fence(operations: Operations, parent: PhysicalPartition, max_pause_ms: int = 300) -> None:
+def die_in_the_fence(operations: Admin, parent: PhysicalPartition, max_pause_ms: int = 300) -> None:
     """Begin a split and leave it at its fence; anew where the machine was too slow for so short a pause."""
     while True:
         plan = operations.plan_split(parent, 2, even=True)
@@ -297,7 +297,7 @@ def suspended_across(child: Child, operation: Callable[[], Any]) -> dict[str, An
     return told
 
 
-def check_children(operations: Operations, bootstrap: str, topic: str, told: list[Any], count: int) -> Any:
+def check_children(operations: Admin, bootstrap: str, topic: str, told: list[Any], count: int) -> Any:
     read, tally = records_of(operations, bootstrap, PhysicalPartition(topic, 0))
     order: dict[bytes | None, list[bytes | None]] = defaultdict(list)
     for record in read:
@@ -464,7 +464,7 @@ def test_a_transaction_longer_than_max_pause_aborts_the_attempt_and_is_kept(
 
 
 def begin_then_split(
-    operations: Operations,
+    operations: Admin,
     parent: PhysicalPartition,
     producer: Producer,
     journal: Journal,
@@ -492,7 +492,7 @@ def test_a_producer_that_took_over_the_transactional_id_of_one_that_crashed_goes
 ) -> None:
     """On a cluster of its own with a long lease: one that answers too late is fenced, and rightly so."""
     topic, name, journal, told = "orders", "tx", Journal(), list[StepDone]()
-    with DevCluster(1) as alone, Operations(Connection({"bootstrap.servers": alone.bootstrap})) as operations:
+    with DevCluster(1) as alone, Admin(Connection({"bootstrap.servers": alone.bootstrap})) as operations:
         operations.initialise(lease_ms=LONG_LEASE_MS)
         admin = AdminClient({"bootstrap.servers": alone.bootstrap})
         admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(60)

@@ -11,8 +11,8 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kpsplit import Consumer, Producer
+from kpsplit.admin import Admin
 from kpsplit.consumer.fetch.lineage_reader import LineageReader
-from kpsplit.control.operations import Operations
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import AuthorizationError
 from kpsplit.kafka.clock import Deadline
@@ -42,9 +42,9 @@ def guarded(kafka_runtime: KafkaRuntime, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def operations(guarded: Guarded) -> Iterator[Operations]:
+def operations(guarded: Guarded) -> Iterator[Admin]:
     """Operations of somebody who is an operator and no more."""
-    with Operations(Connection(guarded.client("operator"))) as operations:
+    with Admin(Connection(guarded.client("operator"))) as operations:
         yield operations
 
 
@@ -67,7 +67,7 @@ def without(guarded: Guarded, role: Role, right: Right | None) -> Iterator[None]
         lists.give(role.value, [right])
 
 
-def test_everybody_works_with_the_least_rights(guarded: Guarded, operations: Operations) -> None:
+def test_everybody_works_with_the_least_rights(guarded: Guarded, operations: Admin) -> None:
     names, epoch = ("before", "between", "after"), state_of(operations, PARENT).epoch
     with Producer(guarded.client("producer")) as producer, consumer(guarded) as member:
         member.subscribe([TOPIC])
@@ -106,12 +106,12 @@ LATER = (Operation.CREATE, Operation.ALTER)
     ids=in_words,
 )
 def test_a_right_that_an_operator_lacks_is_named_and_nothing_is_half_done(
-    guarded: Guarded, operations: Operations, right: Right
+    guarded: Guarded, operations: Admin, right: Right
 ) -> None:
     with Producer(guarded.client("producer")) as producer:
         send(producer, str(right))
         with without(guarded, Role.OPERATOR, right), pytest.raises(AuthorizationError) as refused:
-            with Operations(Connection(guarded.client("operator"))) as lacking:
+            with Admin(Connection(guarded.client("operator"))) as lacking:
                 live_through(lacking)
         assert refused.value.changed is not True or "is left over" in str(refused.value)
         assert (right.name or right.resource) in str(refused.value)
@@ -137,7 +137,7 @@ WRITE_CONTROL = Right(Resource.TOPIC, CONTROL_TOPIC, False, Operation.WRITE)
     ids=in_words,
 )
 def test_a_right_that_is_withdrawn_in_the_middle_rolls_the_operation_back(
-    guarded: Guarded, operations: Operations, step: str, right: Right
+    guarded: Guarded, operations: Admin, step: str, right: Right
 ) -> None:
     """Also where the operator may not even write that it gives up: a producer does it behind max-pause."""
     lists, name = AccessLists(guarded), f"withdrawn-{step}-{right.name}"
@@ -169,13 +169,13 @@ def test_a_right_that_is_withdrawn_in_the_middle_rolls_the_operation_back(
         read_all(member, [f"{name}-{when}" for when in ("before", "while", "after")])
 
 
-def merge_all(operations: Operations) -> None:
+def merge_all(operations: Admin) -> None:
     """Bring the partition into the state in which it can be split."""
     if len(state_of(operations, PARENT).lineage.open_segments()) > 1:
         operations.run(operations.plan_merge(PARENT), max_pause_ms=PAUSE_MS, force=True)
 
 
-def live_through(operations: Operations) -> None:
+def live_through(operations: Admin) -> None:
     """Everything that an operator does with a topic, from the state that it is in."""
     operations.enrol(TOPIC, Partitioner.CONSISTENT_RANDOM, slots=2)
     merge_all(operations)
@@ -244,7 +244,7 @@ def wait_for_message(member: Consumer) -> Message:
 
 
 def test_without_the_right_to_add_slots_a_member_names_the_partitions_and_the_operator_adds_them(
-    guarded: Guarded, operations: Operations
+    guarded: Guarded, operations: Admin
 ) -> None:
     """The last test of the file: the topic stays larger."""
     told: list[str] = []

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from kpsplit import Producer
+from kpsplit.admin import Admin
 from kpsplit.consumer.client import Consumer
 from kpsplit.consumer.run import Output, RunStats
-from kpsplit.control.operations import Operations
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.records.control import Partitioner
 from tests.broker.operating import enrolled, merge, split
@@ -69,7 +69,7 @@ class Running(threading.Thread):
 
 
 def test_members_that_run_share_one_partition_and_hand_slots_over_without_doubling(
-    operations: Operations, bootstrap: str, make_topic: MakeTopic
+    operations: Admin, bootstrap: str, make_topic: MakeTopic
 ) -> None:
     topic = make_topic()
     operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=8)
@@ -102,7 +102,7 @@ def test_members_that_run_share_one_partition_and_hand_slots_over_without_doubli
 
 
 def test_a_stuck_key_with_a_backlog_beyond_the_buffer_holds_up_its_own_range_only(
-    operations: Operations, bootstrap: str, make_topic: MakeTopic
+    operations: Admin, bootstrap: str, make_topic: MakeTopic
 ) -> None:
     """Its phantom waits; the other phantoms of the partition, and the other partition, go on."""
     topic, each, size = make_topic(partitions=2), 2000, 1000
@@ -139,7 +139,7 @@ def key_in(range_: KeyRange) -> bytes:
 
 
 def test_a_run_goes_through_a_split_and_a_merge_without_noticing(
-    operations: Operations, bootstrap: str, make_topic: MakeTopic
+    operations: Admin, bootstrap: str, make_topic: MakeTopic
 ) -> None:
     parent = enrolled(operations, make_topic())
     producer, journal = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5}), Journal()
@@ -166,7 +166,7 @@ def test_a_run_goes_through_a_split_and_a_merge_without_noticing(
 
 
 def test_a_transactional_run_that_is_killed_has_each_record_in_the_output_once(
-    operations: Operations, bootstrap: str, make_topic: MakeTopic
+    operations: Admin, bootstrap: str, make_topic: MakeTopic
 ) -> None:
     source, target = make_topic(), make_topic()
     operations.enrol(source, Partitioner.CONSISTENT_RANDOM, slots=4)
@@ -211,7 +211,7 @@ def test_a_transactional_run_over_a_plain_topic_is_exactly_once_as_well(
 
 
 def test_outputs_of_a_transactional_run_follow_the_split_of_their_topic(
-    operations: Operations, bootstrap: str, make_topic: MakeTopic
+    operations: Admin, bootstrap: str, make_topic: MakeTopic
 ) -> None:
     source = make_topic()
     target = enrolled(operations, make_topic())

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.errors import CheckFailedError, ConflictError, UsageError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
@@ -26,7 +26,7 @@ KIND = Partitioner.EXPLICIT
 
 
 @pytest.fixture
-def operations(bootstrap: str) -> Iterator[Operations]:
+def operations(bootstrap: str) -> Iterator[Admin]:
     with operating(bootstrap) as ready:
         yield ready
 
@@ -37,7 +37,7 @@ def count_of(admin: AdminClient, topic: str) -> int:
 
 
 def test_the_slots_topic_has_so_many_partitions_per_partition_and_takes_no_record(
-    operations: Operations, bootstrap: str, admin: AdminClient, make_topic: MakeTopic
+    operations: Admin, bootstrap: str, admin: AdminClient, make_topic: MakeTopic
 ) -> None:
     topic = make_topic(3)
     enrolment = operations.enrol(topic, KIND, slots=4)
@@ -54,16 +54,14 @@ def test_the_slots_topic_has_so_many_partitions_per_partition_and_takes_no_recor
             operations.enrol(make_topic(), KIND, slots=wrong)
 
 
-def test_the_default_is_about_256_slots(
-    operations: Operations, admin: AdminClient, make_topic: MakeTopic
-) -> None:
+def test_the_default_is_about_256_slots(operations: Admin, admin: AdminClient, make_topic: MakeTopic) -> None:
     topic = make_topic(1)
     assert operations.enrol(topic, KIND).slots == 64
     assert count_of(admin, slots_topic(topic)) == 64
 
 
 def test_enrolling_again_adds_slots_where_the_topic_has_grown_and_makes_a_lost_slots_topic_anew(
-    operations: Operations, admin: AdminClient, make_topic: MakeTopic
+    operations: Admin, admin: AdminClient, make_topic: MakeTopic
 ) -> None:
     topic = make_topic(1)
     operations.enrol(topic, KIND, slots=2)
@@ -81,7 +79,7 @@ def test_enrolling_again_adds_slots_where_the_topic_has_grown_and_makes_a_lost_s
 
 @pytest.mark.parametrize("step", ["Slots", "Enrol", "Settled"])
 def test_an_enrolment_that_died_is_finished_by_the_next_one_with_the_slots_it_chose(
-    operations: Operations, make_topic: MakeTopic, step: str
+    operations: Admin, make_topic: MakeTopic, step: str
 ) -> None:
     topic = make_topic(2)
     with pytest.raises(DiedError):
@@ -91,7 +89,7 @@ def test_an_enrolment_that_died_is_finished_by_the_next_one_with_the_slots_it_ch
 
 
 def test_an_enrolment_of_an_older_version_gets_slots_after_a_lease_without_plain_owners(
-    operations: Operations, bootstrap: str, make_topic: MakeTopic
+    operations: Admin, bootstrap: str, make_topic: MakeTopic
 ) -> None:
     """It is unsettled first: members that own its partitions by number stop handing out."""
     topic = make_topic(1)
@@ -112,7 +110,7 @@ def test_an_enrolment_of_an_older_version_gets_slots_after_a_lease_without_plain
 
 
 def test_a_foreign_topic_in_its_place_is_refused_and_the_enrolment_is_not_begun(
-    operations: Operations, bootstrap: str, admin: AdminClient, make_topic: MakeTopic
+    operations: Admin, bootstrap: str, admin: AdminClient, make_topic: MakeTopic
 ) -> None:
     crooked, full, thin = make_topic(2), make_topic(1), make_topic(1)
     for topic, partitions, replicas in ((crooked, 3, 3), (full, 4, 3), (thin, 4, 1)):
@@ -132,7 +130,7 @@ def test_a_foreign_topic_in_its_place_is_refused_and_the_enrolment_is_not_begun(
 
 
 def test_two_that_enrol_at_the_same_time_agree(
-    operations: Operations, bootstrap: str, make_topic: MakeTopic
+    operations: Admin, bootstrap: str, make_topic: MakeTopic
 ) -> None:
     topic = make_topic(1)
     found: list[Enrolment] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Producer
 
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
@@ -20,7 +20,7 @@ PARTITIONS = 16
 
 
 def test_slots_start_although_the_commits_of_other_slots_cannot_be_read(
-    operations: Operations, bootstrap: str, make_topic: MakeTopic
+    operations: Admin, bootstrap: str, make_topic: MakeTopic
 ) -> None:
     """The open transaction is anybody's, a dead member's for example."""
     stuck = shared(operations, make_topic(), 2)

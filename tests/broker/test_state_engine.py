@@ -16,8 +16,8 @@ import pytest
 from confluent_kafka import KafkaException
 
 from kpsplit import Consumer, Producer
+from kpsplit.admin import Admin
 from kpsplit.consumer.state import JSON, TEXT, StateStore
-from kpsplit.control.operations import Operations
 from kpsplit.errors import ConflictError
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
@@ -35,7 +35,7 @@ SLOTS = 4
 
 
 @pytest.fixture
-def topic(operations: Operations, make_topic: MakeTopic) -> str:
+def topic(operations: Admin, make_topic: MakeTopic) -> str:
     """An enrolled topic."""
     name = make_topic()
     operations.enrol(name, Partitioner.CONSISTENT_RANDOM, slots=SLOTS)
@@ -76,7 +76,7 @@ def total(state: Kept) -> int:
 
 @pytest.mark.slow
 def test_counts_are_exact_through_a_split_a_killed_member_a_suspended_one_and_handlers_that_fail(
-    operations: Operations, bootstrap: str, topic: str, tmp_path: Path
+    operations: Admin, bootstrap: str, topic: str, tmp_path: Path
 ) -> None:
     group, journal = f"g-{topic}", Journal()
     with Producer({"bootstrap.servers": bootstrap, "linger.ms": 5}) as producer:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from click.testing import CliRunner
 
+from kpsplit.admin import Admin
 from kpsplit.admin_cli.main import cli, run
 from kpsplit.admin_cli.verbs import BY_NAME
-from kpsplit.control.operations import Operations
 from kpsplit.control.plans import Plan
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -309,7 +309,7 @@ def unreached(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("something was begun")
 
     monkeypatch.delenv("KPSPLIT_BOOTSTRAP_SERVER", raising=False)
-    monkeypatch.setattr(Operations, "__init__", begun)
+    monkeypatch.setattr(Admin, "__init__", begun)
     monkeypatch.setattr("kpsplit.devcluster.daemon.start_detached", begun)
     monkeypatch.setattr("kpsplit.devcluster.cluster.DevCluster.__init__", begun)
 

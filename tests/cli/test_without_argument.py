@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from kpsplit.admin import Admin
 from kpsplit.admin_cli.unfinished import (
     can_be_aborted,
     can_be_begun_anew,
     can_be_resumed,
     can_be_thawed,
 )
-from kpsplit.control.operations import Operations
 from kpsplit.kafka.connection import Connection
 from kpsplit.producer.takeover import roll_back
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -23,7 +23,7 @@ from tests.unit.samples import UNSPLIT, committed, fenced, life, split_attempt
 
 
 @pytest.fixture
-def operations(bootstrap: str, kpsplit) -> Iterator[Operations]:
+def operations(bootstrap: str, kpsplit) -> Iterator[Admin]:
     """Operations on a cluster on which nothing is left to be finished."""
     with operating(bootstrap) as running:
         for state in list(running.view().states.values()):
@@ -36,7 +36,7 @@ def operations(bootstrap: str, kpsplit) -> Iterator[Operations]:
         yield running
 
 
-def left_in_the_middle(operations: Operations, parent: PhysicalPartition, step: str) -> None:
+def left_in_the_middle(operations: Admin, parent: PhysicalPartition, step: str) -> None:
     plan = operations.plan_split(parent, 2, even=True)
     with pytest.raises(DiedError):
         operations.run(plan, max_pause_ms=PAUSE_MS, observer=dying_after(step), force=True)

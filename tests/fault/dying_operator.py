@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.driver import StepDone
@@ -34,7 +34,7 @@ def main(
             os.kill(os.getpid(), signal.Signals[sent])
 
     try:
-        with Operations(Connection({"bootstrap.servers": bootstrap})) as operations:
+        with Admin(Connection({"bootstrap.servers": bootstrap})) as operations:
             if verb == "enroll":
                 operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, observe, slots=4)
             elif verb == "retire":

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kpsplit.control.operations import Operations, ignore_steps
+from kpsplit.admin import Admin, ignore_steps
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Phase
@@ -84,7 +84,7 @@ class Play(ABC):
         self._writer.start()
         try:
             self._writer.await_delivery(20, 180)
-            with Operations(Connection({"bootstrap.servers": self._bootstrap})) as operations:
+            with Admin(Connection({"bootstrap.servers": self._bootstrap})) as operations:
                 if self._case.verb == "merge":
                     assert self._operate("split") == 0
                 seconds = self._play(operations)
@@ -94,7 +94,7 @@ class Play(ABC):
             self._writer.finish()
 
     @abstractmethod
-    def _play(self, operations: Operations) -> float:
+    def _play(self, operations: Admin) -> float:
         """Run the operator of the case, and whoever comes after it; return what ``run`` does."""
 
     def _operate(self, verb: str) -> int:
@@ -102,7 +102,7 @@ class Play(ABC):
             process.communicate()
         return process.returncode
 
-    def _settle(self, operations: Operations) -> None:
+    def _settle(self, operations: Admin) -> None:
         """Have somebody else abort a merge that was not committed, and resume whatever else it was."""
         if self._case in MERGES:
             operations.abort(self._parent, "test", ignore_steps)
@@ -110,13 +110,13 @@ class Play(ABC):
         else:
             self._resume(operations)
 
-    def _resume(self, operations: Operations) -> None:
+    def _resume(self, operations: Admin) -> None:
         """Before the commit a takeover has rolled back; resume finishes what was on record, and only that."""
         operations.resume(self._parent, max_pause_ms=PAUSE_MS, observer=ignore_steps)
         operated = self._case.last_step != "Claim"
         self._assert_steady(operations, operated + (self._case.verb == "merge"))
 
-    def _assert_steady(self, operations: Operations, epoch: int) -> None:
+    def _assert_steady(self, operations: Admin, epoch: int) -> None:
         state = state_of(operations, self._parent)
         assert (state.phase, state.epoch) == (Phase.STEADY, epoch)
 
@@ -125,7 +125,7 @@ class Play(ABC):
         began = time.monotonic()
         return self._writer.await_every_key(180) - began
 
-    def _assert_nothing_lost(self, operations: Operations) -> None:
+    def _assert_nothing_lost(self, operations: Admin) -> None:
         self._writer.finish()
         self._writer.assert_read_back(state_of(operations, self._parent))
 
@@ -140,7 +140,7 @@ def writable_again(case: Case, what: str, seconds: float) -> tuple[str, object]:
 def make_topic(admin: AdminClient, bootstrap: str, name: str) -> str:
     """Make an enrolled topic with a partition for each case."""
     admin.create_topics([NewTopic(name, len(CASES), 3)])[name].result(30)
-    with Operations(Connection({"bootstrap.servers": bootstrap})) as operations:
+    with Admin(Connection({"bootstrap.servers": bootstrap})) as operations:
         operations.initialise()
         operations.enrol(name, Partitioner.EXPLICIT, slots=2)
     return name

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kpsplit.control.operations import Operations, StepDone
+from kpsplit.admin import Admin, StepDone
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import KpsplitError
@@ -56,7 +56,7 @@ class Operator:
 
     def run(self) -> KpsplitError | None:
         """Return the error that the operator was told, if any."""
-        with Operations(Connection({"bootstrap.servers": self.bootstrap})) as operations:
+        with Admin(Connection({"bootstrap.servers": self.bootstrap})) as operations:
             plan = operations.plan_split(self.parent, 2, even=True)
             try:
                 operations.run(plan, max_pause_ms=MAX_PAUSE_MS, observer=self._observe, force=True)
@@ -119,7 +119,7 @@ FAULTS: dict[str, Callable[[DevCluster, threading.Event], None]] = {
 def brokers(kafka_runtime: KafkaRuntime) -> Iterator[DevCluster]:
     """Three brokers that may be broken."""
     with DevCluster(brokers=3) as cluster:
-        with Operations(Connection({"bootstrap.servers": cluster.bootstrap})) as operations:
+        with Admin(Connection({"bootstrap.servers": cluster.bootstrap})) as operations:
             operations.initialise()
         yield cluster
 
@@ -131,7 +131,7 @@ def test_whatever_the_step_at_which_brokers_break_nothing_is_lost_and_the_operat
     bootstrap = brokers.bootstrap
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(fault, len(STEPS), 3)])[fault].result(60)
-    with Operations(Connection({"bootstrap.servers": bootstrap})) as operations:
+    with Admin(Connection({"bootstrap.servers": bootstrap})) as operations:
         operations.enrol(fault, Partitioner.EXPLICIT, slots=2)
     parents = [PhysicalPartition(fault, partition) for partition in range(len(STEPS))]
     writers = [LiveWriter(bootstrap, parent) for parent in parents]
@@ -147,7 +147,7 @@ def test_whatever_the_step_at_which_brokers_break_nothing_is_lost_and_the_operat
     finally:
         for writer in writers:
             writer.finish()
-    with Operations(Connection({"bootstrap.servers": bootstrap})) as operations:
+    with Admin(Connection({"bootstrap.servers": bootstrap})) as operations:
         for step, parent, writer in zip(STEPS, parents, writers, strict=True):
             operations.resume(parent, max_pause_ms=MAX_PAUSE_MS)
             state = state_of(operations, parent)
@@ -171,7 +171,7 @@ def operate_through(
         try:
             for operator in operators:
                 assert operator.arrived.wait(deadline.left()), f"no operator came to {operator.step}"
-            with Operations(Connection({"bootstrap.servers": brokers.bootstrap})) as operations:
+            with Admin(Connection({"bootstrap.servers": brokers.bootstrap})) as operations:
                 assert [state_of(operations, parent).phase for parent in parents] == [*STEPS.values()]
             fault(brokers, struck)
         finally:

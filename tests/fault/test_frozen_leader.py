@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer
-from kpsplit.control.operations import Operations, StepDone
+from kpsplit.admin import Admin, StepDone
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import KpsplitError
@@ -49,7 +49,7 @@ def test_a_frozen_broker_ends_no_producer_with_transactions(kafka_runtime: Kafka
     topic, frozen, moved = "orders", list[int](), threading.Event()
     with (
         DevCluster(3) as cluster,
-        Operations(Connection({"bootstrap.servers": cluster.bootstrap})) as operations,
+        Admin(Connection({"bootstrap.servers": cluster.bootstrap})) as operations,
     ):
         operations.initialise()
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap})

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from tests.fault.operator_plays import (
     CASE_SECONDS,
     COMMITTED,
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 class Killed(Play):
     """The operator dies."""
 
-    def _play(self, operations: Operations) -> float:
+    def _play(self, operations: Admin) -> float:
         verb, last_step = self._case
         with operator(self._bootstrap, self._parent, verb, last_step, signal.SIGKILL) as process:
             process.communicate()

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.errors import EXIT_CONFLICT, EXIT_OK
 from kpsplit.kafka.clock import Deadline
 from tests.broker.operating import state_of
@@ -37,7 +37,7 @@ LAST_WORDS_SECONDS = 180.0
 class Suspended(Play):
     """The operator sleeps while somebody else ends its operation."""
 
-    def _play(self, operations: Operations) -> float:
+    def _play(self, operations: Admin) -> float:
         verb, last_step = self._case
         with operator(self._bootstrap, self._parent, verb, last_step, signal.SIGSTOP) as sleeper:
             try:
@@ -54,7 +54,7 @@ class Suspended(Play):
             assert self._operate("merge") == EXIT_OK
         return seconds
 
-    def _wake(self, operations: Operations, sleeper: subprocess.Popen[str]) -> None:
+    def _wake(self, operations: Admin, sleeper: subprocess.Popen[str]) -> None:
         """It finds that it is fenced, and changes nothing; one that had only to end does."""
         before = state_of(operations, self._parent)
         sleeper.send_signal(signal.SIGCONT)

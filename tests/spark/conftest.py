@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.errors import KpsplitError
 from kpsplit.spark_jobs.session import local_session
 from tests.broker.operating import operating
@@ -38,14 +38,14 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def operations(bootstrap: str) -> Iterator[Operations]:
+def operations(bootstrap: str) -> Iterator[Admin]:
     """Operations on the session's cluster."""
     with operating(bootstrap) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def history(operations: Operations, bootstrap: str, admin: AdminClient) -> History:
+def history(operations: Admin, bootstrap: str, admin: AdminClient) -> History:
     """A topic whose one partition has lived through everything; nobody writes to it any more."""
     topic = "spark-history"
     admin.create_topics([NewTopic(topic, 1, 3)], operation_timeout=30)[topic].result(30)

@@ -141,7 +141,7 @@ class World:
         layout = self.state.lineage.open_segments()
         return next(s for s in layout if key is None or key_hash(key) in s.range)
 
-    # Operations
+    # Admin
 
     def split(self, segment: int, parts: int = 2) -> None:
         source = self.state.lineage.get(segment)

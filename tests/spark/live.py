@@ -5,9 +5,9 @@ from __future__ import annotations
 from confluent_kafka import Producer as PlainProducer
 
 from kpsplit import Producer
+from kpsplit.admin import Admin
 from kpsplit.consumer.fetch.lineage_reader import LineageReader
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
-from kpsplit.control.operations import Operations
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.key_range import KeyRange
 from tests.broker.operating import PAUSE_MS, enrolled, merge, split, state_of
@@ -16,7 +16,7 @@ from tests.broker.operating import PAUSE_MS, enrolled, merge, split, state_of
 class History:
     """One partition that went through a split, a nested split and a merge, with all kinds of writers."""
 
-    def __init__(self, operations: Operations, bootstrap: str, topic: str) -> None:
+    def __init__(self, operations: Admin, bootstrap: str, topic: str) -> None:
         self.operations, self.bootstrap, self.topic = operations, bootstrap, topic
         self.parent = enrolled(operations, topic)
         self._numbers = iter(range(1_000_000))

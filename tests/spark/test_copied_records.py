@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kpsplit import Producer
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.spark_jobs import verify
 from kpsplit.spark_jobs.verification.findings import Check, Severity
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.broker]
 EACH = 100
 
 
-def lived(operations: Operations, bootstrap: str, topic: str) -> PhysicalPartition:
+def lived(operations: Admin, bootstrap: str, topic: str) -> PhysicalPartition:
     """A partition with records before its split, in its phantoms, and after its merge."""
     parent = enrolled(operations, topic)
     with Producer({"bootstrap.servers": bootstrap}) as producer:
@@ -33,7 +33,7 @@ def lived(operations: Operations, bootstrap: str, topic: str) -> PhysicalPartiti
 
 
 def test_copies_elsewhere_are_a_note_and_copies_in_their_own_log_are_findings(
-    spark: Any, operations: Operations, bootstrap: str, make_topic: Any
+    spark: Any, operations: Admin, bootstrap: str, make_topic: Any
 ) -> None:
     origin = lived(operations, bootstrap, make_topic())
     target = enrolled(operations, make_topic())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from tests.spark.conftest import QUICK_JAVA
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "logical_pipeline.py"
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.nightly, pytest.
 
 
 def test_a_stateful_pipeline_ends_with_what_a_batch_over_the_history_says(
-    operations: Operations, bootstrap: str
+    operations: Admin, bootstrap: str
 ) -> None:
     command = [sys.executable, str(EXAMPLE), "--bootstrap-server", bootstrap, "--rate", "200"]
     quick = {**os.environ, "JAVA_TOOL_OPTIONS": QUICK_JAVA}

@@ -1,4 +1,4 @@
-"""Operations, event by event: what each makes of the state, and what is refused."""
+"""Admin, event by event: what each makes of the state, and what is refused."""
 
 from __future__ import annotations
 

@@ -145,8 +145,8 @@ def test_the_last_line_of_the_demo_controls_no_terminal() -> None:
 def test_a_question_names_a_group_safely(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    class Operations:
-        def __enter__(self) -> Operations:
+    class Admin:
+        def __enter__(self) -> Admin:
             return self
 
         def __exit__(self, *_: object) -> None:
@@ -158,7 +158,7 @@ def test_a_question_names_a_group_safely(monkeypatch: pytest.MonkeyPatch) -> Non
         def seek(self, _: Seek) -> None:
             return None
 
-    monkeypatch.setattr(Call, "operations", lambda _: Operations())
+    monkeypatch.setattr(Call, "operations", lambda _: Admin())
     monkeypatch.setattr(Call, "confirm", lambda _self, question, _yes: asked.append(question))
     result = CliRunner().invoke(cli, ["seek", "orders/3", "--group", EVIL, "--to", "latest", "-b", "x:1"])
     assert result.exit_code == 0, result.stderr

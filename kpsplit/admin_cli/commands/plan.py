@@ -19,7 +19,7 @@ from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 
 if TYPE_CHECKING:
-    from kpsplit.control.operations import Operations
+    from kpsplit.admin import Admin
     from kpsplit.splitter.sizing import Sizing
 
 SAMPLE, SPARK = "sample", "spark"
@@ -121,9 +121,7 @@ class Balance:
     memory: str
 
 
-def _sized_by_spark(
-    call: Call, operations: Operations, partition: PhysicalPartition, wanted: Balance
-) -> Sizing:
+def _sized_by_spark(call: Call, operations: Admin, partition: PhysicalPartition, wanted: Balance) -> Sizing:
     """Return boundaries by all records of the open range that is to be split."""
     from kpsplit.admin_cli.render.console import stderr
     from kpsplit.admin_cli.render.steps import StepProgress

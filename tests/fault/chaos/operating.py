@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
-from kpsplit.control.operations import Operations, Plan, StepDone
+from kpsplit.admin import Admin, Plan, StepDone
 from kpsplit.demo.processes import die_with_parent
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
@@ -148,7 +148,7 @@ class Operator:
         verbs = ["split again", "merge partly", "merge", "merge"]
         return self._random.choice(verbs if phantoms < MOST_PHANTOMS else verbs[1:])
 
-    def _plan(self, operations: Operations, state: PartitionState, verb: str) -> Plan:
+    def _plan(self, operations: Admin, state: PartitionState, verb: str) -> Plan:
         phantoms = _phantoms(state)
         match verb:
             case "split":
@@ -177,9 +177,9 @@ class Operator:
             found = [view.state(parent) for parent in self._parents]
             return [state for state in found if state is not None]
 
-    def _operations(self) -> Operations:
+    def _operations(self) -> Admin:
         """Return fresh clients, as every call of the command line has."""
-        return Operations(Connection(self._orders.properties), CALL_SECONDS)
+        return Admin(Connection(self._orders.properties), CALL_SECONDS)
 
 
 def _phantoms(state: PartitionState) -> list[Segment]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from confluent_kafka import IsolationLevel
 
+from kpsplit.admin import Admin
 from kpsplit.control.group_progress import PartitionProgress
-from kpsplit.control.operations import Operations
 from kpsplit.demo.journal import Worked, read_worked
 from kpsplit.errors import DeadlineExceededError, KpsplitError
 from kpsplit.kafka.clock import Deadline
@@ -179,7 +179,7 @@ class Play:
         """Return where the group has still something to read and commit."""
         job = self._crew.job
         try:
-            with Operations(self._connection) as operations:
+            with Admin(self._connection) as operations:
                 found = operations.offsets(job.group, job.topic)
         except KpsplitError as error:
             return [error.message]
@@ -271,7 +271,7 @@ class Play:
 
     def _states(self) -> list[PartitionState]:
         job = self._crew.job
-        with Operations(self._connection) as operations:
+        with Admin(self._connection) as operations:
             view = operations.view()
         found = [view.state(PhysicalPartition(job.topic, number)) for number in range(job.partitions)]
         return [state for state in found if state is not None]

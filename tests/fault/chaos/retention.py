@@ -8,9 +8,9 @@ from dataclasses import replace
 from confluent_kafka import KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from kpsplit.admin import Admin
 from kpsplit.consumer.fetch.gaps import LogBounds
 from kpsplit.consumer.fetch.physical_reader import PhysicalReader
-from kpsplit.control.operations import Operations
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
@@ -96,7 +96,7 @@ class Retention:
     def _extents(self) -> list[Extent]:
         """Return the group's extents in all logs; none while they cannot be looked at."""
         try:
-            with Operations(self._connection) as operations:
+            with Admin(self._connection) as operations:
                 progress = operations.offsets(self._group, self._topic)
         except KpsplitError:
             return []

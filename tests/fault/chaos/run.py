@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.config import PortReservation
 from kpsplit.kafka.clock import Deadline, monotonic
@@ -99,7 +99,7 @@ def _prepare(connection: Connection) -> None:
     admin = ClusterAdmin(connection)
     admin.create(TOPIC, {}, partitions=PARTITIONS, replication=REPLICAS)
     await_served(connection, admin.brokers(), {TOPIC: PARTITIONS}, Deadline(SERVED_SECONDS))
-    with Operations(connection, SERVED_SECONDS) as operations:
+    with Admin(connection, SERVED_SECONDS) as operations:
         operations.initialise(lease_ms=LEASE_MS)
         operations.enrol(TOPIC, Partitioner.CONSISTENT_RANDOM, slots=SLOTS)
 

@@ -7,7 +7,7 @@ import signal
 from confluent_kafka.admin import NewTopic
 
 from kpsplit import Consumer, Producer
-from kpsplit.control.operations import Operations
+from kpsplit.admin import Admin
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner
@@ -42,13 +42,13 @@ class SideTopic:
             self._round(producer, member)
             self._kill("enroll", step)
             self._round(producer, member)
-            with Operations(self._connection, SECONDS) as operations:
+            with Admin(self._connection, SECONDS) as operations:
                 operations.enrol(self._parent.topic, Partitioner.CONSISTENT_RANDOM, slots=4)
             self._round(producer, member)
 
     def kill_retirement(self, step: str) -> None:
         """Kill an operator after a step of `retire`: the group must go on and commit. Raises: as above."""
-        with Operations(self._connection, SECONDS) as operations:
+        with Admin(self._connection, SECONDS) as operations:
             operations.enrol(self._parent.topic, Partitioner.CONSISTENT_RANDOM, slots=4)
             with self._writing() as producer, self._reading() as member:
                 self._round(producer, member)

@@ -1,0 +1,410 @@
+"""What the command line does to a cluster, for programs.
+
+    from kpsplit.admin import Admin, Partitioner, PhysicalPartition
+
+    with Admin({"bootstrap.servers": "localhost:9092"}) as admin:
+        admin.initialise()
+        admin.enrol("orders", Partitioner.CONSISTENT_RANDOM)
+        report = admin.split(PhysicalPartition("orders", 3), 4)
+        print(report.seconds, admin.lineage(PhysicalPartition("orders", 3)).open_segments())
+
+Every method can raise a ``kpsplit.errors.KpsplitError``: ``message`` says what is wrong, ``hint`` what to do,
+``changed`` whether something was changed before. ``UnreachableError``, ``AuthorizationError`` and
+``DeadlineExceededError`` can come from each of them; the docstrings name the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from kpsplit.control import doctor, enrolment, own_topics
+from kpsplit.control.doctor import Findings, SetAside
+from kpsplit.control.group_progress import PartitionProgress, group_progress
+from kpsplit.control.operations import PartitionOperations
+from kpsplit.control.planning import Planner
+from kpsplit.control.plans import Check, HotKey, Plan
+from kpsplit.control.retirement import Retirable
+from kpsplit.control.seeking import Forgettable, Seek, Seeker, Target, Whence
+from kpsplit.control.session import Session, ignore_steps
+from kpsplit.control.status import PartitionStatus, Report, statuses
+from kpsplit.errors import ConflictError
+from kpsplit.kafka.connection import Connection
+from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.driver import Observer, StepDone
+from kpsplit.splitter.key_range import KeyRange
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
+from kpsplit.splitter.partition_state import Outcome
+from kpsplit.splitter.records.control import Enrolment, Partitioner
+from kpsplit.splitter.records.keys import CONTROL_TOPIC
+from kpsplit.splitter.registrations import Registrations
+from kpsplit.splitter.sizing import Sizing
+
+__all__ = [
+    "Admin",
+    "PhysicalPartition",
+    "KeyRange",
+    "Partitioner",
+    "Enrolment",
+    "Lineage",
+    "Segment",
+    "Plan",
+    "Check",
+    "HotKey",
+    "Report",
+    "Outcome",
+    "PartitionStatus",
+    "PartitionProgress",
+    "Target",
+    "Whence",
+    "Seek",
+    "Retirable",
+    "Forgettable",
+    "Findings",
+    "SetAside",
+    "Observer",
+    "StepDone",
+    "ignore_steps",
+]
+
+MAX_PAUSE_MS = 10_000
+"""Milliseconds for which an operation may hold up producers, unless another limit is given."""
+
+
+class Admin:
+    """Sets up, splits, merges and looks at one cluster. A context manager.
+
+    Not thread safe: one thread at a time. Use one per thread; several may work on one cluster. Nothing runs
+    between calls. Every call reads the cluster's present state first.
+
+    Args:
+        config: librdkafka's properties of the connection (``bootstrap.servers``, ``security.protocol`` …).
+        timeout_seconds: for each call as a whole; enrolment and operations wait for leases within it.
+
+    Raises:
+        ConfigurationError: a property is not one.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | Connection, timeout_seconds: float = 60.0) -> None:
+        connection = config if isinstance(config, Connection) else Connection(config)
+        self._session = Session(connection, timeout_seconds)
+        self._planner = Planner(connection, self._session.admin)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all clients."""
+        self._session.close()
+
+    # -- setting up ----------------------------------------------------------------------------------
+
+    def initialise(self, lease_ms: int | None = None, offsets_partitions: int | None = None) -> list[str]:
+        """Create kpsplit's topics; return the names of those that were created. Idempotent.
+
+        Args:
+            lease_ms: the lease of producers, in milliseconds. None: what is set already, else 5000.
+            offsets_partitions: of the offset log. None: what it has already, else 16.
+
+        Raises:
+            CheckFailedError: one of them exists with another policy, partition count or replication factor;
+                nothing was changed.
+            ConflictError: another lease is set and topics are enrolled already.
+        """
+        return own_topics.initialise(self._session, lease_ms, offsets_partitions)
+
+    def enrol(
+        self,
+        topic: str,
+        partitioner: Partitioner,
+        observer: Observer = ignore_steps,
+        *,
+        slots: int | None = None,
+    ) -> Enrolment:
+        """Enrol a topic: make its slots topic, record it, wait one lease, record that it is settled.
+
+        Idempotent; again it repairs: what is missing is made, and slots are added where the topic has grown.
+
+        Args:
+            topic: of an application, not compacted.
+            partitioner: the one that its producers use; it is compared with real records.
+            observer: called with each step that is done, in this thread.
+            slots: how many per partition. None: what the topic has, else the default.
+
+        Raises:
+            UsageError: unknown, kpsplit's own, or compacted topic; or a partitioner that real records of the
+                topic contradict; or a number of slots out of bounds.
+            ConflictError: enrolled otherwise already.
+            CheckFailedError: a topic that is no slots topic stands in its place.
+        """
+        return enrolment.enrol(self._session, topic, partitioner, observer, slots)
+
+    # -- split and merge -----------------------------------------------------------------------------
+
+    def split(
+        self,
+        parent: PhysicalPartition,
+        ranges: int,
+        *,
+        of: KeyRange | None = None,
+        even: bool = False,
+        max_pause_ms: int = MAX_PAUSE_MS,
+        observer: Observer = ignore_steps,
+        force: bool = False,
+    ) -> Report:
+        """Plan a split and run it: ``plan_split`` and ``run``."""
+        plan = self.plan_split(parent, ranges, of=of, even=even)
+        return self.run(plan, max_pause_ms=max_pause_ms, observer=observer, force=force)
+
+    def merge(
+        self,
+        parent: PhysicalPartition,
+        range_: KeyRange | None = None,
+        *,
+        max_pause_ms: int = MAX_PAUSE_MS,
+        observer: Observer = ignore_steps,
+        force: bool = False,
+    ) -> Report:
+        """Plan a merge and run it: ``plan_merge`` and ``run``."""
+        plan = self.plan_merge(parent, range_)
+        return self.run(plan, max_pause_ms=max_pause_ms, observer=observer, force=force)
+
+    def plan_split(
+        self,
+        parent: PhysicalPartition,
+        ranges: int,
+        *,
+        of: KeyRange | None = None,
+        even: bool = False,
+        sample: int = 20_000,
+        sizing: Sizing | None = None,
+    ) -> Plan:
+        """Plan the split of an open segment; changes nothing.
+
+        Args:
+            parent: the partition as applications know it.
+            ranges: into how many key ranges, 2 to 64.
+            of: the range of the segment to split. None: the only one there is.
+            even: ranges of one width, not of one load.
+            sample: so many of the newest records are looked at.
+            sizing: boundaries that were found otherwise; the sample then checks the partitioner only.
+
+        Raises:
+            UsageError: no such partition or range, not enrolled, or ``ranges`` is out of bounds.
+        """
+        deadline = self._session.begin()
+        view = self._session.read(deadline)
+        return self._planner.split(parent, view, ranges, of, even, sample, deadline, sizing)
+
+    def plan_merge(self, parent: PhysicalPartition, range_: KeyRange | None = None) -> Plan:
+        """Plan the merge of the open segments in a range (None: of all, back into the parent).
+
+        Changes nothing.
+
+        Raises:
+            UsageError: the partition is not split or not enrolled, or open ranges do not add up to the range.
+        """
+        deadline = self._session.begin()
+        return self._planner.merge(parent, self._session.read(deadline), range_, deadline)
+
+    def run(
+        self,
+        plan: Plan,
+        *,
+        max_pause_ms: int,
+        observer: Observer = ignore_steps,
+        force: bool = False,
+    ) -> Report:
+        """Run a plan.
+
+        Args:
+            plan: as ``plan_split`` or ``plan_merge`` made it; it may have been saved meanwhile.
+            max_pause_ms: roll back if producers would be held up for longer, 1 to 600,000 milliseconds.
+            observer: called with each step that is done, in this thread.
+            force: pass over failed checks that allow it.
+
+        Raises:
+            ConflictError: an operation is in progress (the message says whose and since when), or the
+                partition is not at the plan's epoch any more.
+            CheckFailedError: a check of the plan fails now; ``force`` passes over forceable ones.
+            DeadlineExceededError: rolled back, see ``changed``.
+        """
+        return self._on(plan.parent, observer).run(plan, max_pause_ms, force)
+
+    def resume(
+        self,
+        parent: PhysicalPartition,
+        *,
+        max_pause_ms: int | None = None,
+        observer: Observer = ignore_steps,
+        thaw: bool = False,
+    ) -> Report | None:
+        """Finish what a dead operator left; None if there is nothing.
+
+        Args:
+            parent: the partition.
+            max_pause_ms: as in ``run``. None: what the dead operator had given.
+            observer: called with each step that is done, in this thread.
+            thaw: end a freeze, and nothing else.
+
+        Raises:
+            KpsplitError: what was begun anew may not be done any more (a check of ``plan`` fails that
+                ``force`` does not pass over), or as ``run``.
+        """
+        return self._on(parent, observer).resume(max_pause_ms, thaw)
+
+    def abort(
+        self, parent: PhysicalPartition, reason: str, observer: Observer = ignore_steps
+    ) -> Outcome | None:
+        """Roll back the attempt under way; None if there is none. ``reason`` is recorded.
+
+        Raises:
+            ConflictError: it is committed and can only go forward.
+        """
+        return self._on(parent, observer).abort(reason)
+
+    def retire(
+        self, parent: PhysicalPartition, *, observer: Observer = ignore_steps, force: bool = False
+    ) -> list[str]:
+        """Delete the sub-topics that are sealed and drained, or abandoned; return their names.
+
+        The observer hears of sub-topics that are kept, with the reason. ``force``: delete those too that a
+        group has not drained; what it has not read is lost to it.
+
+        Raises:
+            CheckFailedError: there was something to retire and nothing could be; names the groups.
+        """
+        return self._on(parent, observer).retire(force)
+
+    def plan_retire(
+        self, parent: PhysicalPartition, *, observer: Observer = ignore_steps, force: bool = False
+    ) -> Retirable:
+        """Return what ``retire`` would delete now, and what it would keep; changes nothing."""
+        return self._on(parent, observer).plan_retire(force)
+
+    # -- looking -------------------------------------------------------------------------------------
+
+    def lineage(self, parent: PhysicalPartition) -> Lineage:
+        """Return the segments of a partition; ``open_segments()`` of it are those that take records.
+
+        Raises:
+            UsageError: there is no such partition, or its topic is not enrolled.
+        """
+        return self._session.state(parent, self._session.begin()).lineage
+
+    def status(self, topic: str | None = None, partition: int | None = None) -> list[PartitionStatus]:
+        """Return the status of the enrolled partitions: all, a topic's, or one.
+
+        Raises:
+            UsageError: the topic is not enrolled, or has no such partition.
+        """
+        deadline = self._session.begin()
+        view = self._session.read(deadline)
+        registrations = self._session.registrations().read(deadline)
+        return statuses(self._session.admin, view, registrations, topic, partition)
+
+    def offsets(self, group: str, topic: str, partition: int | None = None) -> list[PartitionProgress]:
+        """Return how far a group has come in a topic's partitions, or in one of them.
+
+        Raises:
+            UsageError: there is no such topic or partition, or the group never committed there.
+        """
+        session, deadline = self._session, self._session.begin()
+
+        def view() -> ControlView:
+            return session.read(deadline) if CONTROL_TOPIC in session.admin.topics() else ControlView()
+
+        return group_progress(session.connection, session.admin, view, group, topic, partition, deadline)
+
+    def doctor(self) -> list[Check]:
+        """Look at everything that kpsplit owns and return the checks, failed ones with a remedy."""
+        return doctor.diagnose(self.findings())
+
+    def findings(self) -> Findings:
+        """Look at everything that kpsplit owns and return what ``doctor`` judges."""
+        return doctor.examine(self._session.connection, self._session.admin, self._session.begin())
+
+    def view(self) -> ControlView:
+        """Return the control topic's view, read to its present end."""
+        return self._session.read(self._session.begin())
+
+    def producers(self) -> Registrations:
+        """Return the registrations, read to the producers topic's present end."""
+        deadline = self._session.begin()
+        self._session.read(deadline)
+        return self._session.registrations().read(deadline)
+
+    # -- groups --------------------------------------------------------------------------------------
+
+    def plan_seek(
+        self,
+        group: str,
+        parent: PhysicalPartition,
+        range_: KeyRange,
+        target: Target,
+        *,
+        new_group: bool = False,
+    ) -> Seek:
+        """Return what a seek of a group would do; changes nothing.
+
+        Raises:
+            UsageError: the topic is not enrolled; or, unless it is to be a ``new_group``, the group has
+                neither commits nor members. ConflictError: the group has members on the topic.
+        """
+        deadline = self._session.begin()
+        state = self._session.state(parent, deadline)
+        return self._seeker().plan(group, state, range_, target, deadline, new_group=new_group)
+
+    def seek(self, seek: Seek) -> None:
+        """Carry out a seek.
+
+        Raises:
+            ConflictError: the group has members on the topic now, or the partition was split or merged.
+        """
+        deadline = self._session.begin()
+        if self._session.state(seek.state.parent, deadline).epoch != seek.state.epoch:
+            raise ConflictError(f"{seek.state.parent} was split or merged meanwhile", hint="retry")
+        self._seeker().carry_out(seek, self._session.operator, deadline)
+
+    def plan_forget_group(self, group: str, topic: str) -> Forgettable:
+        """Return what ``forget_group`` would remove.
+
+        Raises:
+            UsageError: the topic is not enrolled, or the group has committed nothing there.
+            ConflictError: the group has members on it.
+        """
+        session, deadline = self._session, self._session.begin()
+        first = session.state(PhysicalPartition(topic, 0), deadline)
+        count = session.admin.topics()[topic]
+        rest = [session.state(PhysicalPartition(topic, n), deadline) for n in range(1, count)]
+        return self._seeker().plan_forget(group, [first, *rest], deadline)
+
+    def forget_group(self, found: Forgettable) -> None:
+        """Remove what a group has committed on a topic: it is as if it had never read it.
+
+        Raises:
+            ConflictError: the group has members on the topic now.
+        """
+        self._seeker().forget(found, self._session.begin())
+
+    def forget_records(self, records: Iterable[SetAside]) -> None:
+        """Remove records that ``findings`` has set aside.
+
+        The caller vouches that no producer of theirs runs: one that does would not be waited for any more.
+
+        Raises:
+            ConflictError: something else stands there now; nothing was removed.
+        """
+        doctor.forget(self._session, records)
+
+    def _on(self, parent: PhysicalPartition, observer: Observer) -> PartitionOperations:
+        return PartitionOperations(self._session, self._planner, parent, observer)
+
+    def _seeker(self) -> Seeker:
+        return Seeker(self._session.connection, self._session.admin)

@@ -1,0 +1,138 @@
+"""What all use cases share: one cluster, the clients to it, and the deadline of each call.
+
+Clients are made when they are first needed. One thread.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+
+from kpsplit.errors import UsageError
+from kpsplit.kafka.clock import Deadline, monotonic
+from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.control_log import ControlTail
+from kpsplit.kafka.producers_log import AcknowledgedWriter, ProducersLog
+from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.driver import StepDone
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.ports import Deadline as PortDeadline
+from kpsplit.splitter.records.keys import CONTROL_TOPIC
+from kpsplit.splitter.registrations import LEASE_MARGIN
+
+FIRST_CONTACT_SECONDS = 6.0
+
+
+def ignore_steps(_step: StepDone) -> None:
+    """Observe nothing."""
+
+
+def operator_name() -> str:
+    """Return how an operator is called in the control topic: ``user@host pid N``."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid {os.getuid()}" if hasattr(os, "getuid") else "somebody"
+    return f"{user}@{socket.gethostname()} pid {os.getpid()}"
+
+
+def wait_a_lease(tail: ControlTail, deadline: PortDeadline) -> None:
+    """Let the lease pass that is in force now: what producers know from before is then not relied on."""
+    until = monotonic() + lease_seconds(tail)
+    while (left := until - monotonic()) > 0:
+        deadline.check("a lease to pass")
+        tail.poll(min(left, deadline.left()))
+
+
+def lease_seconds(tail: ControlTail) -> float:
+    """Return how long the lease in force lasts, with its margin."""
+    return tail.view.settings.lease_ms / 1000 * LEASE_MARGIN
+
+
+class Session:
+    """One cluster and the clients to it.
+
+    Attributes:
+        connection: how the cluster is reached.
+        admin: asks and orders.
+        operator: the name that this process has in the control topic.
+    """
+
+    def __init__(self, connection: Connection, timeout_seconds: float) -> None:
+        self.connection = connection
+        self.admin = ClusterAdmin(connection)
+        self.operator = operator_name()
+        self._timeout = timeout_seconds
+        self._control: ControlTail | None = None
+        self._registrations: ProducersLog | None = None
+        self._writer: AcknowledgedWriter | None = None
+
+    def close(self) -> None:
+        """End all clients."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._registrations is not None:
+            self._registrations.close()
+            self._registrations = None
+
+    def begin(self) -> Deadline:
+        """Begin a call: brokers that cannot be reached are an error at once, not at its deadline."""
+        self.admin.brokers(FIRST_CONTACT_SECONDS)
+        return Deadline(self._timeout)
+
+    def tail(self) -> ControlTail:
+        """Return the reader of the control topic.
+
+        Raises:
+            UsageError: there is no such topic.
+        """
+        if self._control is None:
+            if CONTROL_TOPIC not in self.admin.topics():
+                raise UsageError(f"there is no topic {CONTROL_TOPIC}", hint="run: kpsplit init")
+            self._control = ControlTail(self.connection)
+        return self._control
+
+    def read(self, deadline: PortDeadline) -> ControlView:
+        """Read the control topic to its present end."""
+        return self.tail().read_all(deadline)
+
+    def read_about(self, parent: PhysicalPartition, deadline: PortDeadline) -> None:
+        """Read the control topic; refuse a topic that is not enrolled, and a partition that it does not have.
+
+        Where the topic is gone, what is left of its partitions can still be dealt with.
+        """
+        view = self.read(deadline)
+        if view.state(parent) is None:
+            raise view.not_enrolled(parent.topic)
+        count = self.admin.topics().get(parent.topic)
+        if count is not None and parent.partition >= count and parent not in view.states:
+            raise no_partition(parent, count)
+
+    def state(self, parent: PhysicalPartition, deadline: PortDeadline) -> PartitionState:
+        """Return a partition's state; the topic has to have such a partition."""
+        view = self.read(deadline)
+        state = view.state(parent)
+        count = self.admin.topics().get(parent.topic)
+        if count is None:
+            raise UsageError(f"there is no topic {parent.topic}", hint="check the name")
+        if parent.partition >= count:
+            raise no_partition(parent, count)
+        if state is None:
+            raise view.not_enrolled(parent.topic)
+        return state
+
+    def registrations(self) -> ProducersLog:
+        """Return the reader of the producers topic."""
+        if self._registrations is None:
+            self._registrations = ProducersLog(self.connection)
+        return self._registrations
+
+    def writer(self) -> AcknowledgedWriter:
+        """Return the writer for records that are no part of an operation."""
+        if self._writer is None:
+            self._writer = AcknowledgedWriter(self.connection, "operator")
+        return self._writer
