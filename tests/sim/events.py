@@ -20,9 +20,9 @@ from tests.sim.world import KEYS, World
 
 
 Event = tuple[str, *tuple[int, ...]]
-Told = str | None
+Done = str | None
 """What was done; None: nothing."""
-Happening = Callable[..., Told]
+Happening = Callable[..., Done]
 """Takes the world and an event's numbers."""
 
 FAULTS = ("", "lost", "late", "unknown")
@@ -35,7 +35,7 @@ def awake(world: World, index: int) -> SimProducer | None:
     return None if producer.asleep or producer.closed else producer
 
 
-def suspend(process: SimProducer | SimMember, asleep: bool) -> Told:
+def suspend(process: SimProducer | SimMember, asleep: bool) -> Done:
     """Suspend a process, or let it go on."""
     if process.asleep == asleep:
         return None
@@ -51,7 +51,7 @@ def with_fault(fault: int) -> str:
 # -- the cluster: time, late arrivals, leaders, retention, plain writers ---------------------------
 
 
-def tick(world: World, step: int) -> Told:
+def tick(world: World, step: int) -> Done:
     """Time passes, and ends transactions that were open for too long."""
     world.timeline.now += STEPS_OF_TIME[step]
     world.control.time_out(world.timeline.now)
@@ -59,7 +59,7 @@ def tick(world: World, step: int) -> Told:
     return f"{STEPS_OF_TIME[step]} s pass"
 
 
-def _late(world: World, index: int) -> Told:
+def _late(world: World, index: int) -> Done:
     if index >= len(world.late):
         return None
     what, land = world.late.pop(index)
@@ -67,7 +67,7 @@ def _late(world: World, index: int) -> Told:
     return f"late, {what} arrives"
 
 
-def _stranger(world: World) -> Told:
+def _stranger(world: World) -> Done:
     """Somebody's transaction about another partition begins, or ends."""
     for record in world.control.records:
         if record.state is None and record.fate is Fate.OPEN:
@@ -77,7 +77,7 @@ def _stranger(world: World) -> Told:
     return "another partition's transaction holds up the control topic"
 
 
-def _leader(world: World, index: int) -> Told:
+def _leader(world: World, index: int) -> Done:
     """A leader moves: acknowledgements on their way are late, which the client's queue shows already."""
     logs = list(world.brokers.logs.values())
     log = logs[index % len(logs)]
@@ -85,14 +85,14 @@ def _leader(world: World, index: int) -> Told:
     return f"the leader of {log.source} moves"
 
 
-def _retention(world: World, index: int) -> Told:
+def _retention(world: World, index: int) -> Done:
     logs = list(world.brokers.logs)
     place = logs[index % len(logs)]
     removed = world.brokers.expire(place, world.timeline.now)
     return f"retention removes records of {place}" if removed else None
 
 
-def _hole(world: World, index: int) -> Told:
+def _hole(world: World, index: int) -> Done:
     logs = list(world.brokers.logs)
     place = logs[index % len(logs)]
     if place.topic in world.brokers.sealed or place.topic not in world.brokers.topics:
@@ -103,7 +103,7 @@ def _hole(world: World, index: int) -> Told:
     return f"a transaction's end takes up an offset of {place}"
 
 
-def _foreign(world: World, key: int) -> Told:
+def _foreign(world: World, key: int) -> Done:
     chosen = KEYS[key] if key < len(KEYS) else None
     return f"a plain writer writes key {chosen!r} to the parent at {world.send_foreign(chosen)}"
 
@@ -122,7 +122,7 @@ CLUSTER_EVENTS: dict[str, Happening] = {
 # -- producers: application, library thread, client, network ---------------------------------------
 
 
-def _produce(world: World, index: int, key: int) -> Told:
+def _produce(world: World, index: int, key: int) -> Done:
     producer = awake(world, index)
     if producer is None:
         return None
@@ -131,17 +131,17 @@ def _produce(world: World, index: int, key: int) -> Told:
     return f"{producer.name} sends {id_.decode()}, key {chosen!r}"
 
 
-def _poll(world: World, index: int) -> Told:
+def _poll(world: World, index: int) -> Done:
     producer = awake(world, index)
     if producer is None:
         return None
     if not producer.poll():
         return None
-    told = (f"{i.decode()}: {'failed' if at is None else at}" for i, at in producer.told)
-    return f"{producer.name} polls: {', '.join(told) or 'nothing is final'}"
+    done = (f"{i.decode()}: {'failed' if at is None else at}" for i, at in producer.reported)
+    return f"{producer.name} polls: {', '.join(done) or 'nothing is final'}"
 
 
-def turn(world: World, index: int, fault: int, prompt: int) -> Told:
+def turn(world: World, index: int, fault: int, prompt: int) -> Done:
     """The library's thread of a producer has a turn; ``prompt``: its questions are answered at once."""
     producer = awake(world, index)
     if producer is None:
@@ -150,7 +150,7 @@ def turn(world: World, index: int, fault: int, prompt: int) -> Told:
     return f"{producer.name} does a turn{with_fault(fault)}; {_view(producer)}"
 
 
-def _duty(world: World, index: int, duty: int, fault: int) -> Told:
+def _duty(world: World, index: int, duty: int, fault: int) -> Done:
     producer = awake(world, index)
     if producer is None:
         return None
@@ -158,7 +158,7 @@ def _duty(world: World, index: int, duty: int, fault: int) -> Told:
     return f"{producer.name} does {DUTIES[duty]}{with_fault(fault)}; {_view(producer)}"
 
 
-def _see(world: World, index: int, lag: int) -> Told:
+def _see(world: World, index: int, lag: int) -> Done:
     producer = awake(world, index)
     length = world.control.stable() - lag
     if producer is None or length <= producer.tail.length:
@@ -167,7 +167,7 @@ def _see(world: World, index: int, lag: int) -> Told:
     return f"{producer.name} reads the control topic; {_view(producer)}"
 
 
-def _answer(world: World, index: int) -> Told:
+def _answer(world: World, index: int) -> Done:
     request = world.producers[index].tail.request
     if request is None or request.done():
         return None
@@ -175,7 +175,7 @@ def _answer(world: World, index: int) -> Told:
     return f"{world.producers[index].name} gets the control topic's end"
 
 
-def _lose_answer(world: World, index: int) -> Told:
+def _lose_answer(world: World, index: int) -> Done:
     request = world.producers[index].tail.request
     if request is None or request.done():
         return None
@@ -183,16 +183,16 @@ def _lose_answer(world: World, index: int) -> Told:
     return f"{world.producers[index].name} gets no answer about the control topic's end"
 
 
-def _land_registration(world: World, index: int) -> Told:
+def _land_registration(world: World, index: int) -> Done:
     producer = world.producers[index]
     return f"a late record of {producer.name} reaches the producers topic" if producer.writer.land() else None
 
 
-def _sleep(world: World, index: int, asleep: int) -> Told:
+def _sleep(world: World, index: int, asleep: int) -> Done:
     return suspend(world.producers[index], bool(asleep))
 
 
-def _crash(world: World, index: int) -> Told:
+def _crash(world: World, index: int) -> Done:
     producer = world.producers[index]
     producer.client.die()
     world.producers[index] = world.new_producer(producer.name)
@@ -200,7 +200,7 @@ def _crash(world: World, index: int) -> Told:
     return f"{producer.name} is killed and started anew as producer {world.instances}"
 
 
-def _close(world: World, index: int) -> Told:
+def _close(world: World, index: int) -> Done:
     producer = awake(world, index)
     if producer is None or not producer.idle():
         return None
@@ -209,37 +209,37 @@ def _close(world: World, index: int) -> Told:
     return f"{producer.name} is closed and started anew as producer {world.instances}"
 
 
-def _write(world: World, index: int, place: int) -> Told:
+def _write(world: World, index: int, place: int) -> Done:
     return _network(world, index, place, lambda p, at: p.client.write(at))
 
 
-def _acknowledge(world: World, index: int, place: int) -> Told:
+def _acknowledge(world: World, index: int, place: int) -> Done:
     return _network(world, index, place, lambda p, at: p.client.acknowledge(at))
 
 
-def flow(world: World, index: int, place: int) -> Told:
+def flow(world: World, index: int, place: int) -> Done:
     """Some records of a producer are written and acknowledged without trouble."""
 
-    def some(producer: SimProducer, at: PhysicalPartition) -> Told:
-        told = [
+    def some(producer: SimProducer, at: PhysicalPartition) -> Done:
+        done = [
             t for _ in range(3) for t in (producer.client.write(at), producer.client.acknowledge(at)) if t
         ]
-        return "; ".join(told) or None
+        return "; ".join(done) or None
 
     return _network(world, index, place, some)
 
 
-def _fail(world: World, index: int, place: int, how: int) -> Told:
+def _fail(world: World, index: int, place: int, how: int) -> Done:
     return _network(world, index, place, lambda p, at: p.client.fail(at, ("lost", "late", "rejected")[how]))
 
 
-def _network(world: World, index: int, place: int, what: Callable[..., Told]) -> Told:
+def _network(world: World, index: int, place: int, what: Callable[..., Done]) -> Done:
     producer = world.producers[index]
     places = producer.client.places()
     return what(producer, places[place % len(places)]) if places else None
 
 
-def _search(world: World) -> Told:
+def _search(world: World) -> Done:
     lookup = next((k for k in world.lookups if not k.searched), None)
     if lookup is None:
         return None
@@ -278,7 +278,7 @@ PRODUCER_EVENTS: dict[str, Happening] = {
 _RUSHED_TURNS, _RUSHED_STEPS = 6, 12
 
 
-def _plan(world: World, lag: int, what: int, first: int, count: int, pause: int, second: int) -> Told:
+def _plan(world: World, lag: int, what: int, first: int, count: int, pause: int, second: int) -> Done:
     if len(world.operators) > 2 * second:
         return None
     state = world.control.states[max(0, world.control.stable() - lag)]
@@ -289,11 +289,11 @@ def _plan(world: World, lag: int, what: int, first: int, count: int, pause: int,
     return f"{operator.name} wants a {attempt.kind} of {list(attempt.sources)} into {ranges}"
 
 
-def _rush(world: World, what: int, first: int, count: int) -> Told:
+def _rush(world: World, what: int, first: int, count: int) -> Done:
     """An operation goes through without trouble, as far as the producers are awake."""
     if world.operators or any(p.asleep for p in world.producers):
         return None
-    told = _plan(world, 0, what, first, count, 2, 0)
+    done = _plan(world, 0, what, first, count, 2, 0)
     operator = world.operators[0]
     for _ in range(_RUSHED_TURNS):
         for _ in range(_RUSHED_STEPS):
@@ -309,10 +309,10 @@ def _rush(world: World, what: int, first: int, count: int) -> Told:
                 while producer.client.write(place) or producer.client.acknowledge(place):
                     world.oracle.check()
     state = world.control.truth
-    return f"{told}, without trouble; {state.phase}@{state.epoch}"
+    return f"{done}, without trouble; {state.phase}@{state.epoch}"
 
 
-def _cut_off(world: World, index: int, cut: int) -> Told:
+def _cut_off(world: World, index: int, cut: int) -> Done:
     """A producer can read, but its writes to the producers topic are lost."""
     writer = world.producers[index].writer
     if writer.cut_off == bool(cut):
@@ -321,7 +321,7 @@ def _cut_off(world: World, index: int, cut: int) -> Told:
     return f"{world.producers[index].name} {'cannot' if cut else 'can'} write to the producers topic"
 
 
-def _freeze(world: World, frozen: int) -> Told:
+def _freeze(world: World, frozen: int) -> Done:
     """The broker that leads the producers topic stands still: nobody reads it, writes arrive later."""
     topic = world.producers_topic
     if topic.frozen == bool(frozen):
@@ -333,7 +333,7 @@ def _freeze(world: World, frozen: int) -> Told:
     return f"the producers topic {'stands still' if frozen else 'is back'}"
 
 
-def _call_on(world: World, what: int, second: int) -> Told:
+def _call_on(world: World, what: int, second: int) -> Done:
     if len(world.operators) > 2 * second:
         return None
     name, work = (("resume", operators.resume), ("abort", operators.abort), ("retire", operators.retire))[
@@ -342,7 +342,7 @@ def _call_on(world: World, what: int, second: int) -> Told:
     return f"{world.new_operator(name, work).name} begins"
 
 
-def _take_over(world: World, index: int) -> Told:
+def _take_over(world: World, index: int) -> Done:
     producer = awake(world, index)
     attempt_id = operators.due_for_takeover(world, producer.state) if producer else None
     if attempt_id is None or producer is None or len(world.operators) >= 3:
@@ -351,28 +351,28 @@ def _take_over(world: World, index: int) -> Told:
     return f"{operator.name} of {attempt_id} by {producer.name} begins"
 
 
-def _operate(world: World, index: int, steps: int, fault: int) -> Told:
+def _operate(world: World, index: int, steps: int, fault: int) -> Done:
     """An operator does some steps; what goes wrong goes wrong in the last of them.
 
     While it waits, a producer has a turn, or time passes; while there is none, records go their way.
     """
     if not world.operators:
         return flow(world, steps % 2, 0)
-    operator, told = world.operators[index % len(world.operators)], []
+    operator, done = world.operators[index % len(world.operators)], []
     if not operator.process.ready():
         return tick(world, 2) if steps > 3 else turn(world, steps % 2, 0, 1)
     for number in range(steps):
         if not operator.process.ready():
             break
-        told.append(operator.step(FAULTS[fault] if number == steps - 1 else ""))
+        done.append(operator.step(FAULTS[fault] if number == steps - 1 else ""))
         world.oracle.check()
     if operator.process.over:
         world.operators.remove(operator)
     state = world.control.truth
-    return f"{operator.name} {', '.join(told)}; {state.phase}@{state.epoch}" if told else None
+    return f"{operator.name} {', '.join(done)}; {state.phase}@{state.epoch}" if done else None
 
 
-def _kill(world: World, index: int) -> Told:
+def _kill(world: World, index: int) -> Done:
     if index >= len(world.operators):
         return None
     world.count("operator crashes")
@@ -399,34 +399,34 @@ def _member(world: World, index: int) -> SimMember | None:
     return None if member.asleep else member
 
 
-def _read(world: World, index: int, lag: int) -> Told:
+def _read(world: World, index: int, lag: int) -> Done:
     member = _member(world, index)
     if member is None or not member.see(world.control.stable() - lag):
         return None
     return f"{member.name} reads the control topic; {member.state.phase}@{member.state.epoch}"
 
 
-def _refresh(world: World, index: int) -> Told:
+def _refresh(world: World, index: int) -> Done:
     member = _member(world, index)
     return f"{member.name} refreshes its view" if member and member.refresh() else None
 
 
-def _heartbeat(world: World, index: int) -> Told:
+def _heartbeat(world: World, index: int) -> Done:
     member = _member(world, index)
     if member is None or not member.heartbeat():
         return None
-    return f"{member.name} is in generation {member.generation} with {len(member.holdings)} slots"
+    return f"{member.name} is in generation {member.generation} with {len(member.assigned)} slots"
 
 
-def _start(world: World, index: int) -> Told:
+def _start(world: World, index: int) -> Done:
     member = _member(world, index)
-    for slot in list(member.holdings) if member else ():
+    for slot in list(member.assigned) if member else ():
         if member and member.start(slot):
             return f"{member.name} looks up where {slot} begins"
     return None
 
 
-def _fetch(world: World, index: int, place: int, most: int) -> Told:
+def _fetch(world: World, index: int, place: int, most: int) -> Done:
     member = _member(world, index)
     wanted = sorted(member.tracks.wanted()) if member else []
     if member is None or not wanted:
@@ -435,24 +435,24 @@ def _fetch(world: World, index: int, place: int, most: int) -> Told:
     return f"{member.name} fetches from {source}" if member.fetch(source, most) else None
 
 
-def _work(world: World, index: int, most: int) -> Told:
+def _work(world: World, index: int, most: int) -> Done:
     member = _member(world, index)
     if member is None or not member.work(most):
         return None
     return f"{member.name} is given {[(m.value() or b'').decode() for m in member.in_work]}"
 
 
-def _commit(world: World, index: int, fault: int) -> Told:
+def _commit(world: World, index: int, fault: int) -> Done:
     member = _member(world, index)
-    told = member.commit(FAULTS[fault]) if member else None
-    return f"{member.name} {told}" if member and told else None
+    done = member.commit(FAULTS[fault]) if member else None
+    return f"{member.name} {done}" if member and done else None
 
 
-def _doze(world: World, index: int, asleep: int) -> Told:
+def _doze(world: World, index: int, asleep: int) -> Done:
     return suspend(world.members[index], bool(asleep))
 
 
-def _die(world: World, index: int) -> Told:
+def _die(world: World, index: int) -> Done:
     """A member is killed; a new one joins, and the coordinator gives it the slots."""
     gone = world.members[index]
     world.joined += 1
@@ -461,7 +461,7 @@ def _die(world: World, index: int) -> Told:
     return f"{gone.name} is killed, {member.name} takes its place"
 
 
-def _expel(world: World, index: int) -> Told:
+def _expel(world: World, index: int) -> Done:
     """The coordinator thinks that a member is gone, which does not know it yet."""
     gone, other = world.members[index], world.members[1 - index]
     slots = [s for s, name in world.coordinator.owner.items() if name == gone.name]
@@ -471,22 +471,22 @@ def _expel(world: World, index: int) -> Told:
     return f"{gone.name} is expelled, {other.name} gets {', '.join(map(str, slots))}"
 
 
-def _move(world: World, number: int) -> Told:
+def _move(world: World, number: int) -> Done:
     """The next step of handing a slot over in good order."""
     slot = world.coordinator.slots[number % len(world.coordinator.slots)]
     index = next(i for i, m in enumerate(world.members) if m.name == world.coordinator.owner[slot])
     member = _member(world, index)
-    if member is None or slot not in member.holdings:
+    if member is None or slot not in member.assigned:
         return None
     return f"{member.name}, giving up {slot}, {_give_up(world, member, slot, world.members[1 - index].name)}"
 
 
 def _give_up(world: World, member: SimMember, slot: OwnedSlot, other: str) -> str:
-    member.holdings[slot].leaving = True
+    member.assigned[slot].leaving = True
     if not member.release(slot):
         member.work(0)
         return "finishes its work"
-    if member.job is not None or (member.holdings[slot].reading and not _clean(member, slot)):
+    if member.job is not None or (member.assigned[slot].reading and not _clean(member, slot)):
         return member.commit() or "waits"
     member.drop(slot)
     _give(world, [slot], other)
@@ -495,7 +495,7 @@ def _give_up(world: World, member: SimMember, slot: OwnedSlot, other: str) -> st
 
 def _clean(member: SimMember, slot: OwnedSlot) -> bool:
     processed = member.buffer.cursor(slot)[0].settled(member.state.lineage)
-    return member.holdings[slot].committed == processed
+    return member.assigned[slot].committed == processed
 
 
 def _give(world: World, slots: list[OwnedSlot], name: str) -> None:
@@ -520,7 +520,7 @@ GROUP_EVENTS: dict[str, Happening] = {
 EVENTS: dict[str, Happening] = {**PRODUCER_EVENTS, **OPERATOR_EVENTS, **CLUSTER_EVENTS, **GROUP_EVENTS}
 
 
-def do(world: World, event: Event) -> Told:
+def do(world: World, event: Event) -> Done:
     """Let an event happen."""
     name, *numbers = event
     return EVENTS[name](world, *numbers)

@@ -200,8 +200,8 @@ class Judged(RealCode):
     def _wrong_reading_of(self, control: tuple[int, ...], place: int, log: tuple[Any, ...]) -> str | None:
         """Let readers with every older view go through a log; none may decide otherwise than the latest view.
 
-        A reader's view may be as old as it likes; where it is told to wait it reads the control topic to an
-        end that it had when the record was there already, and does not go on before it is told what to do.
+        A reader's view may be as old as it likes; where it has to wait it reads the control topic to an
+        end that it had when the record was there already, and does not go on before it knows what to do.
         """
         views = set(range(len(control)))
         for offset, entry in enumerate(log):

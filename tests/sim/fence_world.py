@@ -118,7 +118,7 @@ class World(OperatorMoves, Judged):
             for sequence in self._call(producer.fence, "pending", ())[1]:
                 fence, late = self._call(producer.fence, "time_out", (sequence,))
                 after = self._final(producer._replace(fence=fence), late)
-                yield f"{name} is not told of #{sequence} in time", True, self._with(world, index, after)
+                yield f"{name} gets no report of #{sequence} in time", True, self._with(world, index, after)
         fence, sent = self._call(producer.fence, "release", (keys,))
         if fence != producer.fence:
             yield f"{name} release {[s[1] for s in sent]}", False, self._sent(world, index, fence, sent)
@@ -189,8 +189,10 @@ class World(OperatorMoves, Judged):
     def _final(self, producer: Held, finals: tuple[Any, ...]) -> Held:
         outcomes = list(producer.outcomes)
         for sequence, segment, offset in finals:
-            told = "failed" if offset is None else (segment, offset)
-            outcomes[sequence] = told if outcomes[sequence] is None else ("twice", outcomes[sequence], told)
+            outcome = "failed" if offset is None else (segment, offset)
+            outcomes[sequence] = (
+                outcome if outcomes[sequence] is None else ("twice", outcomes[sequence], outcome)
+            )
         return producer._replace(outcomes=tuple(outcomes))
 
     # -- the library's thread ----------------------------------------------------------------------
@@ -372,11 +374,11 @@ class TransactionalWorld(World):
     def violation(self, world: Global) -> str | None:
         """Return what is wrong with what was committed, None if nothing is."""
         logs = tuple(tuple(self._seen_by_readers(world, entry) for entry in log) for log in world.logs)
-        told = tuple(
+        committed = tuple(
             p._replace(outcomes=tuple(o if n in p.committed else None for n, o in enumerate(p.outcomes)))
             for p in world.producers
         )
-        return super().violation(world._replace(logs=logs, producers=told))
+        return super().violation(world._replace(logs=logs, producers=committed))
 
     def _seen_by_readers(self, world: Global, entry: tuple[Any, ...]) -> tuple[Any, ...]:
         hidden = entry[0] == "r" and entry[2] not in world.producers[entry[1]].committed

@@ -289,11 +289,11 @@ def write_range_commits_after_the_check_of_the_generation(patch: pytest.MonkeyPa
     begin, end = members.SimMember._begin_commit, members.SimMember._end_commit
 
     def begin_commit(self: Any) -> Any:
-        told = begin(self)
-        if told is not None:
+        step = begin(self)
+        if step is not None:
             self.world.offsets.transactions.remove(self.job.transaction)
             self.job.admitted = self.world.coordinator.admits(self.generation)
-        return told
+        return step
 
     def end_commit(self: Any, fault: str) -> Any:
         log, transaction = self.world.offsets.transactions, self.job.transaction

@@ -149,7 +149,7 @@ class CommitJob:
 
 
 @dataclass(slots=True)
-class Holding:
+class AssignedSlot:
     """A slot that the member was given. ``wait_for``: the end of the offset log that it must read first.
 
     ``tenure`` and ``reader`` are the oracle's: what was handed out of it, under which name.
@@ -164,7 +164,7 @@ class Holding:
 
 
 class SimMember:
-    """One member. Since the oracle last looked: ``out``, what it was handed out; ``told``, gaps."""
+    """One member. Since the oracle last looked: ``out``, what it was handed out; ``reported_gaps``."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -179,13 +179,13 @@ class SimMember:
         )
         self.buffer = FetchBuffer(locked=False)
         self.tail = OffsetTail(world.offsets)
-        self.holdings: dict[OwnedSlot, Holding] = {}
+        self.assigned: dict[OwnedSlot, AssignedSlot] = {}
         self.job: CommitJob | None = None
         self.out: list[Message] = []
         self.in_work: list[Message] = []
         self.processed: list[bytes] = []
-        self.told: list[Gap] = []
-        self._untold: list[Gap] = []
+        self.reported_gaps: list[Gap] = []
+        self._unreported: list[Gap] = []
         self._asked: tuple[int, int] | None = None
 
     @property
@@ -200,7 +200,7 @@ class SimMember:
     def _report(self, event: ReadingEvent) -> None:
         self.events.append(event)
         if isinstance(event, GapFound):
-            self._untold.append(event.gap)
+            self._unreported.append(event.gap)
 
     # -- the control topic -------------------------------------------------------------------------
 
@@ -233,23 +233,23 @@ class SimMember:
         mine = {slot for slot, name in coordinator.owner.items() if name == self.name}
         changed = self.generation != coordinator.generation
         self.generation = coordinator.generation
-        for slot in [s for s in self.holdings if s not in mine]:
+        for slot in [s for s in self.assigned if s not in mine]:
             self.drop(slot)
             changed = True
-        for slot in sorted(mine - set(self.holdings)):
-            self.holdings[slot] = Holding()
+        for slot in sorted(mine - set(self.assigned)):
+            self.assigned[slot] = AssignedSlot()
             changed = True
         return changed
 
     def start(self, slot: OwnedSlot) -> bool:
         """Look up where a slot begins: ask for the log's end, read to there, begin."""
-        holding = self.holdings.get(slot)
-        if holding is None or holding.reading:
+        slot_state = self.assigned.get(slot)
+        if slot_state is None or slot_state.reading:
             return False
-        if holding.wait_for is None:
-            holding.wait_for = self.world.offsets.end()
+        if slot_state.wait_for is None:
+            slot_state.wait_for = self.world.offsets.end()
             return True
-        if self.tail.follow() < holding.wait_for:
+        if self.tail.follow() < slot_state.wait_for:
             return False
         lineage = self.state.lineage
         pieces = self.tail.fold.cursor(GROUP, PARENT, slot.range, lineage)
@@ -257,8 +257,8 @@ class SimMember:
         if any(c.ahead_of(lineage) for c in cursors):
             return self.see(self.world.control.stable())
         cursor = cursors[0] if len(cursors) == 1 else least(lineage, cursors)
-        holding.reading, holding.wait_for = True, None
-        holding.committed = cursor if all(c is not None for _, c in pieces) else None
+        slot_state.reading, slot_state.wait_for = True, None
+        slot_state.committed = cursor if all(c is not None for _, c in pieces) else None
         self.buffer.taken(slot, cursor)
         self.tracks.own(slot, cursor)
         return True
@@ -271,7 +271,7 @@ class SimMember:
 
     def drop(self, slot: OwnedSlot) -> None:
         """A slot is gone."""
-        if self.holdings.pop(slot).reading:
+        if self.assigned.pop(slot).reading:
             self.tracks.disown(slot)
             self.buffer.dropped([slot])
         if self.job is not None and slot in self.job.cursors:
@@ -279,7 +279,7 @@ class SimMember:
 
     def release(self, slot: OwnedSlot) -> bool:
         """Hand out nothing more of a slot; return whether nothing of it is being worked on."""
-        return not self.holdings[slot].reading or self.buffer.release([slot])
+        return not self.assigned[slot].reading or self.buffer.release([slot])
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -309,8 +309,8 @@ class SimMember:
 
     def work(self, most: int) -> bool:
         """The application finishes what it has, hears of gaps, and asks for more."""
-        gaps, self._untold = self._untold, []
-        self.told += gaps
+        gaps, self._unreported = self._unreported, []
+        self.reported_gaps += gaps
         for gap in gaps:
             for batch in self.tracks.told(gap):
                 self.buffer.offer(batch)
@@ -336,10 +336,10 @@ class SimMember:
         lineage = self.state.lineage
         cursors = {
             slot: self.buffer.cursor(slot)[0].settled(lineage)
-            for slot, holding in self.holdings.items()
-            if holding.reading
+            for slot, slot_state in self.assigned.items()
+            if slot_state.reading
         }
-        if not cursors or all(self.holdings[s].committed == c for s, c in cursors.items()):
+        if not cursors or all(self.assigned[s].committed == c for s, c in cursors.items()):
             return None
         self.tail.follow()
         committer = Committer(GROUP, self.name, self.generation)
@@ -374,5 +374,5 @@ class SimMember:
         if fault:
             return "does not know whether it committed; it did"
         for slot, cursor in job.cursors.items():
-            self.holdings[slot].committed = cursor
+            self.assigned[slot].committed = cursor
         return "commits"

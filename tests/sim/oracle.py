@@ -79,7 +79,7 @@ class Oracle:
         self.readers: dict[str, tuple[OwnedSlot, list[Effective]]] = {}
         """What each stay of a slot with a member was given, in order."""
         self._gone: set[str] = set()
-        self._told: list[Gap] = []
+        self._reported_gaps: list[Gap] = []
         self.repeated = 0
         """Records that the group got more than once: after crashes it may."""
 
@@ -103,12 +103,12 @@ class Oracle:
             for entry in entries:
                 self._check_write(entry)
         for producer in world.producers:
-            if producer.told:
-                told, producer.told = producer.told, []
-                for id_, logical in told:
+            if producer.reported:
+                reported, producer.reported = producer.reported, []
+                for id_, logical in reported:
                     self._check_report(id_, logical)
         for member in world.members:
-            if member.processed or member.out or member.told:
+            if member.processed or member.out or member.reported_gaps:
                 self._check_member(member)
         if world.offsets.committed:
             transactions, world.offsets.committed = world.offsets.committed, []
@@ -218,8 +218,8 @@ class Oracle:
     def _check_member(self, member: SimMember) -> None:
         processed, member.processed = member.processed, []
         self.processed.update(processed)
-        self._told += member.told
-        member.told = []
+        self._reported_gaps += member.reported_gaps
+        member.reported_gaps = []
         out, member.out = member.out, []
         for message in out:
             self._check_delivery(member, message)
@@ -230,14 +230,14 @@ class Oracle:
         at = f"{member.name} gets {id_!r} at logical offset {message.offset()}"
         if place is None or place.offset != physical_offset(message) or place.logical != message.offset():
             raise ViolationError(f"READER: {at}, which is {'nowhere' if place is None else place.logical}")
-        slot = next((s for s in member.holdings if place.hash in s.range), None)
+        slot = next((s for s in member.assigned if place.hash in s.range), None)
         if slot is not None:
-            holding = member.holdings[slot]
-            if id_ in holding.tenure:
+            slot_state = member.assigned[slot]
+            if id_ in slot_state.tenure:
                 raise ViolationError(f"READ TWICE: {at}")
-            holding.tenure.add(id_)
-            holding.reader = holding.reader or f"{member.name}.{len(self.readers)}"
-            self.readers.setdefault(holding.reader, (slot, []))[1].append(place)
+            slot_state.tenure.add(id_)
+            slot_state.reader = slot_state.reader or f"{member.name}.{len(self.readers)}"
+            self.readers.setdefault(slot_state.reader, (slot, []))[1].append(place)
         self.repeated += id_ in self.handed_out
         key = self.sends[id_].key
         for other in self._of_key.get(key, ()) if key is not None else ():
@@ -262,7 +262,7 @@ class Oracle:
     def _check_commit(self, record: RangeCommit) -> None:
         """Neither passes a record that is not processed, nor goes back before one that was (invariant 7).
 
-        It passes one that is gone only if the group worked on it, or some application was told of it.
+        It passes one that is gone only if the group worked on it, or it was reported to an application.
         """
         cursor, lineage = cursor_of(record, record.range), self._state.lineage
         known = self._committed.get(record.range)
@@ -273,8 +273,8 @@ class Oracle:
                 continue
             what = f"COMMIT of {record.member} for {record.range}"
             if self.expired(place):
-                if _passed(place, left) and id_ not in self.processed and not self._was_told(place):
-                    raise ViolationError(f"UNTOLD {id_!r} is gone, and nobody was told: {what} passes it")
+                if _passed(place, left) and id_ not in self.processed and not self._was_reported(place):
+                    raise ViolationError(f"UNREPORTED {id_!r} is gone: {what} passes it")
             elif _passed(place, left):
                 if id_ not in self.processed:
                     raise ViolationError(f"{what} passes {id_!r}, not processed")
@@ -282,14 +282,14 @@ class Oracle:
                 raise ViolationError(f"BACK goes a {what.lower()}, before {id_!r}")
         self._committed[record.range] = cursor
 
-    def _was_told(self, place: Effective) -> bool:
+    def _was_reported(self, place: Effective) -> bool:
         source, offset = place.entry.source, place.offset
-        return any(gap.source == source and gap.start <= offset < gap.end for gap in self._told)
+        return any(gap.source == source and gap.start <= offset < gap.end for gap in self._reported_gaps)
 
     def deleting(self, name: str, *, known: bool) -> None:
         """Look whether the group has drained a sub-topic that is about to be deleted (invariant 10).
 
-        ``known``: whether it had any commit when the operator looked; one that had none is told of the gap.
+        ``known``: whether it had any commit when the operator looked; one without gets a report of the gap.
         """
         if not known:
             self._gone.add(name)

@@ -336,7 +336,7 @@ class SimProducer:
         self.asleep = False
         self.closed = False
         self.client = Client(world)
-        self.told: list[tuple[bytes, int | None]] = []
+        self.reported: list[tuple[bytes, int | None]] = []
         """Delivery reports since the oracle last looked: the record, its logical offset or None."""
         settings = ProducerSettings(
             "consistent_random", name, None, self._callback, False, 1 << 20, 1 << 30, MESSAGE_TIMEOUT, False
@@ -389,7 +389,7 @@ class SimProducer:
         return not len(self.client) and not self.dispatcher.unresolved()
 
     def _callback(self, error: Any, message: Any) -> None:
-        self.told.append((message.value(), None if error is not None else message.offset()))
+        self.reported.append((message.value(), None if error is not None else message.offset()))
 
     # -- the library's thread ----------------------------------------------------------------------
 

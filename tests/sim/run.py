@@ -212,7 +212,7 @@ def _group_round(world: World, number: int) -> None:
     for member in world.members:
         _consume(world, member)
     for index, slot in enumerate(world.coordinator.slots):
-        if any(slot in m.holdings and m.holdings[slot].leaving for m in world.members):
+        if any(slot in m.assigned and m.assigned[slot].leaving for m in world.members):
             do(world, ("move", index))
 
 
@@ -264,7 +264,7 @@ def _produce(world: World, producer: SimProducer) -> None:
 def _consume(world: World, member: SimMember) -> None:
     member.heartbeat()
     member.see(world.control.stable())
-    for slot in list(member.holdings):
+    for slot in list(member.assigned):
         member.start(slot)
     member.refresh()
     member.refresh()
@@ -311,12 +311,12 @@ def _run(events: Iterable[Event], trace: bool) -> RunResult:
             world.warm_up()
             for event in events:
                 result.events.append(event)
-                told = do(world, event)
-                if told is None:
+                done = do(world, event)
+                if done is None:
                     result.events.pop()
                     continue
                 if trace:
-                    result.trace.append(told)
+                    result.trace.append(done)
                 world.oracle.check()
             rounds = come_to_rest(world)
             report = judge(world)

@@ -100,7 +100,7 @@ EMPTY_SEGMENT: list[Event] = [
 ]
 """The parent was reopened and split again with nothing written to it; ordinary offsets are known of some."""
 
-UNTOLD_GAP: list[Event] = [
+UNREPORTED_GAP: list[Event] = [
     *SENT,
     ("tick", 5),
     ("tick", 5),
@@ -231,7 +231,7 @@ WRITTEN: list[tuple[LeaveOut, list[Event], str]] = [
     (guards.write_range_commits_after_the_check_of_the_generation, RECORDS_FIRST, "BACK"),
     (guards.read_with_an_older_view_than_the_cursors, OLD_VIEW, "BACK"),
     (guards.take_an_empty_segment_for_drained, EMPTY_SEGMENT, "TOO"),
-    (guards.go_on_after_a_gap_that_is_not_reported_yet, UNTOLD_GAP, "UNTOLD"),
+    (guards.go_on_after_a_gap_that_is_not_reported_yet, UNREPORTED_GAP, "UNREPORTED"),
     (guards.ask_for_the_end_before_the_claim, END_BEFORE_CLAIM, "TWO"),
     (guards.renew_the_lease_while_something_is_owed, CANNOT_ANSWER, "LOST"),
     (guards.send_rejected_records_again_blindly, REJECTED, "DUPLICATE"),
