@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kpsplit.errors import UnreachableError
+from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.snapshot import LogEnds, LoggedCommit, LostReason, Snapshot
+from kpsplit.spark_jobs.verification import job
 from kpsplit.spark_jobs.verification.commit_checks import (
     commits_leave_no_gap,
     commits_move_forward,
@@ -143,3 +147,25 @@ def test_what_follows_the_ends_of_the_logs_is_read_also_in_logs_that_are_newer()
     newer = {place: (0, len(log)) for place, log in world.logs.items() if place not in asked}
     assert newer and found == {first: (asked[first] - 2, len(world.logs[first])), **newer}
     assert stretches_after(world.snapshot(), world.snapshot(later=True), {1}) == {}
+
+
+@pytest.mark.parametrize(("error", "looks"), [(None, 1), (UnreachableError("no broker answers"), 0)])
+def test_the_cluster_is_looked_at_again_until_time_is_over_or_it_does_not_answer(
+    monkeypatch, error, looks
+) -> None:
+    """Nothing is proven by a look that fails, and nothing is refuted."""
+    snapshot = World(0).snapshot()
+
+    class Looking:
+        def __init__(self, connection: object, topic: str, partitions: list[int], patience: float) -> None:
+            assert (topic, partitions, patience) == (snapshot.topic, [0], 7.0)
+
+        def snapshot(self) -> Snapshot:
+            if error is not None:
+                raise error
+            return snapshot
+
+    monkeypatch.setattr(job, "Gatherer", Looking)
+    monkeypatch.setattr(job, "UNDER_WAY_SECONDS", 0.0)
+    later = job._later(Connection({"bootstrap.servers": "127.0.0.1:1"}), snapshot, 7.0)
+    assert list(later) == [snapshot] * looks

@@ -78,7 +78,7 @@ def verify(
     snapshot = take_snapshot(reach, topic, partitions, groups, patience)
     at = None if since is None else _since(snapshot, reach, since)
     observer("Snapshot")
-    session = spark if isinstance(spark, SparkSession) else spark()
+    session = spark() if callable(spark) else spark
     observer("Spark")
     return judge_snapshot(
         *(session, snapshot, reach, groups, options, at),
