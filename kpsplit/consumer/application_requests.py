@@ -16,9 +16,16 @@ from kpsplit.consumer.engine import Engine
 from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.group.membership import by_hand, slot_by_hand
-from kpsplit.consumer.slots.assigned import EARLIEST, IN_SINK, Holding, Stage, Start, Wanted
+from kpsplit.consumer.slots.assigned import (
+    EARLIEST,
+    IN_SINK,
+    AssignedSlot,
+    SlotStage,
+    SlotStart,
+    StartRequest,
+)
 from kpsplit.consumer.slots.initializer import start_at
-from kpsplit.consumer.slots.pieces import Ahead, behind_record
+from kpsplit.consumer.slots.pieces import PieceProgress, behind_record
 from kpsplit.kafka.logical_message import Place, place_of
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
@@ -27,7 +34,7 @@ from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 UNKNOWN_PARTITION = KafkaError._UNKNOWN_PARTITION
 
 
-class Calls:
+class ApplicationRequests:
     """See the module. Every method runs in the engine's thread."""
 
     def __init__(self, engine: Engine, buffer: FetchBuffer) -> None:
@@ -53,7 +60,7 @@ class Calls:
             known = None if exactly else context.ahead.get(slot)
             kept[slot] = tuple(known.furthest(pieces, context.lineage(slot.parent))) if known else pieces
             if context.settings.auto_store:
-                context.ahead[slot] = Ahead(kept[slot])
+                context.ahead[slot] = PieceProgress(kept[slot])
             else:
                 context.stored[slot] = kept[slot]
         return kept
@@ -61,18 +68,18 @@ class Calls:
     def handed_out(self, mark: int) -> Cursors:
         """Return the cursors of everything before a mark, where they are not committed."""
         found: dict[OwnedSlot, tuple[Cursor, ...]] = {}
-        for holding in self._context.holdings.on(IN_SINK):
-            cursors = self._at(holding, mark)
-            if self._context.unsaved(holding, cursors):
-                found[holding.slot] = cursors
+        for assigned in self._context.assigned_slots.on(IN_SINK):
+            cursors = self._at(assigned, mark)
+            if self._context.unsaved(assigned, cursors):
+                found[assigned.slot] = cursors
         return found
 
-    def _at(self, holding: Holding, mark: int) -> tuple[Cursor, ...]:
+    def _at(self, assigned: AssignedSlot, mark: int) -> tuple[Cursor, ...]:
         context = self._context
         if not context.settings.auto_store:
-            return context.processed(holding)
-        lineage = context.lineage(holding.parent)
-        return context.settled(holding.slot, [self._buffer.cursor_at(holding.slot, mark)], lineage)
+            return context.processed(assigned)
+        lineage = context.lineage(assigned.parent)
+        return context.settled(assigned.slot, [self._buffer.cursor_at(assigned.slot, mark)], lineage)
 
     def behind_message(self, message: Any, mark: int) -> Cursors:
         """Return the cursors that say that a message, and what came before it, is processed."""
@@ -93,9 +100,9 @@ class Calls:
             if part.offset >= 0:
                 found.update(self._below(part, mark))
                 self._keep_metadata(part)
-        for holding in self._context.holdings:
-            if holding.slot in found:
-                self._note_move(holding, found[holding.slot])
+        for assigned in self._context.assigned_slots:
+            if assigned.slot in found:
+                self._note_move(assigned, found[assigned.slot])
         return found
 
     def _keep_metadata(self, part: TopicPartition) -> None:
@@ -118,14 +125,14 @@ class Calls:
     ) -> Cursors:
         lineage = self._context.lineage(parent)
         found: dict[OwnedSlot, tuple[Cursor, ...]] = {}
-        for holding in self._context.holdings.of(parent):
-            if holding.stage not in IN_SINK or holding.start is None:
+        for assigned in self._context.assigned_slots.of(parent):
+            if assigned.stage not in IN_SINK or assigned.start is None:
                 continue
-            read = self._buffer.cursor_at(holding.slot, mark)
-            # Behind a seek back what is committed is no floor.
-            committed = () if holding.sought > holding.moves_told else holding.committed
-            known = self._context.stored.get(holding.slot) or committed or holding.start.pieces
-            found[holding.slot] = tuple(
+            read = self._buffer.cursor_at(assigned.slot, mark)
+            # After a seek back what is committed is no lower bound.
+            committed = () if assigned.sought > assigned.moves_told else assigned.committed
+            known = self._context.stored.get(assigned.slot) or committed or assigned.start.pieces
+            found[assigned.slot] = tuple(
                 move(lineage, before, read.narrowed(before.range)) for before in known
             )
         return found
@@ -146,14 +153,16 @@ class Calls:
 
     def assignment(self) -> list[TopicPartition]:
         """Return the logical partitions of which a slot is assigned."""
-        return [TopicPartition(p.topic, p.partition) for p in self._context.holdings.parents()]
+        return [TopicPartition(p.topic, p.partition) for p in self._context.assigned_slots.parents()]
 
     def positions(self, parts: Sequence[TopicPartition], mark: int) -> list[int | None]:
         """Return the least logical offset that was not handed out, per partition; None if nothing was."""
         return [self._position(PhysicalPartition(p.topic, p.partition), mark) for p in parts]
 
     def _position(self, parent: PhysicalPartition, mark: int) -> int | None:
-        mine = [h for h in self._context.holdings.of(parent) if h.stage in IN_SINK and h.start is not None]
+        mine = [
+            h for h in self._context.assigned_slots.of(parent) if h.stage in IN_SINK and h.start is not None
+        ]
         lineage = self._context.lineage(parent)
         cursors = [c for h in mine for c in self._stands(h.slot, mark)]
         starts = [c for h in mine if h.start is not None for c in h.start.pieces]
@@ -166,13 +175,13 @@ class Calls:
             return [self._buffer.cursor_at(slot, mark)]
         return self._context.sink.cursor(slot)
 
-    def wanted(self, parts: Sequence[TopicPartition]) -> list[Wanted]:
-        """Return whole logical partitions as the ledger takes them."""
-        views = self._context.views
+    def wanted(self, parts: Sequence[TopicPartition]) -> list[StartRequest]:
+        """Return whole logical partitions as the group's offsets take them."""
+        metadata = self._context.metadata
         return [
-            Wanted(
-                views.state(PhysicalPartition(p.topic, p.partition)).lineage,
-                views.subscribed(p.topic).mode,
+            StartRequest(
+                metadata.state(PhysicalPartition(p.topic, p.partition)).lineage,
+                metadata.subscribed(p.topic).mode,
                 WHOLE,
             )
             for p in parts
@@ -180,7 +189,7 @@ class Calls:
 
     def known(self) -> bool:
         """Tell whether it is known what is enrolled."""
-        return self._context.views.ready
+        return self._context.metadata.ready
 
     def assigned_lineage(self, parent: PhysicalPartition) -> Lineage:
         """Return the lineage of a logical partition of which a slot is assigned.
@@ -193,27 +202,29 @@ class Calls:
 
     def seek(self, parent: PhysicalPartition, cursor: Cursor) -> None:
         """Read the slots of a logical partition from another place."""
-        holdings = [h for h in self._context.holdings.of(parent) if h.stage is not Stage.LEAVING]
-        if not holdings:
+        assigned_slots = [
+            h for h in self._context.assigned_slots.of(parent) if h.stage is not SlotStage.LEAVING
+        ]
+        if not assigned_slots:
             raise KafkaException(KafkaError(KafkaError._STATE, f"{parent} is not assigned"))
         lineage = self._context.lineage(parent)
-        for holding in holdings:
-            self._context.stored.pop(holding.slot, None)
-            own = cursor.narrowed(holding.slot.range).settled(lineage)
-            if self._note_move(holding, (own,)):
-                holding.sought = holding.moves
-            start_at(self._context, holding, Start((own,)))
+        for assigned in assigned_slots:
+            self._context.stored.pop(assigned.slot, None)
+            own = cursor.narrowed(assigned.slot.range).settled(lineage)
+            if self._note_move(assigned, (own,)):
+                assigned.sought = assigned.moves
+            start_at(self._context, assigned, SlotStart((own,)))
 
-    def _note_move(self, holding: Holding, cursors: tuple[Cursor, ...]) -> bool:
+    def _note_move(self, assigned: AssignedSlot, cursors: tuple[Cursor, ...]) -> bool:
         """The application names a place: note it, and tell, if the group may have been further.
 
         Then the next commit says so.
         """
-        lineage = self._context.lineage(holding.parent)
-        for known in self._engine.committer.may_be_committed(holding):
+        lineage = self._context.lineage(assigned.parent)
+        for known in self._engine.committer.may_be_committed(assigned):
             judged = bool(known) and not any(c.ahead_of(lineage) for c in (*known, *cursors))
-            if not judged or tuple(Ahead(known).furthest(cursors, lineage)) != cursors:
-                holding.moves += 1
+            if not judged or tuple(PieceProgress(known).furthest(cursors, lineage)) != cursors:
+                assigned.moves += 1
                 return True
         return False
 
@@ -233,7 +244,7 @@ class Calls:
         """Read nothing of logical partitions, and take back what waits of them."""
         chosen = self._assigned(parents)
         for parent in chosen:
-            self._context.reader.update(self._context.views.state(parent))
+            self._context.reader.update(self._context.metadata.state(parent))
         self._context.reader.pause(chosen)
         for slot, cursor in self._buffer.take_back(chosen).items():
             self._context.reader.seek(slot, cursor)
@@ -242,13 +253,13 @@ class Calls:
         """Read on."""
         chosen = self._assigned(parents)
         for parent in chosen:
-            self._context.reader.update(self._context.views.state(parent))
+            self._context.reader.update(self._context.metadata.state(parent))
         self._context.reader.resume(chosen)
 
     def _assigned(self, parents: Iterable[PhysicalPartition]) -> list[PhysicalPartition]:
         chosen = list(parents)
         for parent in chosen:
-            if not self._context.holdings.of(parent):
+            if not self._context.assigned_slots.of(parent):
                 raise KafkaException(KafkaError(UNKNOWN_PARTITION, f"{parent} is not assigned"))
         return chosen
 
@@ -258,37 +269,37 @@ class Calls:
         """Hold logical partitions without a group; those held before are let go unless ``more`` is wanted."""
         new = []
         for parent, cursor in starts.items():
-            holding = by_hand(self._context.views.subscribed(parent.topic), parent.partition)
-            if holding.slot in self._context.holdings:
+            assigned = by_hand(self._context.metadata.subscribed(parent.topic), parent.partition)
+            if assigned.slot in self._context.assigned_slots:
                 raise KafkaException(KafkaError(KafkaError._CONFLICT, f"{parent} is assigned already"))
             if cursor is not None:
-                holding.start, holding.stage = Start((cursor,)), Stage.FOUND
-            new.append(holding)
+                assigned.start, assigned.stage = SlotStart((cursor,)), SlotStage.FOUND
+            new.append(assigned)
         self.assign_holdings(new, more=more)
 
     def assign_slots(self, slots: Sequence[tuple[str, int, int]]) -> None:
         """Hold single slots without a group: topic, partition and index of each."""
-        views = self._context.views
-        new = [slot_by_hand(views.subscribed(topic), number, index) for topic, number, index in slots]
+        metadata = self._context.metadata
+        new = [slot_by_hand(metadata.subscribed(topic), number, index) for topic, number, index in slots]
         self.assign_holdings(new, more=False)
 
-    def assign_holdings(self, new: list[Holding], *, more: bool) -> None:
+    def assign_holdings(self, new: list[AssignedSlot], *, more: bool) -> None:
         """Hold slots without a group."""
         membership = self._engine.membership
         if not more:
-            self.let_go(list(self._context.holdings))
+            self.let_go(list(self._context.assigned_slots))
         self._engine.subscribing.by_hand = True
         membership.hold(new)
 
     def unassign(self, parents: Iterable[PhysicalPartition]) -> None:
         """Let logical partitions go that were assigned by hand."""
         gone = set(parents)
-        self.let_go([h for h in self._context.holdings if h.parent in gone])
+        self.let_go([h for h in self._context.assigned_slots if h.parent in gone])
 
-    def let_go(self, holdings: list[Holding]) -> None:
+    def let_go(self, assigned_slots: list[AssignedSlot]) -> None:
         """Hand slots over without a callback."""
         membership = self._engine.membership
-        membership.hand_over(holdings, tell=False)
-        if not len(self._context.holdings):
+        membership.hand_over(assigned_slots, tell=False)
+        if not len(self._context.assigned_slots):
             self._engine.subscribing.by_hand = False
             membership.left()

@@ -17,7 +17,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 T = TypeVar("T")
 
 
-class Errands:
+class BrokerExecutor:
     """Runs jobs in their order, in a thread that exists from the first job to ``close``."""
 
     def __init__(self, name: str) -> None:
@@ -63,7 +63,7 @@ def _settle(future: Future[T], job: Callable[[], T]) -> None:
 _NOT_THERE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC)
 
 
-class Asker:
+class QueryClient:
     """A client for questions about the cluster and the group's ordinary offsets; it never joins the group.
 
     The group consumer cannot be asked by other threads: while it runs a rebalance callback, every call of

@@ -20,7 +20,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from kpsplit.consumer.broker_executor import Asker
+from kpsplit.consumer.broker_executor import QueryClient
 from kpsplit.consumer.commit.committer import Parts
 from kpsplit.consumer.commit.offset_queries import seconds_of
 from kpsplit.consumer.commit.sender import Cursors
@@ -96,7 +96,7 @@ class Consumer(confluent_kafka.Consumer):
         extra = {"logger": kwargs["logger"]} if "logger" in kwargs else {}
         self._group = GroupConsumer(rdkafka, incremental=settings.incremental, **extra)
         self._connection = Connection.of_application(merged)
-        self._asker = Asker(self._connection, settings.group)
+        self._query_client = QueryClient(self._connection, settings.group)
         self._settings = settings
         self._session: Session | None = None
         self._first_call = threading.RLock()  # again in a signal handler
@@ -191,7 +191,7 @@ class Consumer(confluent_kafka.Consumer):
         if not self._events.inside_callback():
             session = self._running()
             self._all_processed()
-            session.ask(lambda: session.calls.let_go(list(session.context.holdings)))
+            session.ask(lambda: session.calls.let_go(list(session.context.assigned_slots)))
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """Let go of some partitions that were assigned by hand; in on_revoke this is done already."""
@@ -442,12 +442,12 @@ class Consumer(confluent_kafka.Consumer):
     def list_topics(self, *args: Any, **kwargs: Any) -> Any:
         """Return the cluster's topics, as ``confluent_kafka.Consumer.list_topics`` does."""
         self._check_open()
-        return self._asker.client.list_topics(*args, **kwargs)
+        return self._query_client.client.list_topics(*args, **kwargs)
 
     def cluster_id(self, *args: Any, **kwargs: Any) -> Any:
         """Return the cluster's id."""
         self._check_open()
-        return self._asker.client.cluster_id(*args, **kwargs)
+        return self._query_client.client.cluster_id(*args, **kwargs)
 
     def memberid(self) -> Any:
         """Return the member's id in the group."""
@@ -559,7 +559,7 @@ class Consumer(confluent_kafka.Consumer):
         self._closed = True
         if not self._beginning:
             self._group.close()
-            self._asker.close()
+            self._query_client.close()
             self._let_go_of_state()
 
     def _let_go_of_state(self) -> None:
@@ -604,7 +604,7 @@ class Consumer(confluent_kafka.Consumer):
             self._connection,
             self._settings,
             self._group,
-            self._asker,
+            self._query_client,
             buffer,
             self._events,
             lambda: None if buffer.waited_for else pulse[0] + buffer.handed_out,

@@ -9,22 +9,22 @@ from typing import Any
 
 from confluent_kafka import KafkaError, TopicPartition
 
-from kpsplit.consumer.broker_executor import Asker, Errands
+from kpsplit.consumer.broker_executor import BrokerExecutor, QueryClient
 from kpsplit.consumer.commit.epochs import LeaderEpochs
-from kpsplit.consumer.commit.group_offsets import Ledger
-from kpsplit.consumer.commit.payload import Carrier
-from kpsplit.consumer.commit.writes import Member
+from kpsplit.consumer.commit.group_offsets import GroupOffsets
+from kpsplit.consumer.commit.payload import TransactionParticipant
+from kpsplit.consumer.commit.writes import CommitMember
 from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.events import Callback, Events
-from kpsplit.consumer.fetch.batch import OwnedSlot, Sink
+from kpsplit.consumer.fetch.batch import OwnedSlot, RecordSink
 from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.consumer.fetch.reader import SlotReader
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.states import Life
-from kpsplit.consumer.metadata import Views
-from kpsplit.consumer.slots.assigned import Holding, Holdings
-from kpsplit.consumer.slots.pieces import Ahead
-from kpsplit.consumer.slots.state_binding import Keeping
+from kpsplit.consumer.metadata import Metadata
+from kpsplit.consumer.slots.assigned import AssignedSlot, AssignedSlots
+from kpsplit.consumer.slots.pieces import PieceProgress
+from kpsplit.consumer.slots.state_binding import StateBinding
 from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.errors import (
     AuthorizationError,
@@ -60,22 +60,22 @@ class Context:
 
     settings: ConsumerSettings
     group: GroupConsumer
-    views: Views
+    metadata: Metadata
     reader: SlotReader
-    sink: Sink
+    sink: RecordSink
     events: Events
-    errands: Errands
-    asker: Asker
-    ledger: Ledger
+    executor: BrokerExecutor
+    query_client: QueryClient
+    group_offsets: GroupOffsets
     growing: GrowingSlots
-    keeping: Keeping = field(default_factory=Keeping)
+    state_binding: StateBinding = field(default_factory=StateBinding)
     life: Life = field(default_factory=Life)
-    holdings: Holdings = field(default_factory=Holdings)
-    ahead: dict[OwnedSlot, Ahead] = field(default_factory=dict)
+    assigned_slots: AssignedSlots = field(default_factory=AssignedSlots)
+    ahead: dict[OwnedSlot, PieceProgress] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     stored: dict[OwnedSlot, tuple[Cursor, ...]] = field(default_factory=dict)
     """What ``store_offsets`` said, where records do not count as processed by themselves."""
-    tenures: Counter[OwnedSlot] = field(default_factory=Counter)
+    assignment_epochs: Counter[OwnedSlot] = field(default_factory=Counter)
     """How often what was read and done of a slot was taken back: a commit asked for before that is void."""
     ends: dict[PhysicalPartition, int] = field(default_factory=dict)
     """Logical partitions that were read to their ends, with the offset there, until the application knows."""
@@ -88,7 +88,7 @@ class Context:
     """Whether what is read and what is handed out may differ: an exception came between, or may do so now."""
     trouble: KpsplitError | None = None
     rebalances: int = 0
-    carrier: Carrier | None = None
+    participant: TransactionParticipant | None = None
     """What commits take along, while ``run(transactional=True)`` is under way."""
     run_stats: Callable[[], Mapping[str, Any] | None] = lambda: None
     """What ``run()`` has done, None while none is under way."""
@@ -100,18 +100,18 @@ class Context:
 
     def lineage(self, parent: PhysicalPartition) -> Lineage:
         """Return the lineage of a logical partition in the view."""
-        return self.views.state(parent).lineage
+        return self.metadata.state(parent).lineage
 
-    def member(self) -> Member:
+    def member(self) -> CommitMember:
         """Return who we are, for range commits."""
-        return Member(self.settings.group, self.group.memberid() or "", self.rebalances)
+        return CommitMember(self.settings.group, self.group.memberid() or "", self.rebalances)
 
-    def processed(self, holding: Holding) -> tuple[Cursor, ...]:
+    def processed(self, assigned: AssignedSlot) -> tuple[Cursor, ...]:
         """Return how far a slot is processed, in the form that is committed."""
-        slot, lineage = holding.slot, self.lineage(holding.parent)
+        slot, lineage = assigned.slot, self.lineage(assigned.parent)
         if self.settings.auto_store:
             return self.settled(slot, self.sink.cursor(slot), lineage)
-        return self.stored.get(slot, holding.committed)
+        return self.stored.get(slot, assigned.committed)
 
     def settled(self, slot: OwnedSlot, cursors: Any, lineage: Lineage) -> tuple[Cursor, ...]:
         """Return cursors of a slot in the form that is committed; never behind the pieces it began with."""
@@ -122,12 +122,12 @@ class Context:
             del self.ahead[slot]
         return tuple(ahead.furthest(cursors, lineage))
 
-    def forget(self, holdings: list[Holding]) -> None:
+    def forget(self, assigned_slots: list[AssignedSlot]) -> None:
         """Hold slots no more: everybody forgets them."""
-        self.take_back(holdings)
-        self.holdings.remove(holdings)
-        self.epochs.forget(self.holdings.parents())
-        for parent in {h.parent for h in holdings}:
+        self.take_back(assigned_slots)
+        self.assigned_slots.remove(assigned_slots)
+        self.epochs.forget(self.assigned_slots.parents())
+        for parent in {h.parent for h in assigned_slots}:
             self.commit_metadata.pop(parent, None)
 
     def metadata_of(self, offsets: Mapping[PhysicalPartition, int]) -> dict[PhysicalPartition, str]:
@@ -135,23 +135,23 @@ class Context:
         given = self.commit_metadata
         return {p: given[p][1] for p, offset in offsets.items() if p in given and given[p][0] == offset}
 
-    def take_back(self, holdings: list[Holding]) -> None:
+    def take_back(self, assigned_slots: list[AssignedSlot]) -> None:
         """Forget what was read and done of slots since their last commit.
 
         The sink before the state, so that no record counts as processed whose state is gone.
         """
-        slots = [h.slot for h in holdings]
+        slots = [h.slot for h in assigned_slots]
         self.reader.disown(slots)
         self.sink.dropped(slots)
-        self.keeping.left(slots)
+        self.state_binding.left(slots)
         for slot in slots:
             self.ahead.pop(slot, None)
             self.stored.pop(slot, None)
-            self.tenures[slot] += 1
+            self.assignment_epochs[slot] += 1
 
-    def unsaved(self, holding: Holding, cursors: tuple[Cursor, ...]) -> bool:
+    def unsaved(self, assigned: AssignedSlot, cursors: tuple[Cursor, ...]) -> bool:
         """Tell whether there is anything to commit of a slot that is processed up to there."""
-        return bool(cursors) and (cursors != holding.committed or self.keeping.waits(holding.slot))
+        return bool(cursors) and (cursors != assigned.committed or self.state_binding.waits(assigned.slot))
 
 
 def parts(parents: Any) -> list[TopicPartition]:

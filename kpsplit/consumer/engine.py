@@ -1,7 +1,7 @@
 """The engine: the background thread of a consumer (protocol, section 10).
 
 It owns the group consumer, the reader, the control topic's view and the state machine, and waits for
-nobody: what brokers have to be asked runs in the errands' thread, what is the application's runs in the
+nobody: what brokers have to be asked runs in the executor's thread, what is the application's runs in the
 application's thread.
 """
 
@@ -18,15 +18,15 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer.commit.committer import Committer, Righting
+from kpsplit.consumer.commit.committer import Committer, LagOffsetRepair
 from kpsplit.consumer.context import Context, kafka_error, named
 from kpsplit.consumer.fetch.batch import Batch
 from kpsplit.consumer.group.membership import Membership
-from kpsplit.consumer.group.ownership import Confirming, Peers
+from kpsplit.consumer.group.ownership import OwnershipGuard, PeerAssignments
 from kpsplit.consumer.group.states import Event, State
 from kpsplit.consumer.group.subscribing import Subscribing
-from kpsplit.consumer.slots.assigned import IN_SINK, STARTING, Stage
-from kpsplit.consumer.slots.initializer import Starter, Withholding, start_anew
+from kpsplit.consumer.slots.assigned import IN_SINK, STARTING, SlotStage
+from kpsplit.consumer.slots.initializer import EnrolmentGuard, SlotInitializer, start_anew
 from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.error_map import error_of, translate
@@ -56,12 +56,12 @@ class Engine(threading.Thread):
         self.context = context
         self.committer = Committer(context)
         self.membership = Membership(context, self.committer, lambda: self._turn(nested=True))
-        self.starter = Starter(context, self.membership.announce, self.membership.given_start)
+        self.initializer = SlotInitializer(context, self.membership.announce, self.membership.given_start)
         self.subscribing = Subscribing(context, self.membership)
-        self.withholding = Withholding(context, self.committer.ask_changed)
-        self.peers = Peers(context, self.membership)
-        self.righting = Righting(context, self.committer)
-        self.confirming = Confirming(context, self.membership)
+        self.enrolment_guard = EnrolmentGuard(context, self.committer.ask_changed)
+        self.peers = PeerAssignments(context, self.membership)
+        self.lag_repair = LagOffsetRepair(context, self.committer)
+        self.ownership_guard = OwnershipGuard(context, self.membership)
         self.fatal: KpsplitError | None = None
         """What every call for records raises from now on: nothing is handed out any more."""
         self._died: KpsplitError | None = None
@@ -142,7 +142,7 @@ class Engine(threading.Thread):
         """Do what can be done now; wait for records for a moment. A duty that fails stops no other."""
         self._serve_requests()
         now = monotonic()
-        self._duty(lambda: self.confirming.turned(now))
+        self._duty(lambda: self.ownership_guard.turned(now))
         if nested or now >= self._chores_at:
             self._chores_at = now + SLICE_SECONDS
             self._chores(nested)
@@ -160,14 +160,14 @@ class Engine(threading.Thread):
             self._duty(self._poll_group)
             self._duty(self._watch_application)
         if self.fatal is None:
-            self._duty(lambda: self.confirming.turn(nested=nested))
+            self._duty(lambda: self.ownership_guard.turn(nested=nested))
             self._duty(lambda: self.subscribing.turn(nested=nested))
-            self._duty(self.starter.turn)
+            self._duty(self.initializer.turn)
             self._duty(self._note_start)
             self._duty(self._go_on_behind_gaps)
             self._duty(self.peers.turn)
             if not nested:
-                self._duty(self.righting.turn)
+                self._duty(self.lag_repair.turn)
         self._duty(self.committer.turn)
 
     def _duty(self, duty: Callable[[], None]) -> None:
@@ -193,10 +193,10 @@ class Engine(threading.Thread):
         self._wake.wait(REST_SECONDS)
 
     def _look(self) -> None:
-        self.context.views.turn()
+        self.context.metadata.turn()
         self._tell_missing_right()
         self._adopt()
-        self.withholding.turn()
+        self.enrolment_guard.turn()
 
     def _tell_missing_right(self) -> None:
         """Tell the application, once: without the control topic nothing is known to be whole.
@@ -204,12 +204,12 @@ class Engine(threading.Thread):
         As an event while nothing was ever read; a right that is gone later is told to ``error_cb``, for it
         may come back: until then what needs a fresh view waits.
         """
-        error = self.context.views.trouble
+        error = self.context.metadata.trouble
         if not isinstance(error, AuthorizationError):
             self._missing_right = None
         elif self._missing_right is None:
             self._missing_right = error
-            tell = self.context.events.warn if self.context.views.ready else self.context.events.tell
+            tell = self.context.events.warn if self.context.metadata.ready else self.context.events.tell
             tell(kafka_error(error))
 
     def _serve_requests(self) -> None:
@@ -220,12 +220,12 @@ class Engine(threading.Thread):
     def _adopt(self) -> None:
         """Give new views to the reader."""
         context = self.context
-        if context.views.position == self._adopted:
+        if context.metadata.position == self._adopted:
             return
-        position = context.views.position
-        for parent in context.holdings.parents():
-            if any(h.stage in IN_SINK for h in context.holdings.of(parent)):
-                context.reader.update(context.views.state(parent))
+        position = context.metadata.position
+        for parent in context.assigned_slots.parents():
+            if any(h.stage in IN_SINK for h in context.assigned_slots.of(parent)):
+                context.reader.update(context.metadata.state(parent))
         self._adopted = position
 
     def _poll_group(self) -> None:
@@ -242,13 +242,15 @@ class Engine(threading.Thread):
                 self.subscribing.come_back()
             return
         idle = now - self._polled_at
-        in_group = len(self.context.holdings) and not self.membership.away and not self.subscribing.by_hand
+        in_group = (
+            len(self.context.assigned_slots) and not self.membership.away and not self.subscribing.by_hand
+        )
         if in_group and idle > self.context.settings.max_poll_interval:
             self.membership.give_up(f"the application has not polled for {idle:.1f} s")
 
     def _note_start(self) -> None:
         context = self.context
-        if context.life.state is State.ASSIGNING_PARTITIONS and not context.holdings.on(STARTING):
+        if context.life.state is State.ASSIGNING_PARTITIONS and not context.assigned_slots.on(STARTING):
             context.life.on(Event.START)
 
     def _read(self) -> None:
@@ -262,11 +264,11 @@ class Engine(threading.Thread):
         if context.torn or context.sink.torn:
             self._read_anew()
         room = context.settings.buffer_bytes - context.sink.waiting_bytes()
-        if room <= 0 or self.fatal is not None or not context.holdings.any_on(IN_SINK):
+        if room <= 0 or self.fatal is not None or not context.assigned_slots.any_on(IN_SINK):
             context.counts["turns_without_room"] += room <= 0
             self._wake.wait(SLICE_SECONDS)
             return
-        context.reader.hold_back(context.sink.crowded())
+        context.reader.hold_back(context.sink.backpressured())
         room = min(room, max(1, context.settings.buffer_bytes // STEPS))
         ends, context.ends = context.ends, {}
         context.torn = True
@@ -284,8 +286,8 @@ class Engine(threading.Thread):
         context = self.context
         context.torn = True
         places = context.sink.start_over()
-        reading = context.holdings.on((Stage.READING,))
-        context.sink.dropped([slot for slot in places if slot not in context.holdings])
+        reading = context.assigned_slots.on((SlotStage.READING,))
+        context.sink.dropped([slot for slot in places if slot not in context.assigned_slots])
         context.reader.start_over({h.slot: places[h.slot] for h in reading if h.slot in places})
         start_anew(context, [h for h in reading if h.slot not in places])
         context.ends.clear()
@@ -322,22 +324,22 @@ class Engine(threading.Thread):
 
     def _refresh(self) -> None:
         """Have the control topic read to its end where a record can only be judged then."""
-        reader, views = self.context.reader, self.context.views
-        ticket = reader.wants_refresh
-        if not ticket:
+        reader, metadata = self.context.reader, self.context.metadata
+        request_id = reader.wants_refresh
+        if not request_id:
             return
-        if views.refreshed(ticket):
+        if metadata.refreshed(request_id):
             self._adopt()
-            reader.refreshed(ticket)
+            reader.refreshed(request_id)
         else:
-            views.want_refresh(ticket)
+            metadata.want_refresh(request_id)
 
     # -- the end -----------------------------------------------------------------------------------
 
     def _fail_closed(self, error: KpsplitError) -> None:
         """A newer kpsplit writes one of its topics: nothing is handed out by what is known here."""
         log.error("kpsplit: %s", error)
-        self.context.sink.release([h.slot for h in self.context.holdings.on(IN_SINK)])
+        self.context.sink.release([h.slot for h in self.context.assigned_slots.on(IN_SINK)])
         self.context.events.tell(kafka_error(error))
         self.fatal = error  # last: who sees it finds the reason told
 
@@ -345,7 +347,7 @@ class Engine(threading.Thread):
         context = self.context
         try:
             context.life.on(Event.CLOSE)
-            self.membership.hand_over(list(context.holdings))
+            self.membership.hand_over(list(context.assigned_slots))
             with context.group.unpolled():
                 while not self.committer.idle():
                     self._turn(nested=True)
@@ -356,11 +358,11 @@ class Engine(threading.Thread):
         context = self.context
         closers: list[Callable[[], object]] = [
             context.group.close,
-            lambda: context.errands.run(context.ledger.close),
-            lambda: context.errands.close(CLOSE_SECONDS),
-            context.asker.close,
+            lambda: context.executor.run(context.group_offsets.close),
+            lambda: context.executor.close(CLOSE_SECONDS),
+            context.query_client.close,
             context.reader.close,
-            context.views.close,
+            context.metadata.close,
         ]
         for closer in closers:
             with suppress(Exception):
@@ -376,18 +378,18 @@ class Engine(threading.Thread):
 def statistics(engine: Engine) -> Mapping[str, Any]:
     """Return what ``Consumer.stats()`` tells; to be asked in the engine's thread."""
     context = engine.context
-    trouble = engine.fatal or context.trouble or context.views.trouble
+    trouble = engine.fatal or context.trouble or context.metadata.trouble
     return {
         "state": context.life.state.value,
         "edges": {f"{s} {e}": n for (s, e), n in sorted(context.life.edges.items())},
-        "slots": {str(h.slot): h.stage.value for h in context.holdings},
+        "slots": {str(h.slot): h.stage.value for h in context.assigned_slots},
         "waiting_bytes": context.sink.waiting_bytes(),
         "without_slots": {t: list(unread) for t, unread in context.growing.unread.items()},
-        "held": engine.confirming.held,
+        "held": engine.ownership_guard.held,
         "strays": context.reader.strays,
-        "view_fresh": context.views.fresh(),
-        "offset_log_garbage": context.ledger.garbage,
-        "control_garbage": context.views.view.garbage,
+        "view_fresh": context.metadata.fresh(),
+        "offset_log_garbage": context.group_offsets.garbage,
+        "control_garbage": context.metadata.view.garbage,
         "trouble": None if trouble is None else str(trouble),
         "run": context.run_stats(),
         **context.counts,

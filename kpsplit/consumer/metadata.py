@@ -39,7 +39,7 @@ AGAIN_SECONDS = 0.05
 """How soon a reader that waits for an outcome has the end asked for again."""
 
 
-class Views:
+class Metadata:
     """The folded control topic with its lease. ``position`` rises with everything that is new."""
 
     def __init__(self, connection: Connection) -> None:
@@ -54,7 +54,7 @@ class Views:
         self._good_until = 0.0
         self._asked = -1.0
         self._wanted_at: float | None = None
-        self._ticket = 0
+        self._request_id = 0
         self._nothing = ControlView()
         self._noted = -1
         self._unsettled: dict[Enrolment, float] = {}
@@ -98,14 +98,16 @@ class Views:
 
     # -- keeping it fresh --------------------------------------------------------------------------
 
-    def want_refresh(self, ticket: int = 0) -> None:
-        """A record can only be judged by a view that is newer than now; ``ticket`` names the wish."""
-        if self._wanted_at is None or ticket != self._ticket:
-            self._wanted_at, self._ticket = monotonic(), ticket
+    def want_refresh(self, request_id: int = 0) -> None:
+        """A record can only be judged by a view that is newer than now; ``request_id`` names the wish."""
+        if self._wanted_at is None or request_id != self._request_id:
+            self._wanted_at, self._request_id = monotonic(), request_id
 
-    def refreshed(self, ticket: int = 0) -> bool:
+    def refreshed(self, request_id: int = 0) -> bool:
         """Tell, once, whether the view was read to an end that was asked for after that ``want_refresh``."""
-        done = self._wanted_at is not None and ticket == self._ticket and self._asked >= self._wanted_at
+        done = (
+            self._wanted_at is not None and request_id == self._request_id and self._asked >= self._wanted_at
+        )
         if done:
             self._wanted_at = None
         return done

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer.application_requests import Calls
-from kpsplit.consumer.broker_executor import Asker, Errands
-from kpsplit.consumer.commit.group_offsets import Ledger
-from kpsplit.consumer.commit.offset_queries import Questions
+from kpsplit.consumer.application_requests import ApplicationRequests
+from kpsplit.consumer.broker_executor import BrokerExecutor, QueryClient
+from kpsplit.consumer.commit.group_offsets import GroupOffsets
+from kpsplit.consumer.commit.offset_queries import OffsetQueries
 from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.context import Context, Notice, kafka_error, named
 from kpsplit.consumer.engine import Engine, timed_out
@@ -30,8 +30,8 @@ from kpsplit.consumer.fetch.gaps import (
 from kpsplit.consumer.fetch.reader import SlotReader
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.metadata import Views
-from kpsplit.consumer.slots.state_binding import Keeping
+from kpsplit.consumer.metadata import Metadata
+from kpsplit.consumer.slots.state_binding import StateBinding
 from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
@@ -59,7 +59,7 @@ class Session:
         connection: Connection,
         settings: ConsumerSettings,
         group: GroupConsumer,
-        asker: Asker,
+        query_client: QueryClient,
         buffer: FetchBuffer,
         events: Events,
         pulse: Callable[[], int | None],
@@ -67,9 +67,9 @@ class Session:
     ) -> None:
         self.connection = connection
         self.events = events
-        self.errands = Errands("kpsplit-errands")
-        ledger = Ledger(self.connection, asker, settings.group, settings.reset)
-        self.questions = Questions(ledger, asker)
+        self.executor = BrokerExecutor("kpsplit-brokers")
+        group_offsets = GroupOffsets(self.connection, query_client, settings.group, settings.reset)
+        self.questions = OffsetQueries(group_offsets, query_client)
         reader = SlotReader(
             self.connection,
             settings.fetch,
@@ -77,23 +77,23 @@ class Session:
             on_gap=settings.gap_policy,
             wrap_all=settings.wrap_all,
         )
-        views = Views(self.connection)
+        metadata = Metadata(self.connection)
         context = Context(
             settings=settings,
             group=group,
-            views=views,
+            metadata=metadata,
             reader=reader,
             sink=buffer,
             events=events,
-            errands=self.errands,
-            asker=asker,
-            ledger=ledger,
-            growing=GrowingSlots(views.admin, settings.metadata_refresh),
-            keeping=Keeping(state),
+            executor=self.executor,
+            query_client=query_client,
+            group_offsets=group_offsets,
+            growing=GrowingSlots(metadata.admin, settings.metadata_refresh),
+            state_binding=StateBinding(state),
         )
         self.context = context
         self.engine = Engine(context, pulse)
-        self.calls = Calls(self.engine, buffer)
+        self.calls = ApplicationRequests(self.engine, buffer)
         self.engine.start()
 
     def ask(self, job: Callable[[], T]) -> T:
@@ -105,13 +105,13 @@ class Session:
         return answer(self.engine.ask(job), ENGINE_SECONDS)
 
     def look_up(self, job: Callable[[], T], seconds: float) -> T:
-        """Have brokers asked in the errands' thread and wait for it.
+        """Have brokers asked in the executor's thread and wait for it.
 
         Raises:
             KafkaException: no answer in time, or none that helps.
         """
         try:
-            return answer(self.errands.run(job), seconds)
+            return answer(self.executor.run(job), seconds)
         except KpsplitError as error:
             raise KafkaException(kafka_error(error)) from error
 
@@ -123,7 +123,7 @@ class Session:
         """
         while not self.ask(self.calls.known):
             if deadline.left() <= 0:
-                trouble = self.context.views.trouble
+                trouble = self.context.metadata.trouble
                 raise timed_out(str(trouble) if trouble else "the cluster has not answered in time")
             self.engine.ended(LOOK_SECONDS)
 
@@ -180,12 +180,12 @@ def _resets(context: Context, event: ReadingEvent) -> bool:
     reason = event.gap.reason if isinstance(event, GapFound) else event.reason
     if event.parent is None or not stops or reason not in _OUTSIDE:
         return False
-    holdings = [h for h in context.holdings.of(event.parent) if h.mode is Mode.PLAIN]
-    for holding in holdings:
-        holding.reset = True
+    assigned_slots = [h for h in context.assigned_slots.of(event.parent) if h.mode is Mode.PLAIN]
+    for assigned in assigned_slots:
+        assigned.reset = True
         context.counts["offsets_reset"] += 1
         log.warning("kpsplit: %s; it begins anew at the %s offset", event.error, context.settings.reset)
-    return bool(holdings)
+    return bool(assigned_slots)
 
 
 def _tell_gap(context: Context, event: GapFound) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Message, Producer
 
-from kpsplit.consumer.commit.payload import Cover
+from kpsplit.consumer.commit.payload import CommitCoverage
 from kpsplit.consumer.commit.writes import Processed
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.state import TEXT, UNSIGNED, SlotId, StateStore
@@ -238,7 +238,7 @@ def test_a_commit_takes_what_belongs_to_the_records_that_its_positions_cover(
     slot = SlotId(make_topic(), 0, 0, 1)
     first, second = (Message(topic=slot.topic, partition=0, offset=n, key=b"k") for n in range(2))
     state = PartitionState.unsplit(slot.parent, "id")
-    covers = Cover(Processed(state, Mode.SLOTS, (Cursor(WHOLE, {0: 1}),), (), slot.parent))
+    covers = CommitCoverage(Processed(state, Mode.SLOTS, (Cursor(WHOLE, {0: 1}),), (), slot.parent))
     producer = transactional_producer(bootstrap, f"units-{slot.topic}")
     with open_store(bootstrap, tmp_path / "a") as store:
         take(store, [slot])

@@ -14,7 +14,7 @@ from confluent_kafka import Message
 
 from kpsplit.consumer.fetch.batch import OwnedSlot, placed_hash
 from kpsplit.consumer.fetch.buffer import FetchBuffer
-from kpsplit.consumer.fetch.fetch_state import PartitionTracks
+from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.consumer.fetch.gaps import ReadingEvent
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.cursor import Cursor
@@ -249,13 +249,13 @@ class Member:
         self.events: list[ReadingEvent] = []
         self._tickets = 0
         self.view = 0
-        self.tracks = PartitionTracks(world.states[0], self._ticket, self.events.append)
+        self.tracks = FetchState(world.states[0], self._request_id, self.events.append)
         self.buffer = FetchBuffer()
-        self.tenures: dict[OwnedSlot, Tenure] = {}
+        self.assignment_epochs: dict[OwnedSlot, Tenure] = {}
         self.in_work: list[Message] = []
         self._asked: tuple[int, int] | None = None
 
-    def _ticket(self) -> int:
+    def _request_id(self) -> int:
         self._tickets += 1
         return self._tickets
 
@@ -274,14 +274,14 @@ class Member:
     def ask(self) -> None:
         """Ask for the control topic's end, or read up to what was asked for."""
         if self._asked is None:
-            ticket = self.tracks.ticket
-            if ticket:
-                self._asked = ticket, len(self.world.states) - 1
+            request_id = self.tracks.request_id
+            if request_id:
+                self._asked = request_id, len(self.world.states) - 1
             return
-        ticket, end = self._asked
+        request_id, end = self._asked
         self._asked = None
         self.see(end)
-        self.tracks.refreshed(ticket)
+        self.tracks.refreshed(request_id)
 
     # reading
 
@@ -315,10 +315,10 @@ class Member:
         value = message.value() or b""
         written = self.world.written[value]
         assert physical_offset(message) == written.offset
-        for slot, tenure in self.tenures.items():
+        for slot, assignment_epoch in self.assignment_epochs.items():
             segment = self._segment_of(message)
             if placed_hash(written.key, written.offset, segment.range) in slot.range:
-                tenure.processed.append(value)
+                assignment_epoch.processed.append(value)
 
     def _segment_of(self, message: Message) -> Segment:
         written = self.world.written[message.value() or b""]
@@ -330,7 +330,7 @@ class Member:
 
     def own(self, slot: OwnedSlot, cursor: Cursor) -> None:
         """A slot arrives."""
-        self.tenures[slot] = Tenure(cursor)
+        self.assignment_epochs[slot] = Tenure(cursor)
         self.buffer.taken(slot, cursor)
         self.tracks.own(slot, cursor)
 
@@ -351,7 +351,7 @@ class Member:
         """A slot is gone."""
         self.tracks.disown(slot)
         self.buffer.dropped([slot])
-        del self.tenures[slot]
+        del self.assignment_epochs[slot]
 
     def pause(self) -> None:
         """The application pauses and resumes: what was not handed out is read again."""
@@ -381,29 +381,29 @@ class Group:
         member = self.world.random.choice(self.members)
         member.own(slot, self.committed[slot])
         self.owner[slot] = member
-        self.history[slot].append(member.tenures[slot])
+        self.history[slot].append(member.assignment_epochs[slot])
 
-    def commit(self, slot: OwnedSlot, cursor: Cursor, tenure: Tenure) -> None:
+    def commit(self, slot: OwnedSlot, cursor: Cursor, assignment_epoch: Tenure) -> None:
         """Commit, and note what was processed then; it is checked when nothing is under way."""
-        noted = Tenure(tenure.start, list(tenure.processed))
+        noted = Tenure(assignment_epoch.start, list(assignment_epoch.processed))
         self.commits.append((slot, cursor, noted))
         self.committed[slot] = cursor
 
     def commit_some(self) -> None:
         """One member commits all its slots."""
         member = self.world.random.choice(self.members)
-        for slot, tenure in member.tenures.items():
+        for slot, assignment_epoch in member.assignment_epochs.items():
             if slot != self.moving:
-                self.commit(slot, member.processed(slot), tenure)
+                self.commit(slot, member.processed(slot), assignment_epoch)
 
     def hand_over(self) -> None:
         """Move a slot: it is asked for again until the member lets go."""
         self.moving = self.moving or self.world.random.choice(self.slots)
         slot, member = self.moving, self.owner[self.moving]
-        tenure = member.tenures[slot]
+        assignment_epoch = member.assignment_epochs[slot]
         cursor = member.give_up(slot)
         if cursor is not None:
-            self.commit(slot, cursor, tenure)
+            self.commit(slot, cursor, assignment_epoch)
             self.moving = None
             self.assign(slot)
 
@@ -413,7 +413,7 @@ class Group:
         gone = self.members[index]
         self.members[index] = Member(self.world, gone.name + "'")
         self.crashes += 1
-        for slot in list(gone.tenures):
+        for slot in list(gone.assignment_epochs):
             if slot == self.moving:
                 self.moving = None
             self.assign(slot)
@@ -428,7 +428,7 @@ class Group:
             return
         self.crashes += 1
         member.own(slot, self.committed[slot])
-        self.history[slot].append(member.tenures[slot])
+        self.history[slot].append(member.assignment_epochs[slot])
 
     def seek_to_end(self) -> None:
         """A slot is moved to the logs' ends, as far as its member's view, which may be old, knows them."""
@@ -440,7 +440,7 @@ class Group:
         ends = {source: log.end for source, log in self.world.logs.items()}
         cursor = Cursor.from_positions(self.world.states[member.view].lineage, slot.range, ends)
         member.own(slot, cursor)
-        self.history[slot].append(member.tenures[slot])
+        self.history[slot].append(member.assignment_epochs[slot])
 
     # the end, and the checks
 
@@ -462,13 +462,13 @@ class Group:
         for member in self.members:
             member.work(1)
         for slot, member in self.owner.items():
-            self.commit(slot, member.processed(slot), member.tenures[slot])
+            self.commit(slot, member.processed(slot), member.assignment_epochs[slot])
 
     def at_rest(self) -> bool:
         """Whether everything was read and handed out."""
         lineage = self.world.state.lineage
         read = all(
-            not member.buffer.waiting_bytes() and not member.in_work and not member.tracks.ticket
+            not member.buffer.waiting_bytes() and not member.in_work and not member.tracks.request_id
             for member in self.members
         )
         return read and all(
@@ -480,23 +480,27 @@ class Group:
     def check(self) -> None:
         """Every commit says exactly what was processed; everything was processed, in order, once."""
         self.world.settle()
-        for slot, cursor, tenure in self.commits:
-            before = self.world.passed(slot, tenure.start)
-            assert len(set(tenure.processed)) == len(tenure.processed), "given twice in one tenure"
-            assert not before & set(tenure.processed), "given although it was processed before"
-            assert self.world.passed(slot, cursor) == before | set(tenure.processed)
+        for slot, cursor, assignment_epoch in self.commits:
+            before = self.world.passed(slot, assignment_epoch.start)
+            assert len(set(assignment_epoch.processed)) == len(assignment_epoch.processed), (
+                "given twice in one tenure"
+            )
+            assert not before & set(assignment_epoch.processed), "given although it was processed before"
+            assert self.world.passed(slot, cursor) == before | set(assignment_epoch.processed)
         deliverable = set(self.world.delivered)
-        given = Counter(v for tenures in self.history.values() for t in tenures for v in t.processed)
+        given = Counter(
+            v for assignment_epochs in self.history.values() for t in assignment_epochs for v in t.processed
+        )
         assert set(given) == deliverable or (self.skipped and set(given) < deliverable)
         if not self.crashes and not self.skipped:
             assert set(given.values()) <= {1}
-        for tenures in self.history.values():
-            for tenure in tenures:
-                self._check_order(tenure)
+        for assignment_epochs in self.history.values():
+            for assignment_epoch in assignment_epochs:
+                self._check_order(assignment_epoch)
 
-    def _check_order(self, tenure: Tenure) -> None:
+    def _check_order(self, assignment_epoch: Tenure) -> None:
         latest: dict[bytes, int] = {}
-        for value in tenure.processed:
+        for value in assignment_epoch.processed:
             written = self.world.written[value]
             if written.key is not None and written.number is not None:
                 assert written.number > latest.get(written.key, 0), "out of order"

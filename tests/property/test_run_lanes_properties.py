@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kpsplit.consumer.commit.writes import least
 from kpsplit.consumer.fetch.batch import Batch, OwnedSlot, message_hash
 from kpsplit.consumer.run.lanes import Lane, LaneScheduler, LaneState
-from kpsplit.consumer.slots.pieces import Ahead
+from kpsplit.consumer.slots.pieces import PieceProgress
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import key_hash
@@ -40,7 +40,7 @@ class World:
         self.lanes = LaneScheduler(wanted, 1 << 30)
         self.owned = [OwnedSlot(PARENT, i, slots) for i in range(slots)]
         self.reading = {slot: Cursor(slot.range, {}) for slot in self.owned}
-        self.ahead: dict[OwnedSlot, Ahead] = {}
+        self.ahead: dict[OwnedSlot, PieceProgress] = {}
         self.busy: list[Lane] = []
         self.parked: list[Lane] = []
         self.failed: set[Place] = set()
@@ -131,7 +131,7 @@ class World:
         self.reading[slot] = least(self.lineage, pieces) if len(pieces) > 1 else pieces[0]
         self.ahead.pop(slot, None)
         if len(pieces) > 1:
-            self.ahead[slot] = Ahead(pieces)
+            self.ahead[slot] = PieceProgress(pieces)
         self.lanes.taken(slot, self.reading[slot])
 
     def check(self) -> None:
@@ -210,7 +210,7 @@ def test_lanes_keep_order_and_never_pass_what_was_not_processed(data: st.DataObj
 def _to_the_end(world: World) -> None:
     """Slots that were released come back; everything is read and worked on."""
     for slot in world.owned:
-        if world.lanes._homes[slot].released:
+        if world.lanes._slot_queues[slot].released:
             world.retake(slot)
     moved = True
     while moved:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kpsplit.consumer.fetch.fetch_state import PartitionTracks
+from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.errors import UnknownOutcomeError
 from kpsplit.producer import finality, lease
 from kpsplit.producer.backlog import Backlog
@@ -268,13 +268,13 @@ def read_with_an_older_view_than_the_cursors(patch: pytest.MonkeyPatch) -> None:
 
 
 def go_on_after_a_gap_that_is_not_reported_yet(patch: pytest.MonkeyPatch) -> None:
-    real = PartitionTracks._at_gap
+    real = FetchState._at_gap
 
     def at_gap(self: Any, track: Any, gap: Any) -> Any:
         batches = real(self, track, gap)
         return batches or self.told(gap)
 
-    patch.setattr(PartitionTracks, "_at_gap", at_gap)
+    patch.setattr(FetchState, "_at_gap", at_gap)
 
 
 def commit_offsets_for_ranges_without_a_commit(patch: pytest.MonkeyPatch) -> None:

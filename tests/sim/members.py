@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.commit.writes import Member as Committer
+from kpsplit.consumer.commit.writes import CommitMember as Committer
 from kpsplit.consumer.commit.writes import Processed, least, writes
 from kpsplit.consumer.config import GapPolicy
 from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.fetch.buffer import FetchBuffer
-from kpsplit.consumer.fetch.fetch_state import PartitionTracks
+from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.consumer.fetch.gaps import Found, Gap, GapFound, LogBounds, ReadingEvent
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.splitter.commits import CommitFold
@@ -152,14 +152,14 @@ class CommitJob:
 class AssignedSlot:
     """A slot that the member was given. ``wait_for``: the end of the offset log that it must read first.
 
-    ``tenure`` and ``reader`` are the oracle's: what was handed out of it, under which name.
+    ``assignment_epoch`` and ``reader`` are the oracle's: what was handed out of it, under which name.
     """
 
     wait_for: int | None = None
     reading: bool = False
     leaving: bool = False
     committed: Cursor | None = None
-    tenure: set[bytes] = field(default_factory=set)
+    assignment_epoch: set[bytes] = field(default_factory=set)
     reader: str = ""
 
 
@@ -174,8 +174,8 @@ class SimMember:
         self.view = 0
         self.events: list[ReadingEvent] = []
         self._tickets = 0
-        self.tracks = PartitionTracks(
-            world.control.states[0], self._ticket, self._report, GapPolicy.SKIP_AND_REPORT
+        self.tracks = FetchState(
+            world.control.states[0], self._request_id, self._report, GapPolicy.SKIP_AND_REPORT
         )
         self.buffer = FetchBuffer(locked=False)
         self.tail = OffsetTail(world.offsets)
@@ -193,7 +193,7 @@ class SimMember:
         """What it knows of the partition."""
         return self.world.control.states[self.view]
 
-    def _ticket(self) -> int:
+    def _request_id(self) -> int:
         self._tickets += 1
         return self._tickets
 
@@ -216,13 +216,13 @@ class SimMember:
     def refresh(self) -> bool:
         """Ask for the control topic's end, or read up to what was asked for."""
         if self._asked is None:
-            ticket = self.tracks.ticket
-            if ticket:
-                self._asked = ticket, self.world.control.stable()
-            return bool(ticket)
-        (ticket, end), self._asked = self._asked, None
+            request_id = self.tracks.request_id
+            if request_id:
+                self._asked = request_id, self.world.control.stable()
+            return bool(request_id)
+        (request_id, end), self._asked = self._asked, None
         self.see(end)
-        self.tracks.refreshed(ticket)
+        self.tracks.refreshed(request_id)
         return True
 
     # -- the group ---------------------------------------------------------------------------------

@@ -233,9 +233,9 @@ class Oracle:
         slot = next((s for s in member.assigned if place.hash in s.range), None)
         if slot is not None:
             slot_state = member.assigned[slot]
-            if id_ in slot_state.tenure:
+            if id_ in slot_state.assignment_epoch:
                 raise ViolationError(f"READ TWICE: {at}")
-            slot_state.tenure.add(id_)
+            slot_state.assignment_epoch.add(id_)
             slot_state.reader = slot_state.reader or f"{member.name}.{len(self.readers)}"
             self.readers.setdefault(slot_state.reader, (slot, []))[1].append(place)
         self.repeated += id_ in self.handed_out

@@ -20,8 +20,8 @@ from confluent_kafka import KafkaError, Message, TopicPartition
 
 import kpsplit.consumer
 from kpsplit import Consumer
-from kpsplit.consumer.application_requests import Calls
-from kpsplit.consumer.broker_executor import Errands
+from kpsplit.consumer.application_requests import ApplicationRequests
+from kpsplit.consumer.broker_executor import BrokerExecutor
 from kpsplit.consumer.config import GapPolicy, split_config
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.engine import Engine
@@ -33,9 +33,9 @@ from kpsplit.consumer.fetch.reader import SlotReader
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.run.policies import Judge, Stop
-from kpsplit.consumer.run.work_queue import Desk
+from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.consumer.session import report
-from kpsplit.consumer.slots.assigned import Holding, Stage, Start
+from kpsplit.consumer.slots.assigned import AssignedSlot, SlotStage, SlotStart
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE, key_hash
@@ -205,7 +205,7 @@ def _done(value: Any) -> Future[Any]:
     return future
 
 
-class Views(engine_world.Views):
+class Metadata(engine_world.Metadata):
     """The control topic: the next state is there when somebody asks for a fresh view."""
 
     def __init__(self) -> None:
@@ -216,14 +216,14 @@ class Views(engine_world.Views):
     def state(self, parent: PhysicalPartition) -> PartitionState:
         return VIEWS[self._at]
 
-    def want_refresh(self, ticket: int = 0) -> None:
-        if ticket != self._wanted:
-            self._wanted = ticket
+    def want_refresh(self, request_id: int = 0) -> None:
+        if request_id != self._wanted:
+            self._wanted = request_id
             self._at = min(self._at + 1, len(VIEWS) - 1)
             self.position += 1
 
-    def refreshed(self, ticket: int = 0) -> bool:
-        return ticket == self._wanted
+    def refreshed(self, request_id: int = 0) -> bool:
+        return request_id == self._wanted
 
 
 class World:
@@ -243,28 +243,28 @@ class World:
         self.context = Context(
             settings=settings,
             group=GroupConsumer({}, incremental=True, make=lambda *_: coordinator),
-            views=Views(),  # type: ignore[arg-type]
+            metadata=Metadata(),  # type: ignore[arg-type]
             reader=self.reader,
             sink=self.buffer,
             events=self.events,
-            errands=Errands("errands"),
-            asker=engine_world.Asker(),  # type: ignore[arg-type]
-            ledger=engine_world.Ledger(),  # type: ignore[arg-type]
+            executor=BrokerExecutor("errands"),
+            query_client=engine_world.QueryClient(),  # type: ignore[arg-type]
+            group_offsets=engine_world.GroupOffsets(),  # type: ignore[arg-type]
             growing=SimpleNamespace(turn=lambda _: [], grown=False),  # type: ignore[arg-type]
         )
         self.engine = Engine(self.context, lambda: None)
-        self.calls = Calls(self.engine, self.buffer)
+        self.calls = ApplicationRequests(self.engine, self.buffer)
         if how == "lanes":
-            self.desk = Desk(2, 1 << 20, Judge(Stop()))
-            self.context.sink = self.desk
+            self.work_queue = WorkQueue(2, 1 << 20, Judge(Stop()))
+            self.context.sink = self.work_queue
         self.found: list[bytes] = []
         self.turns = 0
         self.tracer: Tracer | None = None
         """Sees the lines while the engine or the application is at work, not the test."""
         for slot in (FIRST, SECOND):
-            holding = Holding(slot, slot.parent, Mode.SLOTS, Stage.FOUND, by_hand=True)
-            holding.start = Start((Cursor.at_start(slot.range),))
-            self.context.holdings.add([holding])
+            assigned = AssignedSlot(slot, slot.parent, Mode.SLOTS, SlotStage.FOUND, by_hand=True)
+            assigned.start = SlotStart((Cursor.at_start(slot.range),))
+            self.context.assigned_slots.add([assigned])
 
     def _report(self, event: Any) -> None:
         report(self.context, event)
@@ -344,17 +344,17 @@ class World:
 
     def _work(self) -> None:
         self._attend()
-        with self.desk.lock:
-            lane = self.desk.take()
+        with self.work_queue.lock:
+            lane = self.work_queue.take()
         if lane is not None:
             self.found.append(lane.record.value() or b"")
-            self.desk.done(lane)
+            self.work_queue.done(lane)
 
     def _check_commits(self) -> None:
         """No position passes a record that was not handed out."""
         lineage, had = self.context.lineage(PARENT), set(self.found)
         for slot in (FIRST, SECOND):
-            if self.context.holdings.of(PARENT)[0].stage is not Stage.READING:
+            if self.context.assigned_slots.of(PARENT)[0].stage is not SlotStage.READING:
                 continue
             try:
                 cursors = self.context.sink.cursor(slot)

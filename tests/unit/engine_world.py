@@ -17,17 +17,17 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 from confluent_kafka.admin import NewPartitions
 
-from kpsplit.consumer.broker_executor import Errands
+from kpsplit.consumer.broker_executor import BrokerExecutor
 from kpsplit.consumer.config import split_config
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.engine import Engine, statistics
 from kpsplit.consumer.events import Events
-from kpsplit.consumer.fetch.batch import Batch, Crowded, OwnedSlot
+from kpsplit.consumer.fetch.batch import Backpressured, Batch, OwnedSlot
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.states import State
 from kpsplit.consumer.group.subscriptions import subscribed
-from kpsplit.consumer.slots.assigned import Start
+from kpsplit.consumer.slots.assigned import SlotStart
 from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.control_view import ControlView
@@ -131,7 +131,7 @@ def _parts(indexes: tuple[int, ...]) -> list[TopicPartition]:
     return [TopicPartition(slots_topic(TOPIC), slot_number(0, i, SLOTS)) for i in indexes]
 
 
-class Views:
+class Metadata:
     """An enrolled topic with four slots, never split."""
 
     def __init__(self) -> None:
@@ -154,10 +154,10 @@ class Views:
         if self.failure is not None:
             raise self.failure
 
-    def want_refresh(self, ticket: int = 0) -> None:
+    def want_refresh(self, request_id: int = 0) -> None:
         pass
 
-    def refreshed(self, ticket: int = 0) -> bool:
+    def refreshed(self, request_id: int = 0) -> bool:
         return True
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ class Reader:
     def start_over(self, cursors: dict[OwnedSlot, Cursor]) -> None:
         self.owned = dict(cursors)
 
-    def hold_back(self, crowded: Crowded) -> None:
+    def hold_back(self, backpressured: Backpressured) -> None:
         pass
 
     def step(self, seconds: float, room: int) -> list[Batch]:
@@ -212,7 +212,7 @@ class Reader:
         pass
 
 
-class Ledger:
+class GroupOffsets:
     """Slots start at 0. ``commits``: what was committed; gates hold answers up, ``failures`` are raised.
 
     ``seconds``: how long a commit takes. ``moved``: which ranges each commit called moved.
@@ -234,12 +234,12 @@ class Ledger:
         self.begun = 0
         self.has_commits = True
 
-    def starts(self, wanted: list[Any]) -> list[Start]:
+    def starts(self, wanted: list[Any]) -> list[SlotStart]:
         self.asked += 1
         self.starts_gate.wait(30)
         given = [None if self.has_commits else w.given for w in wanted]
         return [
-            Start(
+            SlotStart(
                 (own.narrowed(w.range) if isinstance(own, Cursor) else Cursor(w.range, {0: 0}),),
                 committed=True,
             )
@@ -306,7 +306,7 @@ def answered(error: KafkaError | None, result: Any = None) -> Future[Any]:
     return future
 
 
-class Asker:
+class QueryClient:
     def close(self) -> None:
         pass
 
@@ -318,10 +318,10 @@ class World:
         config = {"bootstrap.servers": "localhost:1", "group.id": "g", "auto.commit.interval.ms": 3_600_000}
         extra = {n if n == "on_commit" else n.replace("_", "."): value for n, value in settings.items()}
         _, chosen = split_config({**config, **extra})
-        self.coordinator, self.views, self.ledger = Coordinator(), Views(), Ledger()
+        self.coordinator, self.metadata, self.group_offsets = Coordinator(), Metadata(), GroupOffsets()
         self.reader = reader or Reader()
         self.topics = Topics(**{TOPIC: 1, slots_topic(TOPIC): SLOTS})
-        self.ledger.members = self.coordinator.members
+        self.group_offsets.members = self.coordinator.members
         self.buffer = FetchBuffer()
         self.events = Events(self.buffer.ask_attention)
         self.pulse = [0]
@@ -329,13 +329,13 @@ class World:
         self.context = Context(
             settings=chosen,
             group=group,
-            views=self.views,  # type: ignore[arg-type]
+            metadata=self.metadata,  # type: ignore[arg-type]
             reader=self.reader,  # type: ignore[arg-type]
             sink=self.buffer,
             events=self.events,
-            errands=Errands("errands"),
-            asker=Asker(),  # type: ignore[arg-type]
-            ledger=self.ledger,  # type: ignore[arg-type]
+            executor=BrokerExecutor("errands"),
+            query_client=QueryClient(),  # type: ignore[arg-type]
+            group_offsets=self.group_offsets,  # type: ignore[arg-type]
             growing=GrowingSlots(lambda: self.topics, chosen.metadata_refresh),  # type: ignore[arg-type]
         )
         self.engine = Engine(self.context, lambda: self.pulse[0])
@@ -347,8 +347,8 @@ class World:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.ledger.starts_gate.set()
-        self.ledger.commit_gate.set()
+        self.group_offsets.starts_gate.set()
+        self.group_offsets.commit_gate.set()
         self.close()
 
     def subscribe(self) -> None:

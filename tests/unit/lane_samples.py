@@ -9,7 +9,7 @@ from typing import Any
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.fetch.batch import Batch, OwnedSlot, Sink
+from kpsplit.consumer.fetch.batch import Batch, OwnedSlot, RecordSink
 from kpsplit.kafka.logical_message import is_identity, wrapped
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KeyRange, key_hash
@@ -48,7 +48,7 @@ def batch(
     return Batch(PARENT, segment, slots, start, start + len(keys), messages, 0)
 
 
-def start(sink: Sink, *slots: OwnedSlot) -> None:
+def start(sink: RecordSink, *slots: OwnedSlot) -> None:
     """Slots arrive, of which nothing was processed."""
     for slot in slots or (WHOLE_SLOT,):
         sink.taken(slot, Cursor(slot.range, {}))

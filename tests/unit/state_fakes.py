@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from kpsplit.consumer.commit.payload import Cover, Place
+from kpsplit.consumer.commit.payload import CommitCoverage, RecordPlace
 from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.state.marker import Marker
 from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
@@ -111,7 +111,7 @@ class Store:
         self._restore(owned.slot)
         self.withheld.add(owned.slot)
 
-    def attempt(self, slot: OwnedSlot, place: Place) -> Attempt:
+    def attempt(self, slot: OwnedSlot, place: RecordPlace) -> Attempt:
         owned = self.owned.get(SlotId.of(slot))
         if owned is None:
             raise SlotGoneError("not owned")
@@ -122,7 +122,7 @@ class Store:
         return owned is not None and owned.pending_bytes > 0
 
     def before_commit(
-        self, slots: Iterable[OwnedSlot], covers: Mapping[PhysicalPartition, Cover] | None = None
+        self, slots: Iterable[OwnedSlot], covers: Mapping[PhysicalPartition, CommitCoverage] | None = None
     ) -> Commit:
         parts = []
         for slot in slots:
@@ -151,7 +151,7 @@ class Store:
         }
 
 
-def count(owned: OwnedState, key: bytes, place: Place | None = None) -> None:
+def count(owned: OwnedState, key: bytes, place: RecordPlace | None = None) -> None:
     """Count one more for a key: in the unit of work of this thread, or at once."""
     work = current_work()
     before = None if work is None else work.written().get(key)

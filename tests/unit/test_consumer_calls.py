@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 from confluent_kafka import Message
 
-from kpsplit.consumer.application_requests import Calls
+from kpsplit.consumer.application_requests import ApplicationRequests
 from kpsplit.consumer.fetch.batch import Batch
 from tests.unit.engine_world import PARENT, TOPIC, World, slot
 from tests.unit.lane_samples import keys_in
@@ -40,10 +40,10 @@ def reads(world, end, offsets, start=0):
 
 def commits(world, message):
     """Have everything up to a message committed; return what is written."""
-    calls, mark, future = Calls(world.engine, world.buffer), world.buffer.mark(), Future()
+    calls, mark, future = ApplicationRequests(world.engine, world.buffer), world.buffer.mark(), Future()
     world.engine.ask(lambda: calls.commit(calls.keep(calls.behind_message(message, mark)), future)).result(10)
     future.result(10)
-    return world.ledger.commits[-1]
+    return world.group_offsets.commits[-1]
 
 
 def test_a_message_says_nothing_of_a_slot_that_arrived_behind_it(world):

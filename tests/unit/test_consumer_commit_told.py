@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer.application_requests import Calls
+from kpsplit.consumer.application_requests import ApplicationRequests
 from kpsplit.consumer.commit.committer import Parts
-from kpsplit.consumer.commit.payload import LoadError
+from kpsplit.consumer.commit.payload import CommitPayloadError
 from kpsplit.errors import FencedError
 from tests.unit.engine_world import World, record, slot
 
@@ -35,7 +35,7 @@ def world() -> Iterator[World]:
 
 def commit(world: World) -> Future[Parts]:
     """Begin a commit of everything that was handed out, as a synchronous ``commit()`` does."""
-    calls: Calls = Calls(world.engine, world.buffer)
+    calls: ApplicationRequests = ApplicationRequests(world.engine, world.buffer)
     future: Future[Parts] = Future()
     world.engine.ask(lambda: calls.commit(calls.handed_out(world.buffer.mark()), future)).result(10)
     return future
@@ -59,37 +59,37 @@ def lost(world: World, *indexes: int) -> None:
 def test_a_commit_that_waited_while_one_of_its_slots_was_lost_is_refused_and_commits_the_others(
     world: World,
 ) -> None:
-    world.ledger.commit_gate.clear()
+    world.group_offsets.commit_gate.clear()
     first = commit(world)
-    world.until(lambda: world.ledger.begun, "the first commit to be sent")
+    world.until(lambda: world.group_offsets.begun, "the first commit to be sent")
     second = commit(world)
     lost(world, 1)
-    world.ledger.commit_gate.set()
+    world.group_offsets.commit_gate.set()
     assert refused(second) == KafkaError.ILLEGAL_GENERATION
     assert first.exception(10) is None, "it was sent while both slots were held"
-    world.until(lambda: len(world.ledger.commits) == 2, "the second commit")
-    assert world.ledger.commits[-1] == {slot(0).range: 5}
+    world.until(lambda: len(world.group_offsets.commits) == 2, "the second commit")
+    assert world.group_offsets.commits[-1] == {slot(0).range: 5}
 
 
 def test_a_refused_commit_that_is_repeated_for_what_is_left_is_no_success(world: World) -> None:
-    world.ledger.failures.append(FencedError("the group has moved on", retriable=True))
-    world.ledger.commit_gate.clear()
+    world.group_offsets.failures.append(FencedError("the group has moved on", retriable=True))
+    world.group_offsets.commit_gate.clear()
     future = commit(world)
-    world.until(lambda: world.ledger.begun, "the commit to be sent")
+    world.until(lambda: world.group_offsets.begun, "the commit to be sent")
     lost(world, 1)
-    world.ledger.commit_gate.set()
+    world.group_offsets.commit_gate.set()
     assert refused(future) == KafkaError.ILLEGAL_GENERATION
-    world.until(lambda: world.ledger.commits, "the repetition")
-    assert world.ledger.commits == [{slot(0).range: 5}]
+    world.until(lambda: world.group_offsets.commits, "the repetition")
+    assert world.group_offsets.commits == [{slot(0).range: 5}]
 
 
 def test_a_commit_all_of_whose_slots_were_lost_is_not_called_one_of_nothing(world: World) -> None:
-    world.ledger.commit_gate.clear()
+    world.group_offsets.commit_gate.clear()
     commit(world)
-    world.until(lambda: world.ledger.begun, "the first commit to be sent")
+    world.until(lambda: world.group_offsets.begun, "the first commit to be sent")
     second = commit(world)
     lost(world, 0, 1)
-    world.ledger.commit_gate.set()
+    world.group_offsets.commit_gate.set()
     assert refused(second) == KafkaError.ILLEGAL_GENERATION
 
 
@@ -97,20 +97,20 @@ def test_on_commit_hears_of_slots_that_were_lost_before_their_commit() -> None:
     told: list[Any] = []
     with World(enable_auto_commit=False, on_commit=lambda error, _: told.append(error)) as world:
         begun(world)
-        world.ledger.commit_gate.clear()
+        world.group_offsets.commit_gate.clear()
         commit(world)
-        world.until(lambda: world.ledger.begun, "the first commit to be sent")
-        calls: Calls = Calls(world.engine, world.buffer)
+        world.until(lambda: world.group_offsets.begun, "the first commit to be sent")
+        calls: ApplicationRequests = ApplicationRequests(world.engine, world.buffer)
         world.engine.ask(lambda: calls.commit(calls.handed_out(world.buffer.mark()), None)).result(10)
         lost(world, 1)
-        world.ledger.commit_gate.set()
+        world.group_offsets.commit_gate.set()
         world.polls(lambda: told, "on_commit")
     assert [error.code() for error in told] == [KafkaError.ILLEGAL_GENERATION]
 
 
 def test_what_a_commit_says_of_a_partition_holds_for_all_slots_of_the_member(world: World) -> None:
     """One number per partition: a slot that is not in this commit is not further than it stands."""
-    calls: Calls = Calls(world.engine, world.buffer)
+    calls: ApplicationRequests = ApplicationRequests(world.engine, world.buffer)
     future: Future[Parts] = Future()
 
     def of_one_slot() -> None:
@@ -119,14 +119,16 @@ def test_what_a_commit_says_of_a_partition_holds_for_all_slots_of_the_member(wor
 
     world.engine.ask(of_one_slot).result(10)
     assert [part.offset for part in future.result(10)] == [0]
-    assert world.ledger.commits == [{slot(0).range: 5}]
+    assert world.group_offsets.commits == [{slot(0).range: 5}]
 
 
 def test_what_keeps_every_commit_from_being_written_is_told_once_to_error_cb(world: World) -> None:
     told: list[Any] = []
     world.events.error_cb = told.append
     for _ in range(2):
-        world.ledger.failures.append(LoadError("an output is for topic gone, which does not exist"))
+        world.group_offsets.failures.append(
+            CommitPayloadError("an output is for topic gone, which does not exist")
+        )
         commit(world).exception(10)
     world.engine.ask(lambda: None).result(10)
     world.polls(lambda: told and not world.events, "error_cb")

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from kpsplit import Consumer
-from kpsplit.consumer.application_requests import Calls
+from kpsplit.consumer.application_requests import ApplicationRequests
 from kpsplit.consumer.session import answer
 from tests.unit.engine_world import World, record, slot
 
@@ -21,7 +21,7 @@ class Session:
 
     def __init__(self, world: World) -> None:
         self.engine, self.context, self.events = world.engine, world.context, world.events
-        self.calls = Calls(world.engine, world.buffer)
+        self.calls = ApplicationRequests(world.engine, world.buffer)
 
     def ask(self, job: Any) -> Any:
         return answer(self.engine.ask(job), PATIENCE)
@@ -77,11 +77,11 @@ def test_a_commit_inside_a_callback_leaves_out_what_consume_has_not_returned(wor
 
     world.events.call(callback)
     assert committed.wait(PATIENCE)
-    assert world.ledger.commits == []
+    assert world.group_offsets.commits == []
     world.reader.write(record(3))
     assert application.offsets() == [0, 1, 2, 3]
     application.consumer.commit(asynchronous=False)
-    assert world.ledger.commits[-1][slot(0).range] == 4
+    assert world.group_offsets.commits[-1][slot(0).range] == 4
 
 
 def test_a_commit_of_another_thread_leaves_out_what_consume_has_not_returned(world):
@@ -112,7 +112,7 @@ def test_what_was_found_when_a_callback_raised_is_returned_by_the_next_call(worl
         assert [m.offset() for m in consumer.consume(2, PATIENCE)] == [0, 1]
         assert [m.offset() for m in consumer.consume(2, PATIENCE)] == [2, 3]
     consumer.commit(asynchronous=False)
-    assert world.ledger.commits[-1][slot(0).range] == 4
+    assert world.group_offsets.commits[-1][slot(0).range] == 4
 
 
 def test_an_error_event_that_was_found_when_a_callback_raised_is_returned_by_the_next_call(world):
@@ -136,7 +136,9 @@ def test_what_goes_back_of_a_slot_that_was_lost_meanwhile_is_not_returned(world)
     world.coordinator.give(0)
 
     def raises():
-        world.until(lambda: world.count("slots_lost") and len(world.context.holdings) == 2, "the slot back")
+        world.until(
+            lambda: world.count("slots_lost") and len(world.context.assigned_slots) == 2, "the slot back"
+        )
         raise ValueError("a callback's")
 
     world.events.call(raises)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kpsplit.consumer.commit.writes import (
-    Member,
+    CommitMember,
     Processed,
     least,
     logical_position,
@@ -13,7 +13,7 @@ from kpsplit.consumer.commit.writes import (
 )
 from kpsplit.consumer.fetch.batch import Batch, OwnedSlot
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots.pieces import Ahead, behind_record, further
+from kpsplit.consumer.slots.pieces import PieceProgress, behind_record, further
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange
@@ -23,7 +23,7 @@ from tests.unit.samples import PARENT, UNSPLIT, life
 LIFE = life()
 LOW, HIGH = KeyRange(0, KEY_SPACE // 2), KeyRange(KEY_SPACE // 2, KEY_SPACE)
 TOKEN = PhysicalPartition("__kpsplit.slots.orders", 6)
-ME = Member("g", "me", 3)
+ME = CommitMember("g", "me", 3)
 
 
 def processed(*cursors, unchanged=(), mode=Mode.SLOTS, state=UNSPLIT):
@@ -33,7 +33,7 @@ def processed(*cursors, unchanged=(), mode=Mode.SLOTS, state=UNSPLIT):
 def folded(*cursors):
     """A fold of commits that another member wrote."""
     fold = CommitFold()
-    wanted = writes([processed(*cursors)], Member("g", "other", 1), CommitFold())
+    wanted = writes([processed(*cursors)], CommitMember("g", "other", 1), CommitFold())
     assert wanted is not None
     for offset, record in enumerate(wanted.records):
         fold.fold(record.key, record.encode(), offset)
@@ -63,7 +63,7 @@ def test_ranges_of_the_member_that_did_not_move_count_as_they_are():
     assert [r.range for r in wanted.records] == [LOW]
 
 
-OTHER = Member("g", "other", 1)
+OTHER = CommitMember("g", "other", 1)
 
 
 def commits(fold, cursor, member, known=None):
@@ -115,7 +115,7 @@ def test_what_stands_elsewhere_than_the_latest_commit_says_is_not_written_again(
     """A commit whose outcome is not known may have gone further: written again, it would go back."""
     log, _, mine, _ = together()
     assert outdated(standing(20), ME, log, mine) == frozenset()
-    nobody = Member("g", "", 1)
+    nobody = CommitMember("g", "", 1)
     assert outdated(standing(30), nobody, log, mine) == frozenset()
 
 
@@ -179,7 +179,7 @@ class Message:
 
 def test_records_that_a_piece_has_processed_are_passed_over():
     lineage = UNSPLIT.lineage
-    ahead = Ahead([Cursor(LOW, {0: 5}), Cursor(HIGH, {0: 8})])
+    ahead = PieceProgress([Cursor(LOW, {0: 5}), Cursor(HIGH, {0: 8})])
     messages = [Message(b"key-%d" % i, i) for i in range(5, 12)]
     slot = OwnedSlot(PARENT, 0, 1)
     batch = Batch(PARENT, lineage.get(0), (slot,), 5, 12, list(messages), 7)
@@ -190,7 +190,7 @@ def test_records_that_a_piece_has_processed_are_passed_over():
 
 def test_no_commit_takes_a_piece_back_that_was_ahead():
     lineage = UNSPLIT.lineage
-    ahead = Ahead([Cursor(LOW, {0: 5}), Cursor(HIGH, {0: 8})])
+    ahead = PieceProgress([Cursor(LOW, {0: 5}), Cursor(HIGH, {0: 8})])
     now = [Cursor(WHOLE, {0: 6})]
     assert [(c.range, c.positions) for c in ahead.furthest(now, lineage)] == [(LOW, {0: 6}), (HIGH, {0: 8})]
     assert not ahead.caught_up(now, lineage)

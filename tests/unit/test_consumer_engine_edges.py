@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError
 from kpsplit.consumer.config import RevocationPolicy
 from kpsplit.consumer.group.membership import Patience
 from kpsplit.consumer.group.states import Event, State
-from kpsplit.consumer.slots.assigned import Start
+from kpsplit.consumer.slots.assigned import SlotStart
 from kpsplit.errors import FencedError, FutureVersionError, UnreachableError
 from kpsplit.splitter.cursor import Cursor
 from tests.unit.engine_world import KEYS, World, record, slot
@@ -55,9 +55,9 @@ def test_a_slot_is_let_go_once_its_record_is_processed_and_committed(world):
     world.coordinator.take(0, 1)
     world.until(lambda: world.state is State.PREPARE_REVOCATION, "the pause")
     assert world.coordinator.held() == {0, 1}
-    assert world.ledger.commits == []
+    assert world.group_offsets.commits == []
     world.polls(lambda: not world.coordinator.held(), "the hand-over")
-    assert world.ledger.commits == [{slot(0).range: 3, slot(1).range: 3}]
+    assert world.group_offsets.commits == [{slot(0).range: 3, slot(1).range: 3}]
     assert world.told[-1] == ("revoke", [0])
     assert world.count("slots_handed_over") == 2
 
@@ -73,7 +73,7 @@ def test_a_slot_is_let_go_although_its_record_was_given_another_key_and_value(wo
     world.until(lambda: world.state is State.PREPARE_REVOCATION, "the pause")
     assert world.coordinator.held() == {0, 1}, "the record is being worked on"
     world.polls(lambda: world.coordinator.held() == {1}, "the hand-over")
-    assert world.ledger.commits == [{slot(0).range: 1}]
+    assert world.group_offsets.commits == [{slot(0).range: 1}]
     assert world.count("internal_errors") == 0
 
 
@@ -114,14 +114,14 @@ def test_a_member_that_cannot_even_lose_slots_holds_them_no_more_and_leaves(worl
 
 
 def test_a_member_that_cannot_take_slots_that_arrive_leaves_and_comes_back(world, monkeypatch):
-    holdings = world.context.holdings
-    before = holdings.add
+    assigned_slots = world.context.assigned_slots
+    before = assigned_slots.add
 
     def fails(_):
-        monkeypatch.setattr(holdings, "add", before)
+        monkeypatch.setattr(assigned_slots, "add", before)
         raise TypeError("a bug")
 
-    monkeypatch.setattr(holdings, "add", fails)
+    monkeypatch.setattr(assigned_slots, "add", fails)
     world.coordinator.give(0)
     world.until(lambda: world.coordinator.left, "leaving")
     assert (world.count("internal_errors"), world.count("left_group")) == (1, 1)
@@ -149,14 +149,14 @@ def test_slots_that_stay_are_read_and_handed_out_during_a_hand_over(world):
 
 
 def test_a_revocation_during_an_assignment_takes_what_was_on_its_way(world):
-    world.ledger.starts_gate.clear()
+    world.group_offsets.starts_gate.clear()
     world.coordinator.give(0, 1)
-    world.until(lambda: world.ledger.asked, "the look-up")
+    world.until(lambda: world.group_offsets.asked, "the look-up")
     assert world.state is State.ASSIGNING_PARTITIONS
     world.coordinator.take(0)
     world.polls(lambda: world.coordinator.held() == {1}, "the hand-over")
     assert world.state is State.ASSIGNING_PARTITIONS
-    world.ledger.starts_gate.set()
+    world.group_offsets.starts_gate.set()
     world.polls(lambda: world.state is State.STABLE, "the other slot")
     assert set(world.reader.owned) == {slot(1)}
     assert world.told == [("assign", [0])]
@@ -171,7 +171,7 @@ def test_lost_slots_are_dropped_without_a_commit_and_the_application_is_told(wor
     world.until(lambda: world.state is State.PREPARING_REBALANCE, "the loss")
     assert world.polls(lambda: world.told[-1][0] == "lost", "on_lost") == []
     assert world.poll() is None
-    assert world.ledger.commits == []
+    assert world.group_offsets.commits == []
     assert world.count("slots_lost") == 2
     stable(world, 0)
     assert [name for name, _ in world.told] == ["assign", "lost", "assign"]
@@ -182,16 +182,16 @@ def test_a_slot_that_comes_back_while_on_assign_waits_does_not_begin_where_it_be
     world.until(lambda: world.events, "on_assign")
     world.coordinator.lose(0)
     world.until(lambda: world.count("slots_lost"), "the loss")
-    world.ledger.starts_gate.clear()
+    world.group_offsets.starts_gate.clear()
     world.coordinator.give(0)
-    world.until(lambda: world.ledger.asked == 2, "the second look-up")
-    owner_of_before = Start((Cursor(slot(0).range, {0: 500}),), committed=True)
-    world.ledger.starts = lambda _: [owner_of_before]
-    world.polls(lambda: not world.events and not world.engine.starter._told, "on_assign of before")
+    world.until(lambda: world.group_offsets.asked == 2, "the second look-up")
+    owner_of_before = SlotStart((Cursor(slot(0).range, {0: 500}),), committed=True)
+    world.group_offsets.starts = lambda _: [owner_of_before]
+    world.polls(lambda: not world.events and not world.engine.initializer._told, "on_assign of before")
     assert world.reader.owned == {}
     world.coordinator.lose(0)
     world.polls(lambda: world.count("slots_lost") == 2, "the second loss")
-    world.ledger.starts_gate.set()
+    world.group_offsets.starts_gate.set()
     world.coordinator.give(0)
     world.polls(lambda: world.reader.owned, "the slot")
     assert world.reader.owned == {slot(0): owner_of_before.pieces[0]}
@@ -200,28 +200,28 @@ def test_a_slot_that_comes_back_while_on_assign_waits_does_not_begin_where_it_be
 def test_a_commit_of_a_member_that_was_fenced_is_counted_and_changes_nothing(world):
     stable(world, 0)
     handed_out(world, 2)
-    world.ledger.failures.append(FencedError("fenced"))
+    world.group_offsets.failures.append(FencedError("fenced"))
     world.coordinator.take(0)
     world.polls(lambda: not world.coordinator.held(), "the hand-over")
-    assert world.ledger.commits == []
+    assert world.group_offsets.commits == []
     assert world.count("commits_rejected") == 1
 
 
 def test_a_commit_is_repeated_with_newer_metadata_while_the_member_belongs_to_the_group(world):
     stable(world, 0)
     handed_out(world, 2)
-    world.ledger.failures.extend([FencedError("moved on", retriable=True)] * 2)
+    world.group_offsets.failures.extend([FencedError("moved on", retriable=True)] * 2)
     world.coordinator.generation = 7
     world.coordinator.take(0)
     world.polls(lambda: not world.coordinator.held(), "the hand-over")
-    assert world.ledger.commits == [{slot(0).range: 2}]
-    assert world.ledger.generations == [7, 7, 7]
+    assert world.group_offsets.commits == [{slot(0).range: 2}]
+    assert world.group_offsets.generations == [7, 7, 7]
 
 
 def test_a_commit_that_fails_does_not_keep_slots(world):
     stable(world, 0)
     handed_out(world, 2)
-    world.ledger.failures.append(UnreachableError("no brokers"))
+    world.group_offsets.failures.append(UnreachableError("no brokers"))
     world.coordinator.take(0)
     world.polls(lambda: not world.coordinator.held(), "the hand-over")
     assert world.count("commits_failed") == 1
@@ -243,7 +243,7 @@ def test_a_callback_that_raises_comes_out_of_poll_and_the_engine_goes_on(world, 
     if name == "assign":
         world.polls(lambda: world.state is State.STABLE, "the slot")
     else:
-        world.polls(lambda: not len(world.context.holdings), "the end of it")
+        world.polls(lambda: not len(world.context.assigned_slots), "the end of it")
         stable(world, 1)
     assert handed_out(world, 1)
 
@@ -274,7 +274,7 @@ def test_a_callback_that_takes_too_long_makes_the_member_leave(policy):
         polling.start()
         world.until(lambda: world.coordinator.left, "the member to leave")
         assert world.state in (State.LOST, State.UNSUBSCRIBED)
-        assert world.ledger.commits == [{slot(0).range: 2, slot(1).range: 2}]
+        assert world.group_offsets.commits == [{slot(0).range: 2, slot(1).range: 2}]
         assert world.count("left_group") == 1
         hanging.set()
         polling.join()
@@ -306,7 +306,7 @@ def test_an_application_that_stops_polling_leaves_and_comes_back_when_it_polls()
         world.until(lambda: world.coordinator.left, "the member to leave")
         world.until(lambda: world.state is State.UNSUBSCRIBED, "the end of it")
         assert not world.coordinator.topics
-        assert world.ledger.commits == [{slot(0).range: 1}]
+        assert world.group_offsets.commits == [{slot(0).range: 1}]
         world.polls(lambda: world.coordinator.topics, "coming back")
         assert world.told[-1] == ("lost", [0])
         stable(world, 0)
@@ -325,10 +325,10 @@ def test_a_member_that_gave_up_a_part_of_its_slots_leaves_although_the_applicati
             unassign(parts)
 
         world.coordinator.incremental_unassign = unassign_when_everything_is_told
-        world.ledger.commit_gate.clear()
+        world.group_offsets.commit_gate.clear()
         world.coordinator.take(1)
         world.polls(lambda: world.count("left_group"), "the member to give up")
-        world.ledger.commit_gate.set()
+        world.group_offsets.commit_gate.set()
         world.polls(lambda: world.coordinator.left and world.coordinator.topics, "coming back")
         assert world.coordinator.held() == set()
         stable(world, 0, 1)
@@ -339,7 +339,7 @@ def test_commits_that_take_longer_than_their_interval_do_not_keep_slots():
         world.subscribe()
         stable(world, 0, 1)
         handed_out(world, 1)
-        world.ledger.seconds = 0.02
+        world.group_offsets.seconds = 0.02
         world.coordinator.take(1)
 
         def handed_over():
@@ -370,19 +370,19 @@ def test_close_while_waiting_for_the_coordinator(world):
 
 
 def test_close_while_slots_are_looked_up(world):
-    world.ledger.starts_gate.clear()
+    world.group_offsets.starts_gate.clear()
     world.coordinator.give(0)
-    world.until(lambda: world.ledger.asked, "the look-up")
-    threading.Timer(0.05, world.ledger.starts_gate.set).start()
+    world.until(lambda: world.group_offsets.asked, "the look-up")
+    threading.Timer(0.05, world.group_offsets.starts_gate.set).start()
     close_while(world, State.ASSIGNING_PARTITIONS)
-    assert world.ledger.commits == []
+    assert world.group_offsets.commits == []
 
 
 def test_close_commits_what_was_handed_out_and_calls_on_revoke(world):
     stable(world, 0, 1)
     handed_out(world, 3)
     close_while(world, State.STABLE)
-    assert world.ledger.commits == [{slot(0).range: 3, slot(1).range: 3}]
+    assert world.group_offsets.commits == [{slot(0).range: 3, slot(1).range: 3}]
     assert world.told[-1] == ("revoke", [0])
 
 
@@ -393,7 +393,7 @@ def test_close_while_records_of_leaving_slots_are_worked_on(world):
     world.until(lambda: world.state is State.PREPARE_REVOCATION, "the pause")
     world.close()
     assert world.state is State.CLOSED
-    assert world.ledger.commits == [{slot(0).range: 2}]
+    assert world.group_offsets.commits == [{slot(0).range: 2}]
 
 
 def test_close_while_a_callback_waits_for_the_application(world):
@@ -408,13 +408,13 @@ def test_close_while_a_callback_waits_for_the_application(world):
 def test_close_while_a_commit_is_under_way(world):
     stable(world, 0)
     handed_out(world, 2)
-    world.ledger.commit_gate.clear()
+    world.group_offsets.commit_gate.clear()
     world.coordinator.take(0)
     world.polls(lambda: world.state is State.PARTITION_REVOKED, "the commit")
-    threading.Timer(0.05, world.ledger.commit_gate.set).start()
+    threading.Timer(0.05, world.group_offsets.commit_gate.set).start()
     world.close()
     assert world.state is State.CLOSED
-    assert world.ledger.commits == [{slot(0).range: 2}]
+    assert world.group_offsets.commits == [{slot(0).range: 2}]
 
 
 def test_close_after_a_loss():
@@ -430,7 +430,7 @@ def test_a_newer_format_stops_everything_and_poll_says_so(world):
     stable(world, 0)
     world.reader.write(record(0), record(1))
     world.until(lambda: world.buffer.waiting_bytes() > 0, "records in the buffer")
-    world.views.failure = FutureVersionError("newer")
+    world.metadata.failure = FutureVersionError("newer")
     world.until(lambda: world.engine.fatal is not None, "the engine to stop")
     found = world.polls(lambda: not world.events, "the event")
     assert [m.error() is not None for m in found] == [True]
@@ -439,7 +439,7 @@ def test_a_newer_format_stops_everything_and_poll_says_so(world):
 
 def test_trouble_of_one_duty_keeps_none_of_the_others_from_being_done(world):
     stable(world, 0)
-    world.views.failure = UnreachableError("the control topic cannot be reached")
+    world.metadata.failure = UnreachableError("the control topic cannot be reached")
     world.until(lambda: "cannot be reached" in (world.stats()["trouble"] or ""), "the trouble to be told")
     assert handed_out(world, 3)
 
@@ -448,19 +448,21 @@ def test_what_is_handed_over_is_committed_again_where_that_fails_at_first(world)
     """Else the next owner would be handed out all of it again."""
     stable(world, 0, 1)
     handed_out(world, 3)
-    world.ledger.failures.extend([UnreachableError("no coordinator"), UnreachableError("no coordinator")])
+    world.group_offsets.failures.extend(
+        [UnreachableError("no coordinator"), UnreachableError("no coordinator")]
+    )
     world.coordinator.take(0)
     world.polls(lambda: world.coordinator.held() == {1}, "the hand-over")
-    assert world.ledger.begun == 3
-    assert world.ledger.commits == [{slot(0).range: 3}]
+    assert world.group_offsets.begun == 3
+    assert world.group_offsets.commits == [{slot(0).range: 3}]
 
 
 def test_a_hand_over_does_not_wait_for_commits_that_fail_all_the_time(world):
     stable(world, 0, 1)
     handed_out(world, 3)
-    world.ledger.failures.extend(UnreachableError("no coordinator") for _ in range(9))
+    world.group_offsets.failures.extend(UnreachableError("no coordinator") for _ in range(9))
     world.coordinator.take(0)
     world.polls(lambda: world.coordinator.held() == {1}, "the hand-over")
-    assert world.ledger.begun == 3
+    assert world.group_offsets.begun == 3
     assert world.count("left_group") == 0
-    world.ledger.failures.clear()
+    world.group_offsets.failures.clear()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kpsplit.consumer.application_requests import Calls
+from kpsplit.consumer.application_requests import ApplicationRequests
 from kpsplit.consumer.group.states import State
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
@@ -16,14 +16,14 @@ from tests.unit.engine_world import PARENT, World, slot
 @pytest.fixture
 def world() -> Iterator[World]:
     with World() as one:
-        one.ledger.has_commits = False
+        one.group_offsets.has_commits = False
         one.subscribe()
         yield one
 
 
 def gives(world: World, offset: int | None) -> None:
     """Have on_assign give an offset from now on; None: it leaves it to the group."""
-    calls = Calls(world.engine, world.buffer)
+    calls = ApplicationRequests(world.engine, world.buffer)
     cursor = None if offset is None else Cursor(WHOLE, {0: offset})
     world.inside["assign"] = lambda: world.engine.ask(lambda: calls.start({PARENT: cursor})).result(10)
 
@@ -48,7 +48,7 @@ def test_slots_that_arrive_later_begin_where_the_group_has_committed_if_it_has(w
     gives(world, 6)
     world.coordinator.give(0, 1)
     owned(world, 0, 1)
-    world.ledger.has_commits = True
+    world.group_offsets.has_commits = True
     world.coordinator.give(2)
     assert owned(world, 0, 1, 2) == {0: 6, 1: 6, 2: 0}
 
@@ -89,7 +89,7 @@ def test_a_partition_that_was_gone_is_asked_for_anew(world: World) -> None:
 
 
 def test_what_a_seek_moves_is_what_is_there_then(world: World) -> None:
-    calls = Calls(world.engine, world.buffer)
+    calls = ApplicationRequests(world.engine, world.buffer)
     world.coordinator.give(0)
     owned(world, 0)
     world.engine.ask(lambda: calls.seek(PARENT, Cursor(WHOLE, {0: 7}))).result(10)

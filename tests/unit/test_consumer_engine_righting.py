@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kpsplit.consumer.commit import committer as righting
-from kpsplit.consumer.commit.committer import Righting
-from kpsplit.consumer.commit.writes import Member
+from kpsplit.consumer.commit import committer as lag_repair
+from kpsplit.consumer.commit.committer import LagOffsetRepair
+from kpsplit.consumer.commit.writes import CommitMember
 from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots.assigned import Holding, Holdings, Stage
+from kpsplit.consumer.slots.assigned import AssignedSlot, AssignedSlots, SlotStage
 from kpsplit.errors import UnreachableError
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KEY_SPACE, KeyRange
@@ -32,29 +32,29 @@ class World:
         self.commits: list[dict[OwnedSlot, tuple[Cursor, ...]]] = []
         self.idle = True
         self.held = [
-            Holding(
+            AssignedSlot(
                 OwnedSlot(PARENT, n, 4),
                 PhysicalPartition("__kpsplit.slots.orders", n),
                 Mode.SLOTS,
-                Stage.READING,
+                SlotStage.READING,
                 committed=(Cursor(range_, {0: 10}),),
             )
             for n, range_ in enumerate((FIRST, SECOND))
         ]
         self.context: Any = SimpleNamespace(
             counts=Counter(),
-            carrier=None,
-            keeping=SimpleNamespace(store=None),
-            holdings=Holdings(),
-            views=SimpleNamespace(state=lambda _: UNSPLIT),
-            member=lambda: Member("g", "me", 1),
-            errands=SimpleNamespace(run=self._ask),
+            participant=None,
+            state_binding=SimpleNamespace(store=None),
+            assigned_slots=AssignedSlots(),
+            metadata=SimpleNamespace(state=lambda _: UNSPLIT),
+            member=lambda: CommitMember("g", "me", 1),
+            executor=SimpleNamespace(run=self._ask),
         )
-        self.context.holdings.add(self.held)
+        self.context.assigned_slots.add(self.held)
         self.committer: Any = SimpleNamespace(
             idle=lambda: self.idle, begun=0, ask=lambda c, _: self.commits.append(c)
         )
-        self.righting = Righting(self.context, self.committer)
+        self.lag_repair = LagOffsetRepair(self.context, self.committer)
 
     def _ask(self, _: object) -> Future[Any]:
         self.questions.append(Future())
@@ -68,20 +68,20 @@ class World:
     def asked(self) -> Future[Any]:
         """A commit was answered, and the log is looked into behind it."""
         self.commit()
-        self.righting.turn()
-        self.righting.turn()
+        self.lag_repair.turn()
+        self.lag_repair.turn()
         return self.questions[-1]
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(righting, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(lag_repair, "LOOK_SECONDS", 0.0)
     return World()
 
 
 def test_only_a_slot_that_the_latest_commit_was_of_is_committed_again(world: World) -> None:
     world.asked().set_result({PARENT: frozenset({SECOND})})
-    world.righting.turn()
+    world.lag_repair.turn()
     assert world.commits == [{OwnedSlot(PARENT, 1, 4): (Cursor(SECOND, {0: 10}),)}]
     assert world.context.counts["ordinary_offsets_righted"] == 1
 
@@ -89,7 +89,7 @@ def test_only_a_slot_that_the_latest_commit_was_of_is_committed_again(world: Wor
 def test_where_all_is_well_it_is_not_looked_again_before_the_next_commit(world: World) -> None:
     world.asked().set_result({PARENT: frozenset()})
     for _ in range(3):
-        world.righting.turn()
+        world.lag_repair.turn()
     assert (world.commits, len(world.questions)) == ([], 1)
     world.asked()
     assert len(world.questions) == 2
@@ -98,12 +98,12 @@ def test_where_all_is_well_it_is_not_looked_again_before_the_next_commit(world: 
 @pytest.mark.parametrize("answer", [{PARENT: None}, UnreachableError("no")])
 def test_a_commit_that_was_not_read_yet_is_looked_for_a_few_times(world: World, answer: Any) -> None:
     world.asked()
-    for _ in range(3 * righting.LOOKS):
+    for _ in range(3 * lag_repair.LOOKS):
         question = world.questions[-1]
         if not question.done():
             question.set_exception(answer) if isinstance(answer, Exception) else question.set_result(answer)
-        world.righting.turn()
-    assert (world.commits, len(world.questions)) == ([], righting.LOOKS)
+        world.lag_repair.turn()
+    assert (world.commits, len(world.questions)) == ([], lag_repair.LOOKS)
 
 
 @pytest.mark.parametrize("answered", [True, False])
@@ -112,7 +112,7 @@ def test_what_was_found_behind_an_older_commit_counts_no_more(world: World, answ
     question = world.asked()
     world.commit(answered=answered)
     question.set_result({PARENT: frozenset({FIRST})})
-    world.righting.turn()
+    world.lag_repair.turn()
     assert world.commits == []
 
 
@@ -120,17 +120,17 @@ def test_while_another_commit_is_under_way_nothing_is_committed_again(world: Wor
     question = world.asked()
     world.idle = False
     question.set_result({PARENT: frozenset({FIRST})})
-    world.righting.turn()
+    world.lag_repair.turn()
     world.idle = True
-    world.righting.turn()
+    world.lag_repair.turn()
     assert world.commits == []
 
 
 def test_slots_that_went_meanwhile_are_not_committed(world: World) -> None:
     question = world.asked()
-    world.context.holdings.remove(world.held)
+    world.context.assigned_slots.remove(world.held)
     question.set_result({PARENT: frozenset({FIRST, SECOND})})
-    world.righting.turn()
+    world.lag_repair.turn()
     assert world.commits == []
 
 
@@ -138,19 +138,19 @@ def test_nothing_is_asked_where_slots_come_or_go_are_given_by_hand_were_moved_or
     world: World,
 ) -> None:
     first = world.held[0]
-    edges = ("stage", Stage.LEAVING), ("final", True), ("by_hand", True), ("committed", ()), ("moves", 1)
+    edges = ("stage", SlotStage.LEAVING), ("final", True), ("by_hand", True), ("committed", ()), ("moves", 1)
     for name, value in edges:
         before = getattr(first, name)
         setattr(first, name, value)
         world.context.counts["commits"] += 1
-        world.righting.turn()
-        world.righting.turn()
+        world.lag_repair.turn()
+        world.lag_repair.turn()
         assert world.questions == []
         setattr(first, name, before)
     first.committed = (Cursor(KeyRange(SECOND.hi, KEY_SPACE), {0: 10}), *first.committed)
     world.context.counts["commits"] += 1
-    world.righting.turn()
-    world.righting.turn()
+    world.lag_repair.turn()
+    world.lag_repair.turn()
     assert world.questions == []
 
 
@@ -159,5 +159,5 @@ def test_a_slot_that_the_application_moved_since_is_not_committed_where_it_was(w
     question = world.asked()
     world.held[0].moves += 1
     question.set_result({PARENT: frozenset({FIRST, SECOND})})
-    world.righting.turn()
+    world.lag_repair.turn()
     assert world.commits == [{OwnedSlot(PARENT, 1, 4): (Cursor(SECOND, {0: 10}),)}]

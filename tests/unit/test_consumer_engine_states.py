@@ -31,8 +31,8 @@ def test_close_is_legal_in_every_state_but_the_last_two():
 
 
 def test_slots_can_be_lost_in_every_state_in_which_there_are_some():
-    holding = {state for state, event in TRANSITIONS if event is Event.LOSE}
-    assert holding == set(State) - {State.UNSUBSCRIBED, State.LOST, State.CLOSING, State.CLOSED}
+    assigned = {state for state, event in TRANSITIONS if event is Event.LOSE}
+    assert assigned == set(State) - {State.UNSUBSCRIBED, State.LOST, State.CLOSING, State.CLOSED}
 
 
 def test_a_revocation_goes_through_pause_callback_and_commit():

@@ -16,7 +16,7 @@ from kpsplit.consumer.group.subscriptions import Mode, Subscribed
 from kpsplit.consumer.run.handlers import synchronous
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.runner import Attached, attach
-from kpsplit.consumer.run.work_queue import Desk
+from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.consumer.run.workers import ThreadWorkers
 from kpsplit.errors import UnreachableError
 from kpsplit.kafka.clock import Deadline, monotonic
@@ -45,7 +45,7 @@ def asleep(world: World) -> Iterator[None]:
     over = threading.Event()
     world.engine.ask(lambda: over.wait(PATIENCE))
     deadline = Deadline(PATIENCE)
-    while monotonic() <= world.engine.confirming.until:
+    while monotonic() <= world.engine.ownership_guard.until:
         deadline.check("the latest turn to be too long ago")
         deadline.pause(0.01)
     try:
@@ -90,7 +90,7 @@ def test_while_the_engine_sleeps_and_until_the_coordinator_has_answered_nothing_
         answered.wait(PATIENCE)
         return truth()
 
-    world.ledger.members = members
+    world.group_offsets.members = members
     buffered(world, record(0), record(1))
     with asleep(world):
         assert world.poll() is None
@@ -121,23 +121,23 @@ def test_woken_without_its_slots_a_member_drops_what_it_had_buffered_and_tells_o
     world: World,
 ) -> None:
     buffered(world, record(0), of_other_slot(1))
-    world.ledger.members = told(other=0, third=1)
+    world.group_offsets.members = told(other=0, third=1)
     with asleep(world):
         assert world.poll() is None
     assert world.polls(lambda: world.told[-1][0] == "lost", "on_lost") == []
     assert world.poll() is None
-    assert world.ledger.commits == []
+    assert world.group_offsets.commits == []
     assert world.count("slots_lost") == 2
     world.coordinator.lose(0, 1)
     world.coordinator.give(0)
-    world.ledger.members = world.coordinator.members
+    world.group_offsets.members = world.coordinator.members
     world.polls(lambda: world.state is State.STABLE and world.reader.owned, "a slot again")
     assert [name for name, _ in world.told] == ["assign", "lost", "assign"]
 
 
 def test_slots_that_stay_are_handed_out_when_others_were_lost(world: World) -> None:
     buffered(world, record(0), of_other_slot(1), record(2))
-    world.ledger.members = told(other=0, me=1)
+    world.group_offsets.members = told(other=0, me=1)
     with asleep(world):
         assert world.poll() is None
     assert [m.value() for m in world.take(1)] == [b"1"]
@@ -149,12 +149,12 @@ def test_while_the_group_cannot_be_asked_nothing_is_handed_out_and_the_statistic
     world: World,
 ) -> None:
     buffered(world, record(0))
-    world.ledger.members = no_answer
+    world.group_offsets.members = no_answer
     with asleep(world):
         assert world.poll() is None
     assert world.polls(lambda: "no answer in time" in str(world.stats()["trouble"]), "the trouble") == []
     assert held(world)
-    world.ledger.members = world.coordinator.members
+    world.group_offsets.members = world.coordinator.members
     assert [m.value() for m in world.take(1)] == [b"0"]
     assert world.stats()["trouble"] is None
 
@@ -163,7 +163,7 @@ def test_a_loss_that_the_group_tells_ends_the_wait_for_a_coordinator_that_cannot
     world: World,
 ) -> None:
     buffered(world, record(0))
-    world.ledger.members = no_answer
+    world.group_offsets.members = no_answer
     with asleep(world):
         world.coordinator.lose(0, 1)
     assert world.polls(lambda: world.told[-1][0] == "lost" and not held(world), "the loss") == []
@@ -175,7 +175,7 @@ def test_a_loss_that_the_group_tells_ends_the_wait_for_a_coordinator_that_cannot
 
 def test_to_leave_the_group_during_the_wait_lets_nothing_through(world: World) -> None:
     buffered(world, record(0))
-    world.ledger.members = no_answer
+    world.group_offsets.members = no_answer
     with asleep(world):
         world.context.group._topics = frozenset()  # as unsubscribe() does, before slots are handed over
     assert world.polls(lambda: "no answer in time" in str(world.stats()["trouble"]), "the trouble") == []
@@ -185,11 +185,11 @@ def test_to_leave_the_group_during_the_wait_lets_nothing_through(world: World) -
 def test_a_revocation_during_the_wait_hands_over_as_ever(world: World) -> None:
     world.reader.write(record(0), record(1))
     world.take(1)
-    world.ledger.members = no_answer
+    world.group_offsets.members = no_answer
     with asleep(world):
         world.coordinator.take(0, 1)
     assert world.polls(lambda: not world.coordinator.held(), "the hand-over") == []
-    assert world.ledger.commits == [{slot(0).range: 1, slot(1).range: 1}]
+    assert world.group_offsets.commits == [{slot(0).range: 1, slot(1).range: 1}]
     assert world.told[-1][0] == "revoke"
 
 
@@ -198,11 +198,11 @@ def test_what_was_assigned_by_hand_beside_a_group_is_nothing_that_the_group_can_
 ) -> None:
     mine = by_hand(Subscribed(TOPIC, slots_topic(TOPIC), Mode.SLOTS, SLOTS), 0)
     world.engine.ask(lambda: world.engine.membership.hold([mine])).result(PATIENCE)
-    world.ledger.members = told(other=0, third=1)
+    world.group_offsets.members = told(other=0, third=1)
     with asleep(world):
         pass
     world.polls(lambda: world.told[-1][0] == "lost" and not held(world), "the loss")
-    assert [h.slot for h in world.context.holdings] == [mine.slot]
+    assert [h.slot for h in world.context.assigned_slots] == [mine.slot]
 
 
 def test_partitions_assigned_by_hand_are_handed_out_whatever_the_engine_does() -> None:
@@ -226,17 +226,17 @@ class Lanes:
     def __init__(self, world: World) -> None:
         self.seen: list[bytes] = []
         self._world = world
-        self.desk = Desk(2, 1 << 20, Judge(Stop()))
+        self.work_queue = WorkQueue(2, 1 << 20, Judge(Stop()))
         handler = synchronous(lambda message: self.seen.append(message.value()), transactional=False)
-        self.workers = ThreadWorkers(self.desk, [handler] * 2, None)  # type: ignore[arg-type]
-        self._attached = Attached(self.desk, world.context.settings, lambda: None)
+        self.workers = ThreadWorkers(self.work_queue, [handler] * 2, None)  # type: ignore[arg-type]
+        self._attached = Attached(self.work_queue, world.context.settings, lambda: None)
 
     def __enter__(self) -> Lanes:
         self._before = self._attach(self._attached)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.desk.end()
+        self.work_queue.end()
         self._attach(self._before)
 
     def _attach(self, to: Attached) -> Attached:
@@ -249,34 +249,34 @@ class Lanes:
 def test_workers_get_nothing_behind_a_sleep_until_the_slots_are_confirmed(world: World) -> None:
     with Lanes(world) as lanes:
         buffered(world, record(0), of_other_slot(1))
-        world.ledger.members = no_answer
+        world.group_offsets.members = no_answer
         with asleep(world):
             lanes.workers.start()
         world.until(lambda: world.stats()["trouble"], "the coordinator not to answer")
         assert lanes.seen == []
-        world.ledger.members = world.coordinator.members
+        world.group_offsets.members = world.coordinator.members
         world.until(lambda: sorted(lanes.seen) == [b"0", b"1"], "the workers to go on")
 
 
 def test_workers_get_nothing_of_slots_that_were_lost_in_a_sleep(world: World) -> None:
     with Lanes(world) as lanes:
         buffered(world, record(0), of_other_slot(1))
-        world.ledger.members = told(other=0, me=1)
+        world.group_offsets.members = told(other=0, me=1)
         with asleep(world):
             lanes.workers.start()
         world.until(lambda: lanes.seen, "the workers to go on")
-        world.until(lambda: lanes.desk.stats().processed == 1, "the record of the slot that stays")
+        world.until(lambda: lanes.work_queue.stats().processed == 1, "the record of the slot that stays")
         assert lanes.seen == [b"1"]
         assert world.polls(lambda: world.told[-1][0] == "lost", "on_lost") == []
 
 
 def test_a_sink_that_takes_over_behind_a_sleep_hands_out_nothing_either(world: World) -> None:
-    world.ledger.members = no_answer
+    world.group_offsets.members = no_answer
     with asleep(world):
         pass
     world.until(lambda: world.stats()["trouble"], "the coordinator not to answer")
     with Lanes(world) as lanes:
         buffered(world, record(0))
-        with lanes.desk.lock:
-            assert lanes.desk.take() is None
-            assert lanes.desk.scheduler.next() is not None
+        with lanes.work_queue.lock:
+            assert lanes.work_queue.take() is None
+            assert lanes.work_queue.scheduler.next() is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kpsplit.consumer.commit.epochs import STRETCHES, LeaderEpochs
-from kpsplit.consumer.commit.writes import Member, Processed, writes
+from kpsplit.consumer.commit.writes import CommitMember, Processed, writes
 from kpsplit.consumer.fetch.batch import Batch
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.splitter.commits import CommitFold
@@ -61,6 +61,6 @@ def test_range_commits_carry_the_epochs_that_are_known() -> None:
     cursor = Cursor(WHOLE, {0: 30})
     for known, expected in (({(0, 30): 7}, 7), ({(0, 29): 7}, None)):
         processed = Processed(UNSPLIT, Mode.SLOTS, (cursor,), (), PARENT, known)
-        wanted = writes([processed], Member("g", "me", 1), CommitFold())
+        wanted = writes([processed], CommitMember("g", "me", 1), CommitFold())
         assert wanted is not None
         assert [p.leader_epoch for p in wanted.records[0].positions.values()] == [expected]

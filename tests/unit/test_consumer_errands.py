@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.consumer.broker_executor import Errands
+from kpsplit.consumer.broker_executor import BrokerExecutor
 
 
 def test_whatever_a_job_raises_the_next_one_is_run() -> None:
-    errands = Errands("test")
+    executor = BrokerExecutor("test")
 
     def leave() -> None:
         raise SystemExit
 
-    left, next_one = errands.run(leave), errands.run(lambda: 7)
+    left, next_one = executor.run(leave), executor.run(lambda: 7)
     with pytest.raises(SystemExit):
         left.result(10)
     assert next_one.result(10) == 7
-    errands.close(10)
+    executor.close(10)

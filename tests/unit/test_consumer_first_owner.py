@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kpsplit.consumer.commit.group_offsets import Found, Ledger, StillOwnedError
+from kpsplit.consumer.commit.group_offsets import Found, GroupOffsets, StillOwnedError
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots.assigned import Start, Wanted
+from kpsplit.consumer.slots.assigned import SlotStart, StartRequest
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.commits import CommitFold
@@ -31,12 +31,12 @@ IN_REBALANCE = Members(True, False, {SLOT: OTHER})
 EXPELLED = Members(False, True, {})
 
 
-class Asked(Ledger):
+class Asked(GroupOffsets):
     """A ledger whose log and group the test gives; ``asked``: what it asked, in order."""
 
     def __init__(self, members: Members, *committed: KeyRange) -> None:
-        asker: Any = SimpleNamespace(committed=self._ordinary)
-        super().__init__(SimpleNamespace(), asker, "g", "earliest")  # type: ignore[arg-type]
+        query_client: Any = SimpleNamespace(committed=self._ordinary)
+        super().__init__(SimpleNamespace(), query_client, "g", "earliest")  # type: ignore[arg-type]
         self.asked: list[str] = []
         self._members = members
         self._fold = CommitFold()
@@ -59,8 +59,8 @@ class Asked(Ledger):
         return self._members
 
 
-def start(ledger: Ledger, *, shared: bool = True) -> Found:
-    [found] = ledger.starts([Wanted(LINEAGE, Mode.SLOTS, slot(0).range, shared=shared)])
+def start(group_offsets: GroupOffsets, *, shared: bool = True) -> Found:
+    [found] = group_offsets.starts([StartRequest(LINEAGE, Mode.SLOTS, slot(0).range, shared=shared)])
     return found
 
 
@@ -71,37 +71,37 @@ def test_the_first_owner_of_a_slot_begins_when_nobody_has_the_partition_itself(
     members: Members, early: bool
 ) -> None:
     """In a rebalance somebody may still work on it whom the coordinator does not name any more."""
-    ledger = Asked(members)
-    found = start(ledger)
+    group_offsets = Asked(members)
+    found = start(group_offsets)
     if early:
         assert isinstance(found, StillOwnedError)
     else:
-        assert found == Start((Cursor(slot(0).range, {0: 7}),))
-    assert ledger.asked == (["log", "members"] if early else ["log", "members", "offsets"])
+        assert found == SlotStart((Cursor(slot(0).range, {0: 7}),))
+    assert group_offsets.asked == (["log", "members"] if early else ["log", "members", "offsets"])
 
 
 @pytest.mark.parametrize("range_", [slot(0).range, slot(1).range])
 def test_once_a_range_of_the_partition_was_committed_nobody_is_asked(range_: KeyRange) -> None:
     """Whoever committed it has asked, and nobody begins to read the partition as a whole any more."""
-    ledger = Asked(OWNED, range_)
-    assert isinstance(start(ledger), Start)
-    assert "members" not in ledger.asked
+    group_offsets = Asked(OWNED, range_)
+    assert isinstance(start(group_offsets), SlotStart)
+    assert "members" not in group_offsets.asked
 
 
 def test_slots_that_are_assigned_by_hand_begin_whoever_has_the_partition() -> None:
-    assert isinstance(start(Asked(OWNED), shared=False), Start)
+    assert isinstance(start(Asked(OWNED), shared=False), SlotStart)
 
 
 def test_a_slot_that_comes_too_early_is_asked_for_again_and_then_read() -> None:
     with World() as world:
         answers = [StillOwnedError(PARENT), StillOwnedError(PARENT)]
-        real = world.ledger.starts
+        real = world.group_offsets.starts
 
         def starts(wanted: list[Any]) -> list[Any]:
             assert [w.shared for w in wanted] == [True] * len(wanted)
             return [answers.pop()] * len(wanted) if answers else real(wanted)
 
-        world.ledger.starts = starts  # type: ignore[method-assign]
+        world.group_offsets.starts = starts  # type: ignore[method-assign]
         world.subscribe()
         world.coordinator.give(0)
         world.polls(lambda: slot(0) in world.reader.owned, "the slot")

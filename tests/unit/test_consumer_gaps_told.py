@@ -13,11 +13,11 @@ import pytest
 from kpsplit.consumer.config import GapPolicy
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.fetch.batch import Batch, OwnedSlot
-from kpsplit.consumer.fetch.fetch_state import PartitionTracks
+from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.consumer.fetch.gaps import Found, Gap, LogBounds, ReadingEvent
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.runner import Attached, attach, commit_now
-from kpsplit.consumer.run.work_queue import Desk
+from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.consumer.session import report
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -37,7 +37,7 @@ class LogReader(Reader):
         self.turns = 0
         numbers = count(1)
         state = PartitionState.unsplit(PARENT, "id")
-        self.tracks = PartitionTracks(state, lambda: next(numbers), self._report, GapPolicy.SKIP_AND_REPORT)
+        self.tracks = FetchState(state, lambda: next(numbers), self._report, GapPolicy.SKIP_AND_REPORT)
 
     def _report(self, event: ReadingEvent) -> None:
         assert self.context is not None
@@ -45,10 +45,10 @@ class LogReader(Reader):
 
     @property
     def wants_refresh(self) -> int:  # type: ignore[override]
-        return self.tracks.ticket
+        return self.tracks.request_id
 
-    def refreshed(self, ticket: int) -> None:
-        self.tracks.refreshed(ticket)
+    def refreshed(self, request_id: int) -> None:
+        self.tracks.refreshed(request_id)
 
     def own(self, slot: OwnedSlot, cursor: Cursor) -> None:
         super().own(slot, cursor)
@@ -91,13 +91,13 @@ class Scene:
         self.world.until(lambda: self.world.count("gaps"), "the gap")
         self.turn()
 
-    def run(self) -> Desk:
+    def run(self) -> WorkQueue:
         """Have records go to workers, as ``Consumer.run`` does; nobody works."""
         context = self.world.context
-        desk = Desk(1, 1 << 20, Judge(Stop()), None)
-        attached = Attached(desk, replace(context.settings, auto_commit=True), lambda: None)
+        work_queue = WorkQueue(1, 1 << 20, Judge(Stop()), None)
+        attached = Attached(work_queue, replace(context.settings, auto_commit=True), lambda: None)
         self.world.engine.ask(lambda: attach(context, self.world.engine.committer, attached)).result(10)
-        return desk
+        return work_queue
 
     def turn(self) -> None:
         """Let the engine do all that it can, again and again."""
@@ -109,7 +109,7 @@ class Scene:
         world = self.world
         asked = world.engine.ask(lambda: commit_now(world.context, world.engine.committer)).result(10)
         assert asked.exception(10) is None or "NO_OFFSET" in str(asked.exception())
-        return [position for commit in world.ledger.commits for position in commit.values()]
+        return [position for commit in world.group_offsets.commits for position in commit.values()]
 
 
 @contextmanager
@@ -172,10 +172,10 @@ def test_a_slot_leaves_before_a_gap_that_nobody_was_told_of() -> None:
         gap.world.engine.membership.on_revoke = None
         gap.world.coordinator.take(0)
         gap.world.until(lambda: not gap.world.coordinator.held(), "the hand-over")
-        assert gap.world.ledger.commits == []
+        assert gap.world.group_offsets.commits == []
         gap.world.polls(lambda: gap.heard, "the notice")
         gap.world.until(lambda: not gap.world.context.notices, "the engine")
-        assert gap.world.ledger.commits == []
+        assert gap.world.group_offsets.commits == []
 
 
 def test_close_waits_for_no_notice() -> None:
@@ -184,5 +184,5 @@ def test_close_waits_for_no_notice() -> None:
         gap.world.engine.close()
         gap.world.until(lambda: gap.world.events, "on_revoke")
         gap.world.close()
-        assert gap.world.ledger.commits == []
+        assert gap.world.group_offsets.commits == []
         assert len(gap.heard) == 1

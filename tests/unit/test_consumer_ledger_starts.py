@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer.commit.group_offsets import Ledger, NoOffsetError
+from kpsplit.consumer.commit.group_offsets import GroupOffsets, NoOffsetError
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots import initializer as starter
-from kpsplit.consumer.slots.assigned import Start, Wanted
+from kpsplit.consumer.slots import initializer
+from kpsplit.consumer.slots.assigned import SlotStart, StartRequest
 from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError, UnreachableError
 from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.kafka.log_ends import Failed
@@ -36,7 +36,7 @@ class Scene:
     """A ledger whose offset log holds a commit of each enrolled partition, at offset 7."""
 
     def __init__(self, reset: str = "earliest") -> None:
-        self.asker: Any = SimpleNamespace(committed=lambda *_: dict(self.ordinary))
+        self.query_client: Any = SimpleNamespace(committed=lambda *_: dict(self.ordinary))
         self.ordinary: dict[PhysicalPartition, int] = {PLAIN: 5}
         self.failed: dict[int, KpsplitError] = {}
         self.lows: dict[PhysicalPartition, int] = {}
@@ -45,13 +45,13 @@ class Scene:
             commit = RangeCommit("g", place, WHOLE, {0: Position(7)}, "me", 1, Cause.PROGRESS)
             self.fold.fold(commit.key, commit.encode(), offset)
         self.writer: Any = SimpleNamespace(open=lambda _: None)
-        self.ledger = Ledger(None, self.asker, "g", reset)  # type: ignore[arg-type]
-        self.ledger._tail = SimpleNamespace(  # type: ignore[assignment]
+        self.group_offsets = GroupOffsets(None, self.query_client, "g", reset)  # type: ignore[arg-type]
+        self.group_offsets._tail = SimpleNamespace(  # type: ignore[assignment]
             fold=self.fold, follow=lambda _: None, read_each=lambda *_: self.failed
         )
-        self.ledger._partitions = PARTITIONS
-        self.ledger._writer = self.writer
-        self.ledger._admin = SimpleNamespace(start_offsets=self._lows)  # type: ignore[assignment]
+        self.group_offsets._partitions = PARTITIONS
+        self.group_offsets._writer = self.writer
+        self.group_offsets._admin = SimpleNamespace(start_offsets=self._lows)  # type: ignore[assignment]
 
     def _lows(self, places: list[PhysicalPartition], failed: Failed) -> dict[PhysicalPartition, int]:
         failed |= {place: UnreachableError("no leader") for place in places if place not in self.lows}
@@ -59,13 +59,13 @@ class Scene:
 
     def starts(self, *places: PhysicalPartition) -> list[Any]:
         modes = {PLAIN.topic: Mode.PLAIN}
-        return self.ledger.starts(
-            [Wanted(Lineage.unsplit(p), modes.get(p.topic, Mode.SLOTS), WHOLE) for p in places]
+        return self.group_offsets.starts(
+            [StartRequest(Lineage.unsplit(p), modes.get(p.topic, Mode.SLOTS), WHOLE) for p in places]
         )
 
 
 def position(start: object) -> int:
-    assert isinstance(start, Start)
+    assert isinstance(start, SlotStart)
     (cursor,) = start.pieces
     return cursor.positions[0]
 
@@ -75,9 +75,9 @@ def test_a_commit_of_a_newer_version_holds_up_the_slot_of_its_key_only() -> None
     keys = [CommitKey("other", WELL, WHOLE), CommitKey("g", STUCK, WHOLE.split_evenly(2)[1])]
     for offset, key in enumerate(keys, 10):
         scene.fold.fold(key.encode(), b'{"v":99}', offset)
-    low, high = (Wanted(Lineage.unsplit(STUCK), Mode.SLOTS, half) for half in WHOLE.split_evenly(2))
-    well = Wanted(Lineage.unsplit(WELL), Mode.SLOTS, WHOLE)
-    first, second, third = scene.ledger.starts([low, high, well])
+    low, high = (StartRequest(Lineage.unsplit(STUCK), Mode.SLOTS, half) for half in WHOLE.split_evenly(2))
+    well = StartRequest(Lineage.unsplit(WELL), Mode.SLOTS, WHOLE)
+    first, second, third = scene.group_offsets.starts([low, high, well])
     assert position(first) == 7 and position(third) == 7
     assert isinstance(second, FutureVersionError) and f"group g for {high.range} of {STUCK}" in str(second)
 
@@ -110,11 +110,11 @@ def test_slots_with_a_commit_start_although_nothing_can_be_asked_about_those_wit
     def cannot(*_: object) -> None:
         raise KafkaException(KafkaError(KafkaError.COORDINATOR_NOT_AVAILABLE))
 
-    scene.asker.committed = cannot
+    scene.query_client.committed = cannot
     well, plain = scene.starts(WELL, PLAIN)
     assert position(well) == 7
     assert isinstance(plain, KpsplitError)
-    scene.asker.committed = lambda *_: {}
+    scene.query_client.committed = lambda *_: {}
     well, plain = scene.starts(WELL, PLAIN)  # now their logs are asked, which have no leader
     assert position(well) == 7
     assert isinstance(plain, UnreachableError)
@@ -139,11 +139,11 @@ def test_a_partition_without_an_offset_is_named_and_the_others_start() -> None:
 def test_a_commit_that_lists_a_segment_that_there_is_not_is_reported_and_the_slot_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(starter, "UNDECIDED_SECONDS", 0.0)
+    monkeypatch.setattr(initializer, "UNDECIDED_SECONDS", 0.0)
     with World() as world:
-        stale = [Start((Cursor(WHOLE, {99: 1}),), stale=True)]
-        starts = world.ledger.starts
-        world.ledger.starts = lambda wanted: stale * len(wanted) if stale else starts(wanted)  # type: ignore
+        stale = [SlotStart((Cursor(WHOLE, {99: 1}),), stale=True)]
+        starts = world.group_offsets.starts
+        world.group_offsets.starts = lambda wanted: stale * len(wanted) if stale else starts(wanted)  # type: ignore
         world.subscribe()
         world.coordinator.give(0)
         world.polls(lambda: world.context.trouble, "the report")
@@ -157,14 +157,14 @@ def test_a_commit_that_lists_a_segment_that_there_is_not_is_reported_and_the_slo
 def test_the_engine_reads_slots_that_start_while_another_waits(error: KpsplitError) -> None:
     with World() as world:
         waits = [True]
-        starts = world.ledger.starts
+        starts = world.group_offsets.starts
 
         def apart(wanted: list[Any]) -> list[Any]:
             found = starts(wanted)
             last = slot(SLOTS - 1).range
             return [error if waits[0] and w.range == last else f for w, f in zip(wanted, found, strict=True)]
 
-        world.ledger.starts = apart  # type: ignore[method-assign]
+        world.group_offsets.starts = apart  # type: ignore[method-assign]
         world.subscribe()
         world.coordinator.give(*range(SLOTS))
         world.polls(lambda: len(world.reader.owned) == SLOTS - 1, "the slots that can be read")

@@ -8,10 +8,10 @@ from concurrent.futures import Future
 import pytest
 from confluent_kafka import TopicPartition
 
-from kpsplit.consumer.application_requests import Calls
+from kpsplit.consumer.application_requests import ApplicationRequests
 from kpsplit.consumer.commit.committer import Parts
 from kpsplit.consumer.commit.sender import Cursors
-from kpsplit.consumer.commit.writes import Member, Processed, writes
+from kpsplit.consumer.commit.writes import CommitMember, Processed, writes
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
@@ -29,7 +29,7 @@ class Scene:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.calls = Calls(world.engine, world.buffer)
+        self.calls = ApplicationRequests(world.engine, world.buffer)
         world.subscribe()
         world.coordinator.give(0)
         world.polls(lambda: world.reader.owned, "the slot")
@@ -69,8 +69,8 @@ class Scene:
     @property
     def told(self) -> list[tuple[int, bool]]:
         """The position that each commit wrote, and whether it called the slot moved."""
-        ledger = self.world.ledger
-        return [(c[MINE], MINE in m) for c, m in zip(ledger.commits, ledger.moved, strict=True)]
+        group_offsets = self.world.group_offsets
+        return [(c[MINE], MINE in m) for c, m in zip(group_offsets.commits, group_offsets.moved, strict=True)]
 
 
 @pytest.fixture
@@ -98,13 +98,13 @@ def test_a_seek_forward_is_no_move_back(scene: Scene) -> None:
 
 
 def test_a_commit_that_was_under_way_when_the_application_seeked_does_not_tell_of_it(scene: Scene) -> None:
-    scene.world.ledger.commit_gate.clear()
+    scene.world.group_offsets.commit_gate.clear()
     under_way = scene.commit(scene.behind(5))
-    scene.world.until(lambda: scene.world.ledger.begun, "it to be sent")
+    scene.world.until(lambda: scene.world.group_offsets.begun, "it to be sent")
     asked = scene.commit(scene.behind(6))
     scene.seek(2)
     scene.world.take(1)
-    scene.world.ledger.commit_gate.set()
+    scene.world.group_offsets.commit_gate.set()
     under_way.result(10)
     asked.result(10)
     scene.commit_handed_out()
@@ -150,6 +150,6 @@ def test_the_record_of_a_range_that_was_moved_has_its_cause() -> None:
     cursors = (Cursor(slot(0).range, {0: 5}), Cursor(slot(1).range, {0: 9}))
     token = PhysicalPartition("slots", 0)
     processed = Processed(state, Mode.SLOTS, cursors, (), token, moved=frozenset([slot(0).range]))
-    wanted = writes([processed], Member("g", "me", 1), CommitFold())
+    wanted = writes([processed], CommitMember("g", "me", 1), CommitFold())
     assert wanted is not None
     assert [r.cause for r in wanted.records] == [Cause.SEEK, Cause.PROGRESS]

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, TopicPartition
 from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.fetch.gaps import Found, GapFound, LogBounds, ReadingEvent, Unreadable, loss
 from kpsplit.consumer.session import report
-from kpsplit.consumer.slots.assigned import Stage, Start
+from kpsplit.consumer.slots.assigned import SlotStage, SlotStart
 from kpsplit.consumer.slots.initializer import start_at
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
@@ -40,15 +40,15 @@ class Scene:
     def __init__(self, world: World) -> None:
         self.world = world
         self.wanted: list[Any] = []
-        real = world.ledger.starts
+        real = world.group_offsets.starts
 
         def starts(wanted: list[Any]) -> list[Any]:
             self.wanted += wanted
-            return [Start((Cursor(WHOLE, {0: 10}),)) if w.reset else real([w])[0] for w in wanted]
+            return [SlotStart((Cursor(WHOLE, {0: 10}),)) if w.reset else real([w])[0] for w in wanted]
 
-        world.ledger.starts = starts  # type: ignore[method-assign]
+        world.group_offsets.starts = starts  # type: ignore[method-assign]
         world.reader.cursor = lambda _: Cursor(WHOLE, {0: world.reader.written})  # type: ignore[attr-defined]
-        world.views.view.enrolments.clear()
+        world.metadata.view.enrolments.clear()
         world.subscribe()
         world.coordinator.give_partitions(TopicPartition(TOPIC, 0))
         world.polls(lambda: SLOT in world.reader.owned, "the partition")
@@ -88,11 +88,13 @@ def test_a_partition_begins_anew_when_what_was_read_of_it_is_processed(
 def test_a_seek_before_that_takes_its_place(scene: Scene) -> None:
     world = scene.world
     scene.report(REMOVED)
-    [holding] = world.context.holdings
-    world.engine.ask(lambda: start_at(world.context, holding, Start((Cursor(WHOLE, {0: 15}),)))).result(10)
+    [assigned] = world.context.assigned_slots
+    world.engine.ask(lambda: start_at(world.context, assigned, SlotStart((Cursor(WHOLE, {0: 15}),)))).result(
+        10
+    )
     world.polls(lambda: scene.position == 15, "the place")
     world.engine.ask(lambda: None).result(10)
-    assert (holding.stage, scene.position, len(scene.wanted)) == (Stage.READING, 15, 1)
+    assert (assigned.stage, scene.position, len(scene.wanted)) == (SlotStage.READING, 15, 1)
 
 
 @pytest.mark.parametrize("scene", ["error"], indirect=True)

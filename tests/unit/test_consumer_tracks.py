@@ -10,7 +10,7 @@ from confluent_kafka import Message
 
 from kpsplit.consumer.config import GapPolicy
 from kpsplit.consumer.fetch.batch import OwnedSlot, placed_hash
-from kpsplit.consumer.fetch.fetch_state import PartitionTracks
+from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.consumer.fetch.gaps import (
     EndReached,
     ForeignFound,
@@ -35,7 +35,7 @@ LIFE = life()
 SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2))
 
 
-class Tracks(PartitionTracks):
+class Tracks(FetchState):
     """Tracks with their reports."""
 
     def __init__(self, state: PartitionState = UNSPLIT, **more: GapPolicy | bool) -> None:
@@ -47,7 +47,7 @@ class Tracks(PartitionTracks):
         """Own slots, with a fresh view."""
         for slot in slots:
             self.own(slot, Cursor(slot.range, at or {}))
-        self.refreshed(self.ticket)
+        self.refreshed(self.request_id)
 
     def give(self, *messages: Message, source=PARENT):
         return self.take(source, list(messages), all(map(Message.key, messages)))
@@ -148,7 +148,7 @@ def test_a_slot_that_was_never_concerned_does_not_hold_up_the_others() -> None:
     tracks = Tracks(LIFE.merged)
     ready = OwnedSlot(PARENT, 3, 4)
     tracks.own(ready, Cursor(ready.range, {9: 2000}))
-    tracks.refreshed(tracks.ticket)
+    tracks.refreshed(tracks.request_id)
     assert tracks.wanted() == {PARENT: 2000}
 
 
@@ -169,7 +169,7 @@ def test_a_copy_of_a_record_that_stood_elsewhere_is_delivered_whatever_its_epoch
     tracks.begin(WHOLE_SLOT, at={0: 2, 1: 3})
     batches = tracks.give(message(3, epoch=epoch, home=elsewhere), message(4, epoch=0, home=elsewhere))
     assert [m._raw.offset() for m in batches[0].messages] == [3, 4]
-    assert (tracks.tally.strays, tracks.ticket) == (0, 0)
+    assert (tracks.tally.strays, tracks.request_id) == (0, 0)
 
 
 def test_at_a_marker_of_an_unknown_attempt_reading_waits_until_the_view_is_fresh() -> None:
@@ -178,12 +178,12 @@ def test_at_a_marker_of_an_unknown_attempt_reading_waits_until_the_view_is_fresh
     batches = tracks.give(message(0), message(1, None, marker="s"), message(2))
     assert (offsets(batches), batches[0].end) == ([0], 1)
     assert tracks.wanted() == {}
-    old, ticket = tracks.ticket - 1, tracks.ticket
-    assert ticket
+    old, request_id = tracks.request_id - 1, tracks.request_id
+    assert request_id
     tracks.refreshed(old)
     assert tracks.wanted() == {}
-    tracks.refreshed(ticket)
-    assert (tracks.ticket, tracks.wanted()) == (0, {PARENT: 1})
+    tracks.refreshed(request_id)
+    assert (tracks.request_id, tracks.wanted()) == (0, {PARENT: 1})
     assert offsets(tracks.give(message(1, None, marker="s"), message(2))) == [2]
 
 
@@ -191,8 +191,8 @@ def test_at_a_marker_of_an_attempt_under_way_reading_waits_for_the_outcome() -> 
     tracks = Tracks(fenced(UNSPLIT, SPLIT))
     tracks.begin(WHOLE_SLOT)
     tracks.give(message(0), message(1, None, marker="s"))
-    tracks.refreshed(tracks.ticket)
-    assert (tracks.ticket, tracks.wanted()) == (0, {})
+    tracks.refreshed(tracks.request_id)
+    assert (tracks.request_id, tracks.wanted()) == (0, {})
     tracks.update(committed(UNSPLIT, SPLIT, {0: 1}))
     assert tracks.wanted() == {PARENT: 2, phantom(0): 0, phantom(1): 0}
 
@@ -216,7 +216,7 @@ def test_reading_does_not_begin_inside_an_open_segment_before_the_view_is_fresh(
 def test_reading_does_not_begin_in_a_segment_whose_end_is_being_decided() -> None:
     tracks = Tracks(fenced(UNSPLIT, SPLIT))
     tracks.begin(WHOLE_SLOT, at={0: 10})
-    assert (tracks.ticket, tracks.wanted()) == (0, {})
+    assert (tracks.request_id, tracks.wanted()) == (0, {})
     tracks.update(apply(fenced(UNSPLIT, SPLIT), Abort("s", EndedBy.TAKEOVER, "gone")))
     assert tracks.wanted() == {PARENT: 10}
 
@@ -226,18 +226,18 @@ def test_going_back_to_where_it_has_read_needs_no_fresh_view() -> None:
     tracks.begin(FIRST)
     tracks.give(message(0), message(7))
     tracks.own(SECOND, Cursor(SECOND.range, {0: 3}))
-    assert (tracks.ticket, tracks.wanted()) == (0, {PARENT: 3})
+    assert (tracks.request_id, tracks.wanted()) == (0, {PARENT: 3})
 
 
 def test_a_cursor_of_a_newer_lineage_waits_for_the_view_and_a_contradiction_is_reported() -> None:
     tracks = Tracks()
     tracks.own(WHOLE_SLOT, Cursor(WHOLE, {2: 5}))
     assert tracks.wanted() == {}
-    tracks.refreshed(tracks.ticket)
+    tracks.refreshed(tracks.request_id)
     assert isinstance(tracks.events[0], Unreadable)
-    assert (tracks.ticket, tracks.wanted()) == (0, {})
+    assert (tracks.request_id, tracks.wanted()) == (0, {})
     tracks.update(operated(UNSPLIT, SPLIT, {0: 0}))
-    tracks.refreshed(tracks.ticket)
+    tracks.refreshed(tracks.request_id)
     assert tracks.wanted()[phantom(0)] == 5
 
 
@@ -279,7 +279,7 @@ def test_expired_records_are_skipped_on_request_and_told_once() -> None:
     (batch,) = tracks.tell()
     assert (batch.start, batch.end, batch.messages) == (0, 5, [])
     assert tracks.wanted() == {}, "nobody has seen which markers were there"
-    tracks.refreshed(tracks.ticket)
+    tracks.refreshed(tracks.request_id)
     assert tracks.wanted() == {PARENT: 5}
     tracks.own(SECOND, Cursor(SECOND.range, {}))
     (batch,) = tracks.found(5, 9)
@@ -291,7 +291,7 @@ def test_nothing_behind_a_gap_is_read_before_the_application_was_told_of_it() ->
     tracks = Tracks(operated(UNSPLIT, SPLIT, {0: 10}), on_gap=GapPolicy.SKIP_AND_REPORT)
     tracks.begin(WHOLE_SLOT)
     assert tracks.found(5, 9) == []
-    assert (tracks.wanted(), tracks.ticket) == ({}, 0)
+    assert (tracks.wanted(), tracks.request_id) == ({}, 0)
     assert tracks.cursor(WHOLE_SLOT).positions == {0: 0}
     tracks.tell()
     assert tracks.cursor(WHOLE_SLOT).positions == {0: 5}
@@ -437,7 +437,7 @@ def test_a_paused_partition_is_not_read_and_goes_on_where_it_was() -> None:
     assert tracks.wanted() == {PARENT: 1}
 
 
-def test_what_is_crowded_holds_back_the_segments_that_have_its_keys_and_no_others() -> None:
+def test_what_is_backpressured_holds_back_the_segments_that_have_its_keys_and_no_others() -> None:
     tracks = Tracks(operated(UNSPLIT, SPLIT, {0: 1}))
     tracks.begin(WHOLE_SLOT)
     tracks.give(message(0))
@@ -450,7 +450,7 @@ def test_what_is_crowded_holds_back_the_segments_that_have_its_keys_and_no_other
     assert tracks.wanted() == everything
 
 
-def test_a_segment_is_read_on_for_slots_to_which_the_crowded_keys_are_nothing() -> None:
+def test_a_segment_is_read_on_for_slots_to_which_the_backpressured_keys_are_nothing() -> None:
     tracks = Tracks()
     tracks.begin(SECOND)
     tracks.hold_back(frozenset([FIRST.range]))

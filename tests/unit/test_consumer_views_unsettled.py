@@ -10,7 +10,7 @@ import pytest
 
 from kpsplit.consumer import metadata as module
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.metadata import Views
+from kpsplit.consumer.metadata import Metadata
 from kpsplit.errors import KpsplitError, UnreachableError
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, encode_enrolment
@@ -29,11 +29,11 @@ class Scene:
         monkeypatch.setattr(module, "monotonic", lambda: self.now)
         self.view = ControlView()
         self.view.settings = Settings(int(LEASE * 1000))
-        self.views = Views(SimpleNamespace(shared_admin=lambda: None))  # type: ignore[arg-type]
+        self.metadata = Metadata(SimpleNamespace(shared_admin=lambda: None))  # type: ignore[arg-type]
         tail: Any = SimpleNamespace(
             view=self.view, poll=self._poll, ask_end=self._ask, progress=lambda: self.written
         )
-        self.views._tail = tail
+        self.metadata._tail = tail
 
     def _poll(self, _seconds: float) -> None:
         if self.failure is not None:
@@ -48,8 +48,8 @@ class Scene:
 
     def mode(self, now: float) -> Mode:
         self.now = now
-        self.views.turn()
-        return self.views.subscribed("orders").mode
+        self.metadata.turn()
+        return self.metadata.subscribed("orders").mode
 
 
 def test_an_enrolment_that_nobody_settles_is_settled_for_a_member_that_has_known_it_for_a_lease(
@@ -61,7 +61,7 @@ def test_an_enrolment_that_nobody_settles_is_settled_for_a_member_that_has_known
     assert scene.mode(110.0) is Mode.MOVING
     assert scene.mode(110.0 + LEASE) is Mode.MOVING
     assert scene.mode(110.0 + LEASE * LEASE_MARGIN) is Mode.SLOTS
-    assert scene.views.subscribed("orders").group_topic == slots_topic("orders")
+    assert scene.metadata.subscribed("orders").group_topic == slots_topic("orders")
     scene.write(replace(BEGUN, settled=True))
     assert scene.mode(120.0) is Mode.SLOTS
 

@@ -9,8 +9,8 @@ import pytest
 
 from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots.assigned import Holding, Holdings, Stage
-from kpsplit.consumer.slots.initializer import Withholding, may_begin
+from kpsplit.consumer.slots.assigned import AssignedSlot, AssignedSlots, SlotStage
+from kpsplit.consumer.slots.initializer import EnrolmentGuard, may_begin
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -26,18 +26,18 @@ class Scene:
     def __init__(self) -> None:
         self.working, self.fresh, self.taken, self.mode = False, True, 0, Mode.PLAIN
         self.known = True
-        self.holding = Holding(SLOT, PARENT, Mode.PLAIN, Stage.HELD)
-        holdings = Holdings()
-        holdings.add([self.holding])
+        self.assigned = AssignedSlot(SLOT, PARENT, Mode.PLAIN, SlotStage.HELD)
+        assigned_slots = AssignedSlots()
+        assigned_slots.add([self.assigned])
         state = PartitionState.unsplit(PARENT, "id")
         self.context: Any = SimpleNamespace(
-            holdings=holdings,
+            assigned_slots=assigned_slots,
             counts={"slots_withheld": 0},
             ahead={},
             settings=SimpleNamespace(auto_commit=False),
             lineage=lambda _: state.lineage,
             settled=lambda _slot, cursors, _lineage: tuple(cursors),
-            views=SimpleNamespace(
+            metadata=SimpleNamespace(
                 fresh=lambda: self.fresh,
                 subscribed=lambda _: SimpleNamespace(mode=self.mode),
                 state=lambda _: state,
@@ -50,7 +50,7 @@ class Scene:
                 taken=self._take,
             ),
         )
-        self.withholding = Withholding(self.context, None)  # type: ignore[arg-type]
+        self.enrolment_guard = EnrolmentGuard(self.context, None)  # type: ignore[arg-type]
 
     def _cursor(self, _: object) -> list[Cursor]:
         assert self.known, "the sink has forgotten it"
@@ -67,24 +67,24 @@ class Scene:
 def test_what_the_application_still_works_on_is_not_handed_out_again() -> None:
     scene = Scene()
     scene.working = True
-    scene.withholding.turn()
-    assert (scene.holding.stage, scene.taken) == (Stage.HELD, 0)
+    scene.enrolment_guard.turn()
+    assert (scene.assigned.stage, scene.taken) == (SlotStage.HELD, 0)
     scene.working = False
-    scene.withholding.turn()
-    assert (scene.holding.stage, scene.taken) == (Stage.READING, 1)
+    scene.enrolment_guard.turn()
+    assert (scene.assigned.stage, scene.taken) == (SlotStage.READING, 1)
 
 
 def test_a_slot_that_is_read_is_read_on_by_an_old_view_and_one_that_is_held_is_not_let_go() -> None:
     scene = Scene()
     scene.fresh = False
-    scene.withholding.turn()
-    assert scene.holding.stage is Stage.HELD
+    scene.enrolment_guard.turn()
+    assert scene.assigned.stage is SlotStage.HELD
     scene.fresh = True
-    scene.withholding.turn()
-    assert scene.holding.stage is Stage.READING
+    scene.enrolment_guard.turn()
+    assert scene.assigned.stage is SlotStage.READING
     scene.fresh = False
-    scene.withholding.turn()
-    assert scene.holding.stage is Stage.READING
+    scene.enrolment_guard.turn()
+    assert scene.assigned.stage is SlotStage.READING
 
 
 @pytest.mark.parametrize(
@@ -96,16 +96,16 @@ def test_only_slots_that_another_member_may_have_do_not_begin_by_an_old_view(
 ) -> None:
     scene = Scene()
     scene.fresh = False
-    scene.holding.mode, scene.holding.by_hand = mode, by_hand
-    assert may_begin(scene.context, scene.holding) is begins
+    scene.assigned.mode, scene.assigned.by_hand = mode, by_hand
+    assert may_begin(scene.context, scene.assigned) is begins
 
 
 def test_nothing_is_handed_out_of_a_partition_whose_topic_is_being_enrolled() -> None:
     scene = Scene()
-    scene.withholding.turn()
+    scene.enrolment_guard.turn()
     scene.mode = Mode.MOVING
-    scene.withholding.turn()
-    assert scene.holding.stage is Stage.HELD
+    scene.enrolment_guard.turn()
+    assert scene.assigned.stage is SlotStage.HELD
     assert scene.context.counts["slots_withheld"] == 1
 
 
@@ -120,6 +120,6 @@ def test_a_slot_whose_letting_go_was_ended_by_an_exception_is_let_go_in_the_next
 
     setattr(scene.context.reader, step, fail)
     with pytest.raises(MemoryError):
-        scene.withholding.turn()
-    scene.withholding.turn()
-    assert scene.holding.stage is Stage.READING
+        scene.enrolment_guard.turn()
+    scene.enrolment_guard.turn()
+    assert scene.assigned.stage is SlotStage.READING

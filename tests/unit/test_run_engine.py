@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, Message, TopicPartition
 
-from kpsplit.consumer.application_requests import Calls
+from kpsplit.consumer.application_requests import ApplicationRequests
 from kpsplit.consumer.run.handlers import Output
 from kpsplit.consumer.run.lanes import Lane
 from kpsplit.consumer.run.outbox import Outbox
-from kpsplit.consumer.run.outputs import OutputCarrier
+from kpsplit.consumer.run.outputs import OutputParticipant
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.runner import Attached, attach, commit_now
-from kpsplit.consumer.run.work_queue import Desk
-from kpsplit.consumer.slots.assigned import Stage
+from kpsplit.consumer.run.work_queue import WorkQueue
+from kpsplit.consumer.slots.assigned import SlotStage
 from kpsplit.errors import KpsplitError, UnknownOutcomeError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.splitter.key_range import WHOLE
@@ -33,19 +33,19 @@ BUFFER = 1 << 20
 class Log:
     """What a producer of transactions would have written."""
 
-    def __init__(self, ledger: Any) -> None:
+    def __init__(self, group_offsets: Any) -> None:
         self.written: list[bytes] = []
         self.begun = 0
-        self._ledger = ledger
-        ledger.commit_loaded = self.commit_loaded
+        self._group_offsets = group_offsets
+        group_offsets.commit_loaded = self.commit_loaded
 
     def commit_loaded(
-        self, processed: Any, member: Any, metadata: Any, seconds: float, carrier: Any, load: Any
+        self, processed: Any, member: Any, metadata: Any, seconds: float, participant: Any, load: Any
     ) -> None:
         self.begun += 1
         sent: list[bytes] = []
         load.write(Producer(sent), Deadline(seconds))
-        self._ledger.commit(processed, member, metadata, seconds)
+        self._group_offsets.commit(processed, member, metadata, seconds)
         self.written += sent
 
 
@@ -72,7 +72,7 @@ class Scene:
 
     def __init__(self, world: World, *plain: TopicPartition) -> None:
         self.world = world
-        self.log = Log(world.ledger)
+        self.log = Log(world.group_offsets)
         self.new_run()
         world.subscribe()
         if plain:
@@ -83,9 +83,11 @@ class Scene:
 
     def new_run(self) -> None:
         """Make the desk of another run, not attached yet."""
-        self.desk = desk = Desk(2, BUFFER, Judge(Stop()), Outbox(BUFFER))
+        self.work_queue = work_queue = WorkQueue(2, BUFFER, Judge(Stop()), Outbox(BUFFER))
         settings = replace(self.world.context.settings, auto_commit=True, auto_store=True)
-        self.attached = Attached(desk, settings, lambda: asdict(desk.stats()), OutputCarrier(desk))
+        self.attached = Attached(
+            work_queue, settings, lambda: asdict(work_queue.stats()), OutputParticipant(work_queue)
+        )
 
     def attach(self, to: Attached) -> Attached:
         context = self.world.context
@@ -95,8 +97,8 @@ class Scene:
         found: list[Lane] = []
 
         def one() -> bool:
-            with self.desk.lock:
-                lane = self.desk.take()
+            with self.work_queue.lock:
+                lane = self.work_queue.take()
             found.extend([lane] if lane else [])
             return bool(found)
 
@@ -106,7 +108,7 @@ class Scene:
     def work(self, count: int) -> None:
         for _ in range(count):
             lane = self.take()
-            self.desk.done(lane, (Output("target", value=lane.record.value()),))
+            self.work_queue.done(lane, (Output("target", value=lane.record.value()),))
 
     def commit(self) -> Any:
         world = self.world
@@ -128,44 +130,44 @@ def test_lanes_go_on_where_the_application_polled_to_and_it_polls_on_where_they_
     assert {c.positions[0] for c in world.reader.owned.values()} == {2}
     world.reader.write(message(2, KEYS[0]), message(3, KEYS[1]))
     slow = scene.take()
-    scene.desk.done(scene.take())
+    scene.work_queue.done(scene.take())
     scene.attach(before)
     assert {s.index: c.positions[0] for s, c in world.reader.owned.items()} == {0: 2, 1: 4}
-    scene.desk.done(slow)
-    assert scene.desk.stats().late == 1
+    scene.work_queue.done(slow)
+    assert scene.work_queue.stats().late == 1
     assert world.context.sink is world.buffer
 
 
 def test_what_was_stored_before_a_run_takes_nothing_back_behind_it() -> None:
     with World(enable_auto_offset_store=False) as world:
         scene = Scene(world)
-        calls = Calls(world.engine, world.buffer)
+        calls = ApplicationRequests(world.engine, world.buffer)
         world.reader.write(*(message(n, KEYS[0]) for n in range(3)))
         last, mark = world.take(3)[1], world.buffer.mark()
         world.engine.ask(lambda: calls.store(calls.behind_message(last, mark))).result(10)
-        before = scene.attach(replace(scene.attached, carrier=None))
+        before = scene.attach(replace(scene.attached, participant=None))
         assert world.reader.owned[slot(0)].positions == {0: 2}, "the run begins behind what was stored"
         world.reader.written = 2
         world.reader.write(message(2, KEYS[0]), message(3, KEYS[0]))
         for _ in range(2):
-            scene.desk.done(scene.take())
+            scene.work_queue.done(scene.take())
         scene.commit().result(10)
-        assert world.ledger.commits[-1][slot(0).range] == 4
+        assert world.group_offsets.commits[-1][slot(0).range] == 4
         scene.attach(before)
-    assert [commit[slot(0).range] for commit in world.ledger.commits] == [4]
+    assert [commit[slot(0).range] for commit in world.group_offsets.commits] == [4]
 
 
 def test_a_refused_commit_is_tried_again_with_the_same_outputs(scene: Scene) -> None:
     scene.attach(scene.attached)
     scene.world.reader.write(message(0, KEYS[0]), message(1, KEYS[1]))
     scene.work(2)
-    scene.world.ledger.failures.append(KpsplitError("records went astray", retriable=True))
+    scene.world.group_offsets.failures.append(KpsplitError("records went astray", retriable=True))
     with pytest.raises(KafkaException):
         scene.commit().result(10)
     assert scene.log.written == []
     scene.commit().result(10)
     assert sorted(scene.log.written) == [b"0", b"1"]
-    assert scene.desk.waiting_bytes() == 0
+    assert scene.work_queue.waiting_bytes() == 0
 
 
 def test_after_an_unknown_outcome_slots_start_anew_from_what_the_log_says(scene: Scene) -> None:
@@ -173,13 +175,15 @@ def test_after_an_unknown_outcome_slots_start_anew_from_what_the_log_says(scene:
     world = scene.world
     world.reader.write(message(0, KEYS[0]), message(1, KEYS[1]))
     scene.work(2)
-    asked = world.ledger.asked
-    world.ledger.failures.append(UnknownOutcomeError("no answer"))
+    asked = world.group_offsets.asked
+    world.group_offsets.failures.append(UnknownOutcomeError("no answer"))
     with pytest.raises(KafkaException):
         scene.commit().result(10)
-    world.until(lambda: world.ledger.asked > asked and len(world.reader.owned) == 2, "the slots' starts")
+    world.until(
+        lambda: world.group_offsets.asked > asked and len(world.reader.owned) == 2, "the slots' starts"
+    )
     assert {c.positions[0] for c in world.reader.owned.values()} == {0}
-    assert scene.desk.waiting_bytes() == 0
+    assert scene.work_queue.waiting_bytes() == 0
     world.reader.written = 0
     world.reader.write(message(0, KEYS[0]), message(1, KEYS[1]))
     scene.work(2)
@@ -195,10 +199,10 @@ def test_outputs_that_a_run_could_not_commit_are_made_again_by_the_next(scene: S
     scene.commit().result(10)
     world.reader.write(message(2, KEYS[0]), message(3, KEYS[1]))
     scene.work(2)
-    world.ledger.failures.append(KpsplitError("brokers are away"))
+    world.group_offsets.failures.append(KpsplitError("brokers are away"))
     with pytest.raises(KafkaException):
         scene.commit().result(10)
-    scene.desk.end()
+    scene.work_queue.end()
     scene.attach(before)
     world.until(lambda: len(world.reader.owned) == 2, "the slots, from what is committed")
     assert {c.positions[0] for c in world.reader.owned.values()} == {0}, "this ledger says that always"
@@ -217,17 +221,17 @@ def test_positions_of_a_run_that_was_broken_off_are_not_committed_without_their_
         before = scene.attach(scene.attached)
         world.reader.write(message(0, KEYS[0]), message(1, KEYS[1]))
         scene.work(2)
-        scene.desk.end()
+        scene.work_queue.end()
         scene.attach(before)
-    assert (scene.log.written, world.ledger.commits) == ([], [])
+    assert (scene.log.written, world.group_offsets.commits) == ([], [])
 
 
 def test_a_slot_of_which_nothing_was_ever_committed_goes_back_to_where_it_began(scene: Scene) -> None:
     """A look-up would answer with the end of the log where ``auto.offset.reset`` says so."""
     world = scene.world
-    world.ledger.starts_gate.clear()
-    for holding in world.context.holdings:
-        holding.committed = ()
+    world.group_offsets.starts_gate.clear()
+    for assigned in world.context.assigned_slots:
+        assigned.committed = ()
     before = scene.attach(scene.attached)
     world.reader.write(message(0, KEYS[0]), message(1, KEYS[1]))
     scene.work(2)
@@ -238,20 +242,20 @@ def test_a_slot_of_which_nothing_was_ever_committed_goes_back_to_where_it_began(
 
 def test_while_a_commit_is_under_way_it_decides_where_its_slots_begin_anew(scene: Scene) -> None:
     world = scene.world
-    for holding in world.context.holdings:
-        holding.committed = ()
+    for assigned in world.context.assigned_slots:
+        assigned.committed = ()
     before = scene.attach(scene.attached)
     world.reader.write(message(0, KEYS[0]), message(1, KEYS[1]))
     scene.work(2)
-    world.ledger.commit_gate.clear()
-    last, asked = scene.commit(), world.ledger.asked
+    world.group_offsets.commit_gate.clear()
+    last, asked = scene.commit(), world.group_offsets.asked
     world.until(lambda: scene.log.begun, "the commit")
     scene.attach(before)
     assert not world.reader.owned
-    world.ledger.commit_gate.set()
+    world.group_offsets.commit_gate.set()
     last.result(10)
     world.polls(lambda: len(world.reader.owned) == 2, "the slots")
-    assert world.ledger.asked == asked + 1
+    assert world.group_offsets.asked == asked + 1
 
 
 def test_a_commit_that_was_asked_for_before_its_slots_began_anew_is_void(scene: Scene) -> None:
@@ -260,37 +264,39 @@ def test_a_commit_that_was_asked_for_before_its_slots_began_anew_is_void(scene: 
     before = scene.attach(scene.attached)
     world.reader.write(message(0, KEYS[0]), message(1, KEYS[1]))
     scene.work(2)
-    world.ledger.failures.append(KpsplitError("brokers are away"))
-    world.ledger.commit_gate.clear()
+    world.group_offsets.failures.append(KpsplitError("brokers are away"))
+    world.group_offsets.commit_gate.clear()
     under_way = scene.commit()
     world.until(lambda: scene.log.begun, "the commit")
-    behind, asked = scene.commit(), world.ledger.asked
+    behind, asked = scene.commit(), world.group_offsets.asked
     over = threading.Event()
     scene.attach(before)
-    world.until(lambda: not world.context.holdings.on([Stage.WANTED]), "the question for the starts")
+    world.until(
+        lambda: not world.context.assigned_slots.on([SlotStage.WANTED]), "the question for the starts"
+    )
     world.engine.ask(lambda: over.wait(10))  # both answers are there when it turns again
-    world.ledger.commit_gate.set()
-    world.until(lambda: world.ledger.asked > asked, "the starts")
-    world.context.errands.run(lambda: None).result(10)
+    world.group_offsets.commit_gate.set()
+    world.until(lambda: world.group_offsets.asked > asked, "the starts")
+    world.context.executor.run(lambda: None).result(10)
     over.set()
     with pytest.raises(KafkaException, match="brokers are away"):
         under_way.result(10)
     with pytest.raises(KafkaException, match="ILLEGAL_GENERATION"):
         behind.result(10)
-    assert world.ledger.commits == []
+    assert world.group_offsets.commits == []
 
 
 def test_outputs_ahead_of_a_lane_that_stopped_are_made_again_where_one_offset_stands_for_all_keys() -> None:
     behind, ahead = (keys_in(range_, 1)[0] for range_ in WHOLE.split_evenly(2))
     with World() as world:
-        world.views.view.enrolments.clear()
+        world.metadata.view.enrolments.clear()
         world.coordinator.members = lambda: None  # type: ignore[assignment, return-value]
         scene = Scene(world, TopicPartition(TOPIC, 0))
         before = scene.attach(scene.attached)
         world.reader.write(message(0, behind), message(1, ahead))
         failing = scene.take()
         scene.work(1)
-        scene.desk.failed(failing, ValueError())
+        scene.work_queue.failed(failing, ValueError())
         scene.commit().result(10)
         assert scene.log.written == []
         scene.attach(before)
@@ -309,21 +315,21 @@ def test_a_slot_is_handed_over_when_its_record_is_done_and_committed_with_its_ou
     world = scene.world
     world.reader.write(message(0, KEYS[0]), message(1, KEYS[1]))
     busy = [scene.take(), scene.take()]
-    leaving, staying = sorted(busy, key=lambda lane: lane.home.slot)
+    leaving, staying = sorted(busy, key=lambda lane: lane.slot_queue.slot)
     world.coordinator.take(0)
-    world.until(lambda: leaving.home.released, "the slot to be withheld")
+    world.until(lambda: leaving.slot_queue.released, "the slot to be withheld")
     assert world.coordinator.held() == {0, 1}
-    scene.desk.done(leaving, (Output("target", value=leaving.record.value()),))
+    scene.work_queue.done(leaving, (Output("target", value=leaving.record.value()),))
     world.polls(lambda: world.coordinator.held() == {1}, "the hand-over")
     assert scene.log.written == [b"0"]
-    assert world.ledger.commits[-1][slot(0).range] == 2
-    scene.desk.give_back(staying)
+    assert world.group_offsets.commits[-1][slot(0).range] == 2
+    scene.work_queue.give_back(staying)
 
 
 def test_a_position_is_told_while_a_run_is_under_way(scene: Scene) -> None:
     """Handlers may ask for it: it is what the workers are done with."""
     world = scene.world
-    calls = Calls(world.engine, world.buffer)
+    calls = ApplicationRequests(world.engine, world.buffer)
 
     def position() -> list[int | None]:
         parts, mark = [TopicPartition(TOPIC, 0)], world.buffer.mark()

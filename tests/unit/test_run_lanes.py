@@ -122,32 +122,32 @@ def test_a_released_slot_is_done_with_when_nothing_of_it_is_worked_on() -> None:
 def test_keys_that_come_back_wait_for_the_record_that_is_still_being_worked_on() -> None:
     lanes = scheduler()
     lanes.offer(batch([A]))
-    orphan = take(lanes)
+    revoked_queue = take(lanes)
     lanes.dropped([WHOLE_SLOT])
     start(lanes)  # type: ignore[arg-type]
     lanes.offer(batch([A, B]))
     assert lanes.next() is None
-    assert lanes.done(orphan) == 2
+    assert lanes.done(revoked_queue) == 2
     assert take(lanes).record.offset() == 0
 
 
 def test_a_slot_is_not_released_while_a_record_of_its_last_stay_is_worked_on() -> None:
     lanes = scheduler()
     lanes.offer(batch([A]))
-    orphan = take(lanes)
+    revoked_queue = take(lanes)
     start(lanes)  # type: ignore[arg-type]  # a seek
     assert not lanes.release([WHOLE_SLOT])
-    lanes.done(orphan)
+    lanes.done(revoked_queue)
     assert lanes.release([WHOLE_SLOT])
 
 
 def test_what_an_orphan_did_does_not_move_the_slot_that_came_back() -> None:
     lanes = scheduler()
     lanes.offer(batch([A]))
-    orphan = take(lanes)
+    revoked_queue = take(lanes)
     start(lanes)  # type: ignore[arg-type]  # a seek
     lanes.offer(batch([A]))
-    lanes.done(orphan)
+    lanes.done(revoked_queue)
     assert positions(lanes)[LOW] == {0: 0}
 
 
@@ -164,25 +164,25 @@ def test_waiting_bytes_are_those_of_records_that_are_not_processed() -> None:
     assert lanes.waiting_bytes == 0
 
 
-def test_a_crowded_lane_of_a_slot_that_leaves_holds_nothing_back() -> None:
+def test_a_backpressured_lane_of_a_slot_that_leaves_holds_nothing_back() -> None:
     lanes = scheduler(lane_bytes=1000)
     lanes.offer(batch([A, A], value=b"x" * 1000))
-    assert lanes.crowded_ranges()
+    assert lanes.backpressured_ranges()
     lanes.release([WHOLE_SLOT])
-    assert not lanes.crowded_ranges()
+    assert not lanes.backpressured_ranges()
 
 
-def test_a_lane_is_crowded_from_its_share_on_until_half_of_it_is_worked_off() -> None:
+def test_a_lane_is_backpressured_from_its_share_on_until_half_of_it_is_worked_off() -> None:
     lanes = scheduler(lane_bytes=3000)
     lanes.offer(batch([A, A, A, B], value=b"x" * 1000))
-    assert lanes.crowded_ranges() == {PARENT: {LOW}}
-    while (left := lanes.crowded_ranges()) and lanes.waiting_bytes:
+    assert lanes.backpressured_ranges() == {PARENT: {LOW}}
+    while (left := lanes.backpressured_ranges()) and lanes.waiting_bytes:
         assert left == {PARENT: {LOW}}
         lane = take(lanes)
         bytes_before = lane.bytes
         lanes.done(lane)
-        assert (lane in lanes.crowded) == (lane.range == LOW and lane.bytes > 1500), bytes_before
-    assert not lanes.crowded_ranges()
+        assert (lane in lanes.backpressured) == (lane.range == LOW and lane.bytes > 1500), bytes_before
+    assert not lanes.backpressured_ranges()
 
 
 def test_a_slot_is_divided_further_when_others_have_left() -> None:
@@ -191,7 +191,7 @@ def test_a_slot_is_divided_further_when_others_have_left() -> None:
     start(lanes, *slots)  # type: ignore[arg-type]
     keys = keys_in(slots[0].range, 50)
     lanes.offer(batch(keys, slots=tuple(slots)))
-    assert sum(1 for lane in lanes.lanes() if lane.home.slot == slots[0]) == 1
+    assert sum(1 for lane in lanes.lanes() if lane.slot_queue.slot == slots[0]) == 1
     lanes.dropped(slots[1:])
     lanes.offer(batch([], start=50, slots=(slots[0],)))
     assert sum(1 for _ in lanes.lanes()) == 8

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer.commit.payload import LoadError
+from kpsplit.consumer.commit.payload import CommitPayloadError
 from kpsplit.consumer.commit.writes import Processed
 from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.subscriptions import Mode
@@ -16,9 +16,9 @@ from kpsplit.consumer.run import outputs as transactional
 from kpsplit.consumer.run.handlers import Output, OutputError, dead_letter, outputs_of
 from kpsplit.consumer.run.lanes import Lane
 from kpsplit.consumer.run.outbox import Outbox
-from kpsplit.consumer.run.outputs import OutputCarrier
+from kpsplit.consumer.run.outputs import OutputParticipant
 from kpsplit.consumer.run.policies import Judge, Stop
-from kpsplit.consumer.run.work_queue import Desk
+from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.errors import InvariantError, UsageError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.splitter.cursor import Cursor
@@ -32,34 +32,34 @@ STATE = PartitionState.unsplit(PARENT, "")
 ROOM = 100_000
 
 
-def desk() -> Desk:
-    made = Desk(1, ROOM, Judge(Stop()), Outbox(ROOM))
+def work_queue() -> WorkQueue:
+    made = WorkQueue(1, ROOM, Judge(Stop()), Outbox(ROOM))
     start(made)
     return made
 
 
-def take(from_: Desk) -> Lane:
+def take(from_: WorkQueue) -> Lane:
     with from_.lock:
         lane = from_.take()
     assert lane is not None
     return lane
 
 
-def done(on: Desk, lane: Lane, value: bytes | None = None) -> None:
+def done(on: WorkQueue, lane: Lane, value: bytes | None = None) -> None:
     on.done(lane, (Output("target", value=value or str(lane.record.offset()).encode()),))
 
 
-def processed(on: Desk, mode: Mode = Mode.SLOTS, slot: OwnedSlot = WHOLE_SLOT) -> list[Processed]:
+def processed(on: WorkQueue, mode: Mode = Mode.SLOTS, slot: OwnedSlot = WHOLE_SLOT) -> list[Processed]:
     cursors = tuple(c.settled(STATE.lineage) for c in on.cursor(slot))
     return [Processed(STATE, mode, cursors, (), PARENT)]
 
 
-def written(on: Desk, commit: list[Processed]) -> list[bytes | str | None]:
+def written(on: WorkQueue, commit: list[Processed]) -> list[bytes | str | None]:
     return [output.value for output in on.covered(commit).outputs()]
 
 
 def test_outputs_of_a_lane_go_along_although_another_lane_is_behind() -> None:
-    here = desk()
+    here = work_queue()
     here.offer(batch([A, B, B]))
     slow = take(here)
     done(here, take(here))
@@ -70,7 +70,7 @@ def test_outputs_of_a_lane_go_along_although_another_lane_is_behind() -> None:
 
 
 def test_what_was_processed_after_a_commit_was_put_together_waits_for_the_next() -> None:
-    here = desk()
+    here = work_queue()
     here.offer(batch([A, A, B]))
     done(here, take(here))
     commit = processed(here)
@@ -83,7 +83,7 @@ def test_what_was_processed_after_a_commit_was_put_together_waits_for_the_next()
 
 
 def test_a_refused_commit_is_tried_again_with_the_same_outputs_in_the_order_of_each_lane() -> None:
-    here = desk()
+    here = work_queue()
     here.offer(batch([A] * 5))
     for _ in range(5):
         done(here, take(here))
@@ -91,7 +91,7 @@ def test_a_refused_commit_is_tried_again_with_the_same_outputs_in_the_order_of_e
 
 
 def test_one_offset_for_all_keys_covers_only_what_lies_below_it() -> None:
-    here = desk()
+    here = work_queue()
     here.offer(batch([B, A, B]))
     done(here, take(here))
     slow = take(here)
@@ -103,7 +103,7 @@ def test_one_offset_for_all_keys_covers_only_what_lies_below_it() -> None:
 
 
 def test_outputs_of_a_slot_that_left_are_forgotten() -> None:
-    here = desk()
+    here = work_queue()
     here.offer(batch([A, B]))
     done(here, take(here))
     late = take(here)
@@ -117,7 +117,7 @@ def test_outputs_of_a_slot_that_left_are_forgotten() -> None:
 
 def test_room_that_a_slot_leaves_wakes_those_that_wait_for_it() -> None:
     low, high = OwnedSlot(PARENT, 0, 2), OwnedSlot(PARENT, 1, 2)
-    here = Desk(1, ROOM, Judge(Stop()), Outbox(ROOM))
+    here = WorkQueue(1, ROOM, Judge(Stop()), Outbox(ROOM))
     start(here, low, high)
     woken: list[int] = []
     here.offer(batch([A, B], slots=(low, high)))
@@ -130,7 +130,7 @@ def test_room_that_a_slot_leaves_wakes_those_that_wait_for_it() -> None:
 
 
 def test_a_transfer_that_was_committed_after_its_slot_had_left_changes_nothing() -> None:
-    here = desk()
+    here = work_queue()
     here.offer(batch([A]))
     done(here, take(here))
     transfer = here.covered(processed(here))
@@ -142,7 +142,7 @@ def test_a_transfer_that_was_committed_after_its_slot_had_left_changes_nothing()
 
 
 def test_a_full_outbox_gives_out_nothing_and_asks_for_a_commit_before() -> None:
-    here = desk()
+    here = work_queue()
     asked: list[bool] = []
     here.on_attention = lambda: asked.append(True)
     here.offer(batch([A, A, A]))
@@ -158,13 +158,13 @@ def test_a_full_outbox_gives_out_nothing_and_asks_for_a_commit_before() -> None:
     assert take(here).record.offset() == 2
 
 
-def nothing_to_take(here: Desk) -> bool:
+def nothing_to_take(here: WorkQueue) -> bool:
     with here.lock:
         return here.take() is None
 
 
 def test_a_full_outbox_still_gives_out_the_lane_that_one_offset_for_all_keys_waits_for() -> None:
-    here = desk()
+    here = work_queue()
     woken: list[int] = []
     here.wake = woken.append
     here.offer(batch([A, B, B, A, B]))
@@ -191,7 +191,7 @@ def test_a_full_outbox_still_gives_out_the_lane_that_one_offset_for_all_keys_wai
 
 
 def test_a_commit_that_makes_too_little_room_does_not_end_all_work() -> None:
-    here = desk()
+    here = work_queue()
     here.offer(batch([B, A, B]))
     done(here, take(here))
     slow = take(here)
@@ -205,7 +205,7 @@ def test_a_commit_that_makes_too_little_room_does_not_end_all_work() -> None:
 
 
 def test_a_commit_beyond_the_known_lineage_carries_nothing() -> None:
-    here = desk()
+    here = work_queue()
     ahead = Processed(STATE, Mode.SLOTS, (Cursor(WHOLE, {5: 3}),), (), PARENT)
     with pytest.raises(InvariantError):
         here.covered([ahead])
@@ -300,51 +300,51 @@ def test_an_output_for_a_topic_that_does_not_exist_is_told_with_the_first_commit
 ) -> None:
     """It would wait for its topic until the commit's time is over, and fill the outbox without a word."""
     monkeypatch.setattr(transactional, "CREATION_SECONDS", 0.0)
-    here, producer = desk(), Without(1)
+    here, producer = work_queue(), Without(1)
     here.offer(batch([A, A]))
     done(here, take(here))
-    carrier = OutputCarrier(here)
-    with pytest.raises(LoadError, match="topic target, which does not exist"):
-        carrier.load(processed(here)).write(producer, Deadline(5))
+    participant = OutputParticipant(here)
+    with pytest.raises(CommitPayloadError, match="topic target, which does not exist"):
+        participant.payload(processed(here)).write(producer, Deadline(5))
     assert not producer.written
     assert not here.over.is_set(), "somebody may create it"
-    load = carrier.load(processed(here))
-    load.write(producer, Deadline(5))
-    load.committed()
+    payload = participant.payload(processed(here))
+    payload.write(producer, Deadline(5))
+    payload.committed()
     assert producer.written == [b"0"]
     done(here, take(here))
-    carrier.load(processed(here)).write(producer, Deadline(5))
+    participant.payload(processed(here)).write(producer, Deadline(5))
     assert producer.asked == 2, "a topic that was there is not asked for again"
 
 
 def test_a_topic_that_brokers_create_when_they_are_asked_is_waited_for() -> None:
-    here, producer = desk(), Without(2)
+    here, producer = work_queue(), Without(2)
     here.offer(batch([A]))
     done(here, take(here))
-    OutputCarrier(here).load(processed(here)).write(producer, Deadline(5))
+    OutputParticipant(here).payload(processed(here)).write(producer, Deadline(5))
     assert producer.written == [b"0"]
 
 
 def test_an_output_that_is_refused_whenever_it_is_written_ends_the_run() -> None:
     """It is in every commit from now on: nothing would be committed, and at last nothing worked on."""
     for error in (KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)), UsageError("no such partition")):
-        here = desk()
+        here = work_queue()
         here.offer(batch([A]))
         done(here, take(here))
-        load = OutputCarrier(here).load(processed(here))
+        payload = OutputParticipant(here).payload(processed(here))
         with pytest.raises(OutputError):
-            load.write(Refusing(error), Deadline(1))
+            payload.write(Refusing(error), Deadline(1))
         assert here.over.is_set()
         assert isinstance(here.error, OutputError)
 
 
 def test_an_output_that_is_refused_for_the_moment_waits_for_the_next_commit() -> None:
-    here = desk()
+    here = work_queue()
     here.offer(batch([A]))
     done(here, take(here))
-    load = OutputCarrier(here).load(processed(here))
+    payload = OutputParticipant(here).payload(processed(here))
     with pytest.raises(KafkaException):
-        load.write(Refusing(KafkaException(KafkaError(KafkaError._TRANSPORT))), Deadline(1))
+        payload.write(Refusing(KafkaException(KafkaError(KafkaError._TRANSPORT))), Deadline(1))
     assert not here.over.is_set()
     assert written(here, processed(here)) == [b"0"]
 

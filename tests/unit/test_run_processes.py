@@ -14,7 +14,7 @@ import tenacity
 from kpsplit.consumer.run.outputs import LettersInTransactions
 from kpsplit.consumer.run.policies import HandlerError, Judge, Policy, Retry, Stop
 from kpsplit.consumer.run.remote import RemoteError, RemoteHandler, WorkerDiedError, packed
-from kpsplit.consumer.run.work_queue import Desk
+from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.consumer.run.workers import ProcessWorkers
 from kpsplit.errors import ConfigurationError
 from kpsplit.kafka.clock import Deadline
@@ -41,12 +41,12 @@ def remote() -> Iterator[Callable[..., RemoteHandler]]:
         handler.close()
 
 
-def team(handler: Callable[[Any], Any], policy: Policy) -> tuple[Desk, ProcessWorkers]:
-    desk = Desk(1, 1 << 20, Judge(policy))
-    workers = ProcessWorkers(desk, 1, packed(handler), LettersInTransactions(), transactional=False)
-    start(desk)
+def team(handler: Callable[[Any], Any], policy: Policy) -> tuple[WorkQueue, ProcessWorkers]:
+    work_queue = WorkQueue(1, 1 << 20, Judge(policy))
+    workers = ProcessWorkers(work_queue, 1, packed(handler), LettersInTransactions(), transactional=False)
+    start(work_queue)
     workers.start()
-    return desk, workers
+    return work_queue, workers
 
 
 def test_a_record_tells_the_same_there_as_here(remote: Callable[..., RemoteHandler]) -> None:
@@ -81,37 +81,37 @@ def test_what_a_handler_raises_there_is_raised_here_with_its_traceback(
 
 def test_a_process_that_dies_fails_its_record_and_a_new_one_goes_on(tmp_path: Path) -> None:
     again = Retry(attempts=2, wait=tenacity.wait_none(), on=WorkerDiedError)
-    desk, workers = team(run_handlers.die_once, again)
-    desk.offer(batch([b"a", b"b"], value=str(tmp_path / "died").encode()))
-    eventually(lambda: desk.stats().processed == 2 or desk.over.is_set(), "both records")
-    assert desk.error is None
-    assert desk.stats().failures == 1
-    desk.end()
+    work_queue, workers = team(run_handlers.die_once, again)
+    work_queue.offer(batch([b"a", b"b"], value=str(tmp_path / "died").encode()))
+    eventually(lambda: work_queue.stats().processed == 2 or work_queue.over.is_set(), "both records")
+    assert work_queue.error is None
+    assert work_queue.stats().failures == 1
+    work_queue.end()
     assert workers.join(Deadline(SECONDS))
 
 
 def test_a_process_that_dies_stops_the_run_by_default(tmp_path: Path) -> None:
-    desk, workers = team(run_handlers.die_once, Stop())
-    desk.offer(batch([b"a"], value=str(tmp_path / "died").encode()))
-    assert desk.over.wait(SECONDS)
+    work_queue, workers = team(run_handlers.die_once, Stop())
+    work_queue.offer(batch([b"a"], value=str(tmp_path / "died").encode()))
+    assert work_queue.over.wait(SECONDS)
     assert workers.join(Deadline(SECONDS))
-    assert isinstance(desk.error, HandlerError)
-    assert isinstance(desk.error.__cause__, WorkerDiedError)
-    assert "exit code 7" in str(desk.error.__cause__)
+    assert isinstance(work_queue.error, HandlerError)
+    assert isinstance(work_queue.error.__cause__, WorkerDiedError)
+    assert "exit code 7" in str(work_queue.error.__cause__)
 
 
 def test_a_process_that_works_on_when_the_run_ends_is_given_up_without_a_failure(tmp_path: Path) -> None:
     began = tmp_path / "began"
-    desk, workers = team(run_handlers.sleep, Stop())
-    desk.offer(batch([b"a"], value=str(began).encode()))
+    work_queue, workers = team(run_handlers.sleep, Stop())
+    work_queue.offer(batch([b"a"], value=str(began).encode()))
     eventually(began.exists, "the handler to begin")
-    desk.end()
+    work_queue.end()
     assert not workers.join(Deadline(0.05))
     workers.abandon()
     assert workers.join(Deadline(PATIENCE))
-    assert desk.error is None
-    assert desk.stats().failures == 0
-    assert [c.positions[0] for c in desk.cursor(WHOLE_SLOT) if c.positions[0] == 0] == [0]
+    assert work_queue.error is None
+    assert work_queue.stats().failures == 0
+    assert [c.positions[0] for c in work_queue.cursor(WHOLE_SLOT) if c.positions[0] == 0] == [0]
 
 
 def test_a_handler_that_cannot_be_sent_is_refused() -> None:

@@ -15,7 +15,7 @@ from kpsplit.consumer.run.handlers import Output, asynchronous, synchronous
 from kpsplit.consumer.run.outbox import Outbox
 from kpsplit.consumer.run.outputs import LettersInTransactions
 from kpsplit.consumer.run.policies import DeadLetter, HandlerError, Judge, Policy, Retry, Skip, Stop
-from kpsplit.consumer.run.work_queue import LANE_SHARE, Desk
+from kpsplit.consumer.run.work_queue import LANE_SHARE, WorkQueue
 from kpsplit.consumer.run.workers import CoroutineWorkers, ThreadWorkers
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
@@ -36,10 +36,10 @@ class Team:
         self, kind: str, count: int, handle: Callable[[Any], None], policy: Policy, letters: Any
     ) -> None:
         outbox = Outbox(BUFFER) if isinstance(letters, LettersInTransactions) else None
-        self.desk = Desk(count, BUFFER, Judge(policy), outbox)
+        self.work_queue = WorkQueue(count, BUFFER, Judge(policy), outbox)
         if kind == "threads":
             self.workers: Any = ThreadWorkers(
-                self.desk, [synchronous(handle, transactional=False)] * count, letters
+                self.work_queue, [synchronous(handle, transactional=False)] * count, letters
             )
         else:
 
@@ -47,13 +47,13 @@ class Team:
                 await asyncio.to_thread(handle, record)
 
             self.workers = CoroutineWorkers(
-                self.desk, count, asynchronous(in_thread, transactional=False), letters
+                self.work_queue, count, asynchronous(in_thread, transactional=False), letters
             )
-        start(self.desk)
+        start(self.work_queue)
         self.workers.start()
 
     def end(self) -> bool:
-        self.desk.end()
+        self.work_queue.end()
         return bool(self.workers.join(Deadline(PATIENCE)))
 
 
@@ -93,11 +93,13 @@ def test_every_record_is_worked_on_once_in_the_order_of_its_key(team: Start) -> 
     crew = team(8, handle)
     keys = [b"%d" % (i % 37) for i in range(1000)]
     for first in range(0, 1000, 50):
-        crew.desk.offer(batch(keys[first : first + 50], start=first))
+        crew.work_queue.offer(batch(keys[first : first + 50], start=first))
     eventually(lambda: worked.count == 1000, "all records")
     assert worked.in_order()
     assert sorted(n for found in worked.offsets.values() for n in found) == list(range(1000))
-    eventually(lambda: [c.positions for c in crew.desk.cursor(WHOLE_SLOT)] == [{0: 1000}], "all positions")
+    eventually(
+        lambda: [c.positions for c in crew.work_queue.cursor(WHOLE_SLOT)] == [{0: 1000}], "all positions"
+    )
 
 
 def test_as_many_keys_as_workers_are_worked_on_at_once(team: Start) -> None:
@@ -107,8 +109,8 @@ def test_as_many_keys_as_workers_are_worked_on_at_once(team: Start) -> None:
         together.wait(PATIENCE)
 
     crew = team(6, handle)
-    crew.desk.offer(batch([keys_in(range_, 1)[0] for range_ in WHOLE.split_evenly(48)][:12]))
-    eventually(lambda: crew.desk.stats().processed == 12, "two rounds of six at once")
+    crew.work_queue.offer(batch([keys_in(range_, 1)[0] for range_ in WHOLE.split_evenly(48)][:12]))
+    eventually(lambda: crew.work_queue.stats().processed == 12, "two rounds of six at once")
 
 
 def test_a_slow_key_holds_back_no_other_lane(team: Start) -> None:
@@ -119,13 +121,13 @@ def test_a_slow_key_holds_back_no_other_lane(team: Start) -> None:
             let_go.wait(PATIENCE)
 
     crew = team(2, handle)
-    crew.desk.offer(batch([A, *[B] * 20, A]))
-    eventually(lambda: crew.desk.stats().processed == 20, "the other lane's records")
-    pieces = crew.desk.cursor(WHOLE_SLOT)
+    crew.work_queue.offer(batch([A, *[B] * 20, A]))
+    eventually(lambda: crew.work_queue.stats().processed == 20, "the other lane's records")
+    pieces = crew.work_queue.cursor(WHOLE_SLOT)
     assert [c.positions for c in pieces if key_hash(A) in c.range] == [{0: 0}]
     assert {c.positions[0] for c in pieces if key_hash(A) not in c.range} == {22}
     let_go.set()
-    eventually(lambda: crew.desk.stats().processed == 22, "the slow lane's records")
+    eventually(lambda: crew.work_queue.stats().processed == 22, "the slow lane's records")
 
 
 def test_a_record_that_is_tried_again_holds_up_no_worker(team: Start) -> None:
@@ -138,12 +140,12 @@ def test_a_record_that_is_tried_again_holds_up_no_worker(team: Start) -> None:
             raise ConnectionError
 
     crew = team(1, handle, Retry(attempts=10_000, wait=SOON))
-    crew.desk.offer(batch([A, B, B, A]))
-    eventually(lambda: crew.desk.stats().processed == 2, "the other lane's records, by the only worker")
+    crew.work_queue.offer(batch([A, B, B, A]))
+    eventually(lambda: crew.work_queue.stats().processed == 2, "the other lane's records, by the only worker")
     eventually(lambda: len(tried) > 2, "more attempts")
-    assert {0: 0} in [dict(c.positions) for c in crew.desk.cursor(WHOLE_SLOT)]
+    assert {0: 0} in [dict(c.positions) for c in crew.work_queue.cursor(WHOLE_SLOT)]
     let_go.set()
-    eventually(lambda: crew.desk.stats().processed == 4, "the failing record and the one behind it")
+    eventually(lambda: crew.work_queue.stats().processed == 4, "the failing record and the one behind it")
 
 
 def test_several_records_rest_at_once_and_each_is_tried_again(team: Start) -> None:
@@ -156,9 +158,9 @@ def test_several_records_rest_at_once_and_each_is_tried_again(team: Start) -> No
 
     crew = team(2, handle, Retry(attempts=3, wait=tenacity.wait_random(0, 0.02)))
     keys = [keys_in(range_, 1)[0] for range_ in WHOLE.split_evenly(16)]
-    crew.desk.offer(batch(keys))
-    eventually(lambda: crew.desk.stats().processed == 16, "second attempts of all")
-    assert crew.desk.stats().failures == 16
+    crew.work_queue.offer(batch(keys))
+    eventually(lambda: crew.work_queue.stats().processed == 16, "second attempts of all")
+    assert crew.work_queue.stats().failures == 16
 
 
 def test_stop_ends_the_run_and_nothing_behind_the_record_is_worked_on(team: Start) -> None:
@@ -170,14 +172,14 @@ def test_stop_ends_the_run_and_nothing_behind_the_record_is_worked_on(team: Star
             raise ValueError("content")
 
     crew = team(2, handle)
-    crew.desk.offer(batch([A, A, A]))
-    assert crew.desk.over.wait(PATIENCE)
+    crew.work_queue.offer(batch([A, A, A]))
+    assert crew.work_queue.over.wait(PATIENCE)
     assert crew.end()
     assert seen == [0]
-    assert isinstance(crew.desk.error, HandlerError)
-    assert isinstance(crew.desk.error.__cause__, ValueError)
-    assert "content" not in str(crew.desk.error)
-    assert {0: 0} in [dict(c.positions) for c in crew.desk.cursor(WHOLE_SLOT)]
+    assert isinstance(crew.work_queue.error, HandlerError)
+    assert isinstance(crew.work_queue.error.__cause__, ValueError)
+    assert "content" not in str(crew.work_queue.error)
+    assert {0: 0} in [dict(c.positions) for c in crew.work_queue.cursor(WHOLE_SLOT)]
 
 
 def test_attempts_are_limited_and_then_the_last_word_of_the_policy_counts(team: Start) -> None:
@@ -189,10 +191,10 @@ def test_attempts_are_limited_and_then_the_last_word_of_the_policy_counts(team: 
             raise ValueError
 
     crew = team(2, handle, Retry(attempts=3, wait=SOON, then=Skip()))
-    crew.desk.offer(batch([A, B]))
-    eventually(lambda: crew.desk.stats().skipped == 1, "the record to be skipped")
+    crew.work_queue.offer(batch([A, B]))
+    eventually(lambda: crew.work_queue.stats().skipped == 1, "the record to be skipped")
     assert tried == [0, 0, 0]
-    assert [c.positions for c in crew.desk.cursor(WHOLE_SLOT)] == [{0: 2}]
+    assert [c.positions for c in crew.work_queue.cursor(WHOLE_SLOT)] == [{0: 2}]
 
 
 def test_what_is_not_worth_another_attempt_is_not_tried_again(team: Start) -> None:
@@ -203,8 +205,8 @@ def test_what_is_not_worth_another_attempt_is_not_tried_again(team: Start) -> No
         raise KeyError
 
     crew = team(1, handle, Retry(attempts=5, wait=SOON, on=ConnectionError, then=Skip()))
-    crew.desk.offer(batch([A]))
-    eventually(lambda: crew.desk.stats().skipped == 1, "the record to be skipped")
+    crew.work_queue.offer(batch([A]))
+    eventually(lambda: crew.work_queue.stats().skipped == 1, "the record to be skipped")
     assert tried == [0]
 
 
@@ -213,14 +215,14 @@ def test_a_dead_letter_counts_as_processed_and_one_that_cannot_be_written_ends_t
         raise ValueError
 
     written = team(1, handle, DeadLetter("letters"))
-    written.desk.offer(batch([A]))
-    eventually(lambda: written.desk.stats().dead_letters == 1, "the letter")
-    assert [c.positions for c in written.desk.cursor(WHOLE_SLOT)] == [{0: 1}]
+    written.work_queue.offer(batch([A]))
+    eventually(lambda: written.work_queue.stats().dead_letters == 1, "the letter")
+    assert [c.positions for c in written.work_queue.cursor(WHOLE_SLOT)] == [{0: 1}]
     refused = team(1, handle, DeadLetter("letters"), NoLetters())
-    refused.desk.offer(batch([A]))
-    assert refused.desk.over.wait(PATIENCE)
+    refused.work_queue.offer(batch([A]))
+    assert refused.work_queue.over.wait(PATIENCE)
     assert refused.end()
-    assert {0: 0} in [dict(c.positions) for c in refused.desk.cursor(WHOLE_SLOT)]
+    assert {0: 0} in [dict(c.positions) for c in refused.work_queue.cursor(WHOLE_SLOT)]
 
 
 def test_an_exit_in_a_handler_ends_the_run_whatever_the_policy(team: Start) -> None:
@@ -228,9 +230,9 @@ def test_an_exit_in_a_handler_ends_the_run_whatever_the_policy(team: Start) -> N
         raise SystemExit(3)
 
     crew = team(1, handle, Skip())
-    crew.desk.offer(batch([A]))
-    assert crew.desk.over.wait(PATIENCE)
-    assert isinstance(crew.desk.error, HandlerError)
+    crew.work_queue.offer(batch([A]))
+    assert crew.work_queue.over.wait(PATIENCE)
+    assert isinstance(crew.work_queue.error, HandlerError)
 
 
 def test_a_worker_that_dies_of_a_defect_ends_the_run_with_it(team: Start) -> None:
@@ -239,49 +241,48 @@ def test_a_worker_that_dies_of_a_defect_ends_the_run_with_it(team: Start) -> Non
     def broken(*_: Any) -> None:
         raise AssertionError("a defect")
 
-    crew.desk.processed = broken
-    crew.desk.offer(batch([A]))
-    assert crew.desk.over.wait(PATIENCE)
-    assert isinstance(crew.desk.error, AssertionError)
+    crew.work_queue.processed = broken
+    crew.work_queue.offer(batch([A]))
+    assert crew.work_queue.over.wait(PATIENCE)
+    assert isinstance(crew.work_queue.error, AssertionError)
 
 
 def test_of_a_full_lane_nothing_more_is_read_and_it_is_named() -> None:
-    desk = Desk(1, BUFFER, Judge(Stop()))
-    start(desk)
+    work_queue = WorkQueue(1, BUFFER, Judge(Stop()))
+    start(work_queue)
     size = BUFFER // LANE_SHARE // 4
-    desk.offer(batch([A] * 3, value=b"x" * size))
-    assert not desk.crowded()
-    desk.offer(batch([A] * 2, start=3, value=b"x" * size))
-    assert desk.waiting_bytes() < BUFFER, "the rest is for the others"
-    assert [len(ranges) for ranges in desk.crowded().values()] == [1]
-    [crowded] = desk.stats().crowded
-    assert crowded.startswith("orders/3 [")
+    work_queue.offer(batch([A] * 3, value=b"x" * size))
+    assert not work_queue.backpressured()
+    work_queue.offer(batch([A] * 2, start=3, value=b"x" * size))
+    assert work_queue.waiting_bytes() < BUFFER, "the rest is for the others"
+    [(parent, [range_])] = work_queue.backpressured().items()
+    assert work_queue.stats().crowded == (f"{parent} {range_}",)
 
 
 def test_workers_that_find_nothing_sleep_until_records_come() -> None:
     """No polling: between two records a worker's thread does not run."""
     seen = threading.Event()
-    desk = Desk(2, BUFFER, Judge(Stop()))
+    work_queue = WorkQueue(2, BUFFER, Judge(Stop()))
     workers = ThreadWorkers(
-        desk, [synchronous(lambda _: seen.set(), transactional=False)] * 2, LettersInTransactions()
+        work_queue, [synchronous(lambda _: seen.set(), transactional=False)] * 2, LettersInTransactions()
     )
     takes = 0
-    take = desk.take
+    take = work_queue.take
 
     def counted() -> Any:
         nonlocal takes
         takes += 1
         return take()
 
-    desk.take = counted  # type: ignore[method-assign]
-    start(desk)
+    work_queue.take = counted  # type: ignore[method-assign]
+    start(work_queue)
     workers.start()
     eventually(lambda: takes == 2, "both to look once")
     assert not seen.wait(0.1)
     assert takes == 2
-    desk.offer(batch([A]))
+    work_queue.offer(batch([A]))
     assert seen.wait(PATIENCE)
-    desk.end()
+    work_queue.end()
     assert workers.join(Deadline(PATIENCE))
 
 
@@ -319,31 +320,31 @@ def cancelling(how: str) -> Callable[[Any], Any]:
 def test_a_handler_that_is_cancelled_by_itself_has_failed_and_no_worker_ends(
     how: str, policy: Policy
 ) -> None:
-    desk = Desk(2, BUFFER, Judge(policy), Outbox(BUFFER))
+    work_queue = WorkQueue(2, BUFFER, Judge(policy), Outbox(BUFFER))
     call = asynchronous(cancelling(how), transactional=False)
-    workers = CoroutineWorkers(desk, 2, call, LettersInTransactions())
-    start(desk)
+    workers = CoroutineWorkers(work_queue, 2, call, LettersInTransactions())
+    start(work_queue)
     workers.start()
-    desk.offer(batch([A]))
-    eventually(lambda: not desk.stats().busy and not desk.stats().parked, "the failure")
-    desk.offer(batch([A, B, A, B], start=1))
-    eventually(lambda: [c.positions for c in desk.cursor(WHOLE_SLOT)] == [{0: 5}], "all records")
-    assert desk.stats().failures == (how != "cancels the others")
+    work_queue.offer(batch([A]))
+    eventually(lambda: not work_queue.stats().busy and not work_queue.stats().parked, "the failure")
+    work_queue.offer(batch([A, B, A, B], start=1))
+    eventually(lambda: [c.positions for c in work_queue.cursor(WHOLE_SLOT)] == [{0: 5}], "all records")
+    assert work_queue.stats().failures == (how != "cancels the others")
     assert not any(task.done() for task in workers._tasks)
-    desk.end()
+    work_queue.end()
     assert workers.join(Deadline(PATIENCE))
-    assert desk.error is None
+    assert work_queue.error is None
 
 
 def test_a_handler_that_is_cancelled_by_itself_ends_the_run_where_failures_do() -> None:
-    desk = Desk(1, BUFFER, Judge(Stop()))
+    work_queue = WorkQueue(1, BUFFER, Judge(Stop()))
     workers = CoroutineWorkers(
-        desk, 1, asynchronous(cancelling("raises"), transactional=False), LettersInTransactions()
+        work_queue, 1, asynchronous(cancelling("raises"), transactional=False), LettersInTransactions()
     )
-    start(desk)
+    start(work_queue)
     workers.start()
-    desk.offer(batch([A]))
-    assert desk.over.wait(PATIENCE)
-    assert isinstance(desk.error, HandlerError)
-    assert isinstance(desk.error.__cause__, CancelledError)
+    work_queue.offer(batch([A]))
+    assert work_queue.over.wait(PATIENCE)
+    assert isinstance(work_queue.error, HandlerError)
+    assert isinstance(work_queue.error.__cause__, CancelledError)
     assert workers.join(Deadline(PATIENCE))

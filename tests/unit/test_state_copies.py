@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from kpsplit.consumer.state.follower import Copy
-from kpsplit.consumer.state.marker import Marker, Start
+from kpsplit.consumer.state.marker import Marker, RestoreStart
 from kpsplit.consumer.state.slots import SlotId
 
 EVERY = 60_000
 
 
 def copy_at(position: int, end: int) -> Copy:
-    start = Start(Marker("id", position, as_of_ms=1000), None)
+    start = RestoreStart(Marker("id", position, as_of_ms=1000), None)
     return Copy.begin(SlotId("orders", 0, 0, 1), None, "changelog", start, end, asked_ms=5000)
 
 

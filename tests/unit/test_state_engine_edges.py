@@ -14,8 +14,8 @@ from kpsplit.consumer.group.states import State
 from kpsplit.consumer.run.lanes import Lane
 from kpsplit.consumer.run.policies import Judge, Retry
 from kpsplit.consumer.run.runner import Attached, attach, commit_now
-from kpsplit.consumer.run.work_queue import Desk
-from kpsplit.consumer.slots import state_binding as keeping
+from kpsplit.consumer.run.work_queue import WorkQueue
+from kpsplit.consumer.slots import state_binding
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.errors import FencedError, KpsplitError, UnknownOutcomeError, UsageError
 from kpsplit.kafka.groups import Members, Owner
@@ -42,10 +42,10 @@ class Scene:
 
     def __init__(self, world: World) -> None:
         self.world, self.store = world, Store()
-        world.context.keeping.store = self.store
-        self.desk = Desk(2, BUFFER, Judge(Retry()), None, self.store)
+        world.context.state_binding.store = self.store
+        self.work_queue = WorkQueue(2, BUFFER, Judge(Retry()), None, self.store)
         settings = replace(world.context.settings, auto_commit=True)
-        self.attached = Attached(self.desk, settings, lambda: asdict(self.desk.stats()))
+        self.attached = Attached(self.work_queue, settings, lambda: asdict(self.work_queue.stats()))
         world.subscribe()
 
     def owns(self, *indexes: int) -> None:
@@ -65,8 +65,8 @@ class Scene:
         found: list[Lane] = []
 
         def one() -> bool:
-            with self.desk.lock:
-                lane = self.desk.take()
+            with self.work_queue.lock:
+                lane = self.work_queue.take()
             found.extend([lane] if lane else [])
             return bool(found)
 
@@ -76,13 +76,13 @@ class Scene:
     def try_(self, lane: Lane) -> None:
         """Call a handler that counts."""
         with lane.attempt:
-            count(self.store.owned[SlotId.of(lane.home.slot)], lane.record.key())
+            count(self.store.owned[SlotId.of(lane.slot_queue.slot)], lane.record.key())
 
     def work(self, times: int) -> None:
         for _ in range(times):
             lane = self.take()
             self.try_(lane)
-            self.desk.done(lane)
+            self.work_queue.done(lane)
 
     def poll(self) -> Message:
         """Poll a record and count it."""
@@ -121,7 +121,7 @@ def test_a_slot_is_read_when_its_state_is_there_and_holds_up_no_other(scene: Sce
 def test_state_that_cannot_be_restored_is_told_once_and_tried_again(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(state_binding, "AGAIN_SECONDS", 0.0)
     world, store = scene.world, scene.store
     store.errors[named(1)] = KpsplitError("the changelog is not as it has to be")
     world.coordinator.give(0, 1)
@@ -137,13 +137,13 @@ def test_a_commit_takes_the_state_of_the_records_that_it_covers_and_no_other(sce
     scene.owns(0, 1)
     scene.attach(scene.attached)
     scene.write(KEYS[0], KEYS[1], KEYS[0])
-    busy, other = sorted([scene.take(), scene.take()], key=lambda lane: lane.home.slot)
+    busy, other = sorted([scene.take(), scene.take()], key=lambda lane: lane.slot_queue.slot)
     scene.try_(busy)
     scene.try_(other)
-    scene.desk.done(other)
+    scene.work_queue.done(other)
     scene.commit()
     assert scene.store.saved() == {KEYS[1]: 1}
-    scene.desk.done(busy)
+    scene.work_queue.done(busy)
     scene.work(1)
     scene.commit()
     assert scene.store.saved() == {KEYS[0]: 2, KEYS[1]: 1}
@@ -154,7 +154,7 @@ def test_state_of_what_was_processed_after_a_commit_was_put_together_waits_for_t
     scene.attach(scene.attached)
     scene.write(KEYS[0], KEYS[0], KEYS[0])
     scene.work(1)
-    world, gate = scene.world, scene.world.ledger.commit_gate
+    world, gate = scene.world, scene.world.group_offsets.commit_gate
     gate.clear()
     asked = []
     for _ in range(2):
@@ -185,9 +185,9 @@ def test_a_try_that_fails_leaves_nothing_and_the_next_counts_once(scene: Scene) 
     scene.write(KEYS[0])
     lane = scene.take()
     scene.try_(lane)
-    scene.desk.failed(lane, ValueError())
-    with scene.desk.lock:
-        scene.desk.try_again(lane)
+    scene.work_queue.failed(lane, ValueError())
+    with scene.work_queue.lock:
+        scene.work_queue.try_again(lane)
     scene.work(1)
     scene.commit()
     assert scene.store.saved() == {KEYS[0]: 1}
@@ -198,7 +198,7 @@ def test_after_a_refused_commit_state_waits_for_the_next(scene: Scene) -> None:
     scene.attach(scene.attached)
     scene.write(KEYS[0])
     scene.work(1)
-    scene.world.ledger.failures.append(KpsplitError("not now"))
+    scene.world.group_offsets.failures.append(KpsplitError("not now"))
     with pytest.raises(KafkaException):
         scene.commit()
     assert scene.store.saved() == {}
@@ -212,7 +212,7 @@ def test_a_commit_of_an_older_generation_is_repeated_with_the_same_state(scene: 
     scene.attach(scene.attached)
     scene.write(KEYS[0])
     scene.work(1)
-    scene.world.ledger.failures.append(FencedError("moved on", retriable=True))
+    scene.world.group_offsets.failures.append(FencedError("moved on", retriable=True))
     scene.commit()
     assert scene.store.saved() == {KEYS[0]: 1}
 
@@ -232,7 +232,7 @@ def test_after_an_unknown_outcome_records_come_again_to_the_state_that_the_log_h
         world.buffer.wait(0)
     else:
         scene.work(2)
-    world.ledger.failures.append(UnknownOutcomeError("no answer"))
+    world.group_offsets.failures.append(UnknownOutcomeError("no answer"))
     with pytest.raises(KafkaException):
         scene.commit()
     world.polls(lambda: set(world.reader.owned) == {slot(0), slot(1)}, "the slots to start anew")
@@ -256,8 +256,8 @@ def test_a_slot_that_leaves_is_committed_with_its_state_and_then_released(scene:
     lane = scene.take()
     scene.try_(lane)
     scene.world.coordinator.take(0)
-    scene.world.until(lambda: lane.home.released, "the slot to be withheld")
-    scene.desk.done(lane)
+    scene.world.until(lambda: lane.slot_queue.released, "the slot to be withheld")
+    scene.work_queue.done(lane)
     scene.world.polls(lambda: scene.world.coordinator.held() == {1}, "the hand-over")
     assert scene.store.saved() == {KEYS[0]: 1}
     assert scene.store.told[-1] == ("released", 0)
@@ -273,14 +273,14 @@ def test_a_handler_that_returns_when_its_slot_is_lost_changes_no_state(scene: Sc
     world.coordinator.lose(0)
     world.polls(lambda: ("released", 0) in scene.store.told, "the loss")
     scene.owns(0)
-    scene.desk.done(lane)
-    assert scene.desk.stats().late == 1
+    scene.work_queue.done(lane)
+    assert scene.work_queue.stats().late == 1
     world.reader.written = 0
     scene.write(KEYS[0])
     scene.work(1)
     scene.commit()
     assert scene.store.saved() == {KEYS[0]: 1}
-    assert scene.desk.error is None
+    assert scene.work_queue.error is None
 
 
 def test_a_slot_that_was_lost_has_no_state_while_the_application_holds_a_record_of_before(
@@ -290,11 +290,13 @@ def test_a_slot_that_was_lost_has_no_state_while_the_application_holds_a_record_
     scene.owns(0, 1)
     scene.write(KEYS[0])
     scene.poll()
-    asked = world.ledger.asked
+    asked = world.group_offsets.asked
     world.coordinator.lose(0)
     world.coordinator.give(0)
     world.until(lambda: ("released", 0) in scene.store.told, "the loss")
-    world.until(lambda: world.ledger.asked > asked or named(0) in scene.store.owned, "the slot to come back")
+    world.until(
+        lambda: world.group_offsets.asked > asked or named(0) in scene.store.owned, "the slot to come back"
+    )
     world.until(lambda: world.stats()["slots"][str(slot(0))] == "found", "its start")
     assert named(0) not in scene.store.owned
     world.polls(lambda: slot(0) in world.reader.owned, "the slot")
@@ -306,12 +308,12 @@ def test_a_run_that_ends_with_a_record_unfinished_starts_its_slot_anew(scene: Sc
     scene.owns(0, 1)
     before = scene.attach(scene.attached)
     scene.write(KEYS[0], KEYS[1])
-    slow, quick = sorted([scene.take(), scene.take()], key=lambda lane: lane.home.slot)
+    slow, quick = sorted([scene.take(), scene.take()], key=lambda lane: lane.slot_queue.slot)
     for lane in (slow, quick):
         scene.try_(lane)
-    scene.desk.done(quick)
+    scene.work_queue.done(quick)
     scene.attach(before)
-    scene.desk.done(slow)
+    scene.work_queue.done(slow)
     world.polls(lambda: set(world.reader.owned) == {slot(0), slot(1)}, "the slots")
     assert ("released", 0) in scene.store.told
     assert ("released", 1) not in scene.store.told
@@ -343,11 +345,11 @@ def test_a_record_does_not_count_whose_state_is_gone(scene: Scene) -> None:
     lane = scene.take()
     scene.try_(lane)
     scene.store.owned[named(0)].leave()
-    scene.desk.done(lane)
-    assert scene.desk.stats().processed == 0
-    assert {c.positions[0] for c in scene.desk.cursor(slot(0))} != {2}
-    with scene.desk.lock:
-        assert scene.desk.take() is None
+    scene.work_queue.done(lane)
+    assert scene.work_queue.stats().processed == 0
+    assert {c.positions[0] for c in scene.work_queue.cursor(slot(0))} != {2}
+    with scene.work_queue.lock:
+        assert scene.work_queue.take() is None
 
 
 def test_a_store_that_was_closed_ends_the_run(scene: Scene) -> None:
@@ -359,10 +361,10 @@ def test_a_store_that_was_closed_ends_the_run(scene: Scene) -> None:
         raise UsageError("the state store is closed")
 
     scene.store.attempt = closed  # type: ignore[method-assign]
-    scene.world.until(lambda: scene.desk.scheduler.waiting_bytes, "the record")
-    with scene.desk.lock:
-        assert scene.desk.take() is None
-    assert isinstance(scene.desk.error, UsageError)
+    scene.world.until(lambda: scene.work_queue.scheduler.waiting_bytes, "the record")
+    with scene.work_queue.lock:
+        assert scene.work_queue.take() is None
+    assert isinstance(scene.work_queue.error, UsageError)
 
 
 def test_so_much_that_waits_is_committed_without_delay(scene: Scene) -> None:
@@ -402,7 +404,7 @@ def test_the_store_is_told_who_owns_what_when_it_keeps_warm_copies(scene: Scene)
             raise found
         return found  # type: ignore[no-any-return]
 
-    world.ledger.members = members  # type: ignore[attr-defined]
+    world.group_offsets.members = members  # type: ignore[attr-defined]
     store.standbys = 1
     scene.owns(0)
     world.until(lambda: store.members, "the members")

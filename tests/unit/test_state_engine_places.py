@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.commit.payload import Cover, Place, place_of
+from kpsplit.consumer.commit.payload import CommitCoverage, RecordPlace, place_of
 from kpsplit.consumer.commit.writes import Processed
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.kafka.logical_message import is_identity, wrapped_one
@@ -20,8 +20,8 @@ LOW, HIGH = KeyRange(0, KEY_SPACE // 2), KeyRange(KEY_SPACE // 2, KEY_SPACE)
 TOKEN = PhysicalPartition("__kpsplit.slots.orders", 6)
 
 
-def cover(*cursors: Cursor, mode: Mode = Mode.SLOTS) -> Cover:
-    return Cover(Processed(UNSPLIT, mode, tuple(cursors), (), TOKEN))
+def cover(*cursors: Cursor, mode: Mode = Mode.SLOTS) -> CommitCoverage:
+    return CommitCoverage(Processed(UNSPLIT, mode, tuple(cursors), (), TOKEN))
 
 
 def raw(offset: int, key: bytes | None = b"k") -> Message:
@@ -30,22 +30,22 @@ def raw(offset: int, key: bytes | None = b"k") -> Message:
 
 def test_a_record_is_covered_when_its_own_range_is_processed_behind_it() -> None:
     found = cover(Cursor(LOW, {0: 5}), Cursor(HIGH, {0: 9}))
-    assert found.holds(Place(LOW.lo, 0, 4)) and not found.holds(Place(LOW.lo, 0, 5))
-    assert found.holds(Place(HIGH.lo, 0, 8)) and not found.holds(Place(HIGH.lo, 0, 9))
+    assert found.holds(RecordPlace(LOW.lo, 0, 4)) and not found.holds(RecordPlace(LOW.lo, 0, 5))
+    assert found.holds(RecordPlace(HIGH.lo, 0, 8)) and not found.holds(RecordPlace(HIGH.lo, 0, 9))
 
 
 def test_a_record_of_a_range_that_is_not_committed_is_not_covered() -> None:
-    assert not cover(Cursor(LOW, {0: 5})).holds(Place(HIGH.lo, 0, 0))
+    assert not cover(Cursor(LOW, {0: 5})).holds(RecordPlace(HIGH.lo, 0, 0))
 
 
 def test_one_ordinary_offset_covers_what_lies_below_it_in_every_range() -> None:
     found = cover(Cursor(LOW, {0: 5}), Cursor(HIGH, {0: 9}), mode=Mode.PLAIN)
-    assert found.holds(Place(HIGH.lo, 0, 4)) and not found.holds(Place(HIGH.lo, 0, 8))
+    assert found.holds(RecordPlace(HIGH.lo, 0, 4)) and not found.holds(RecordPlace(HIGH.lo, 0, 8))
 
 
 def test_a_message_that_was_handed_on_untouched_is_found_by_its_offset() -> None:
     place = place_of(raw(4))
-    assert place == Place(key_hash(b"k"), None, 4)
+    assert place == RecordPlace(key_hash(b"k"), None, 4)
     assert cover(Cursor(WHOLE, {0: 5})).holds(place)
     assert not cover(Cursor(WHOLE, {0: 4})).holds(place)
 
@@ -63,7 +63,7 @@ def test_wrapped_and_untouched_messages_of_every_segment_are_covered_by_the_same
             for cursor, covered in ((before, False), (behind, True)):
                 processed = Processed(LIFE, Mode.SLOTS, (cursor,), (), TOKEN)
                 if segment.end is None or segment.end > offset:
-                    assert Cover(processed).holds(place) is covered, (segment, key)
+                    assert CommitCoverage(processed).holds(place) is covered, (segment, key)
 
 
 def test_an_untouched_message_of_a_reopened_parent_belongs_to_the_segment_that_holds_its_offset() -> None:
@@ -74,6 +74,6 @@ def test_an_untouched_message_of_a_reopened_parent_belongs_to_the_segment_that_h
     lineage = Lineage(PARENT, (replace(first, end=10, closed_epoch=1), reopened))
     assert is_identity(reopened, PARENT)
     processed = Processed(replace(UNSPLIT, lineage=lineage), Mode.SLOTS, (Cursor(WHOLE, {7: 15}),), (), TOKEN)
-    found = Cover(processed)
+    found = CommitCoverage(processed)
     assert found.holds(place_of(raw(9))) and found.holds(place_of(raw(14)))
     assert not found.holds(place_of(raw(15)))

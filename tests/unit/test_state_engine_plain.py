@@ -16,8 +16,8 @@ from kpsplit.consumer.commit.epochs import LeaderEpochs
 from kpsplit.consumer.commit.sender import Piece, send
 from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots.assigned import Holding, Holdings, Stage
-from kpsplit.consumer.slots.state_binding import Keeping
+from kpsplit.consumer.slots.assigned import AssignedSlot, AssignedSlots, SlotStage
+from kpsplit.consumer.slots.state_binding import StateBinding
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.errors import KpsplitError, UnreachableError
 from kpsplit.splitter.cursor import Cursor
@@ -38,19 +38,19 @@ class Member:
         self.store = Store()
         self.did = self.store.told
         self.jobs: list[tuple[Callable[[], Any], Future[Any]]] = []
-        self.holdings = Holdings()
-        self.holding = Holding(SLOT, PARENT, Mode.PLAIN, Stage.READING)
-        self.holdings.add([self.holding])
-        keeping = Keeping(self.store)
+        self.assigned_slots = AssignedSlots()
+        self.assigned = AssignedSlot(SLOT, PARENT, Mode.PLAIN, SlotStage.READING)
+        self.assigned_slots.add([self.assigned])
+        state_binding = StateBinding(self.store)
         sink: Any = SimpleNamespace(mark=lambda: 0, passed=lambda _: True)
-        assert keeping.restored(SLOT, sink)
+        assert state_binding.restored(SLOT, sink)
         self.context: Any = SimpleNamespace(
-            carrier=None,
-            keeping=keeping,
-            holdings=self.holdings,
+            participant=None,
+            state_binding=state_binding,
+            assigned_slots=self.assigned_slots,
             epochs=LeaderEpochs(),
-            views=SimpleNamespace(state=lambda parent: PartitionState.unsplit(parent, "id")),
-            errands=SimpleNamespace(run=self._run),
+            metadata=SimpleNamespace(state=lambda parent: PartitionState.unsplit(parent, "id")),
+            executor=SimpleNamespace(run=self._run),
             group=SimpleNamespace(commit=self._commit),
             metadata_of=lambda _: {},
         )
@@ -111,9 +111,9 @@ def test_positions_of_a_slot_that_was_lost_while_its_state_was_flushed_are_not_c
 ) -> None:
     member = Member()
     piece = member.send()
-    member.holdings.remove([member.holding])
+    member.assigned_slots.remove([member.assigned])
     if comes_back:
-        member.holdings.add([Holding(SLOT, PARENT, Mode.PLAIN)])
+        member.assigned_slots.add([AssignedSlot(SLOT, PARENT, Mode.PLAIN)])
     member.work()
     assert piece.done()
     assert member.did[-2:] == ["flush", "committed"]
@@ -123,10 +123,10 @@ def test_a_slot_whose_local_state_could_not_follow_starts_anew_also_where_its_co
     """Else the next commit would pass records whose writes are gone."""
     member = Member()
     context = member.context
-    context.counts, context.tenures = Counter(), Counter()
+    context.counts, context.assignment_epochs = Counter(), Counter()
     context.settings = SimpleNamespace(auto_commit_interval=9e9, auto_commit=False, on_commit=None)
     context.lineage = lambda parent: PartitionState.unsplit(parent, "id").lineage
-    context.take_back = lambda holdings: None
+    context.take_back = lambda assigned_slots: None
     refused: Future[None] = Future()
     refused.set_exception(KafkaException(KafkaError(KafkaError.REBALANCE_IN_PROGRESS)))
     context.group.commit = lambda *_: refused
@@ -138,7 +138,7 @@ def test_a_slot_whose_local_state_could_not_follow_starts_anew_also_where_its_co
     member.work()
     committer.turn()
     assert isinstance(asked.exception(0), KafkaException)
-    assert member.holding.stage is Stage.WANTED
+    assert member.assigned.stage is SlotStage.WANTED
 
 
 def test_a_commit_that_cannot_even_be_sent_has_failed() -> None:

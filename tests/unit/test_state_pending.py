@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.consumer.commit.payload import Place
+from kpsplit.consumer.commit.payload import RecordPlace
 from kpsplit.consumer.state.pending import Covers, Pending
 from kpsplit.errors import ConflictError
 
 
-def at(offset: int) -> Place:
+def at(offset: int) -> RecordPlace:
     """The place of a record."""
-    return Place(0, 0, offset)
+    return RecordPlace(0, 0, offset)
 
 
 def below(offset: int) -> Covers:

@@ -11,13 +11,13 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kpsplit.consumer.commit.group_offsets import Outdated
-from kpsplit.consumer.commit.payload import LoadError
+from kpsplit.consumer.commit.payload import CommitPayloadError
 from kpsplit.consumer.commit.sender import Cursors, Piece, send
 from kpsplit.consumer.commit.writes import Processed, logical_position
 from kpsplit.consumer.context import Context, kafka_error
 from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots.assigned import IN_SINK, Holding, Stage
+from kpsplit.consumer.slots.assigned import IN_SINK, AssignedSlot, SlotStage
 from kpsplit.consumer.slots.initializer import start_anew
 from kpsplit.errors import FencedError, KpsplitError, UnknownOutcomeError
 from kpsplit.kafka.clock import monotonic
@@ -41,9 +41,9 @@ _GONE = KafkaError(
 
 
 class When(NamedTuple):
-    """Of what time a slot's cursors are: ``Context.tenures`` and ``Holding.moves`` then."""
+    """Of what time a slot's cursors are: ``Context.assignment_epochs`` and ``AssignedSlot.moves`` then."""
 
-    tenure: int
+    assignment_epoch: int
     moves: int
 
 
@@ -99,13 +99,13 @@ class Committer:
         elif self._context.settings.auto_commit and self._due():
             self._soonest = monotonic() + REST_SECONDS
             self._next = monotonic() + self._context.settings.auto_commit_interval
-            ours = [h for h in self._context.holdings.on(IN_SINK) if not h.final]
+            ours = [h for h in self._context.assigned_slots.on(IN_SINK) if not h.final]
             cursors = self.changed(ours)
             self._begin(cursors, self._times(cursors), [])
 
     def _due(self) -> bool:
         now = monotonic()
-        return now >= self._next or (now >= self._soonest and self._context.keeping.wants_commit())
+        return now >= self._next or (now >= self._soonest and self._context.state_binding.wants_commit())
 
     def ask(self, cursors: Cursors, future: Future[Parts] | None = None) -> None:
         """Commit these cursors as soon as the commit under way is over.
@@ -114,20 +114,20 @@ class Committer:
         """
         self._asked.append((cursors, self._times(cursors), future))
 
-    def ask_changed(self, holdings: list[Holding]) -> None:
+    def ask_changed(self, assigned_slots: list[AssignedSlot]) -> None:
         """Commit how far slots are processed, where that is not committed."""
-        self.ask(self.changed(holdings))
+        self.ask(self.changed(assigned_slots))
 
-    def changed(self, holdings: list[Holding]) -> Cursors:
+    def changed(self, assigned_slots: list[AssignedSlot]) -> Cursors:
         """Return how far slots are processed, where that is not committed."""
-        now = {h.slot: self._context.processed(h) for h in holdings}
-        return {h.slot: now[h.slot] for h in holdings if self._context.unsaved(h, now[h.slot])}
+        now = {h.slot: self._context.processed(h) for h in assigned_slots}
+        return {h.slot: now[h.slot] for h in assigned_slots if self._context.unsaved(h, now[h.slot])}
 
-    def may_be_committed(self, holding: Holding) -> list[tuple[Cursor, ...]]:
+    def may_be_committed(self, assigned: AssignedSlot) -> list[tuple[Cursor, ...]]:
         """Return what the group may have of a slot: what it had, and what is under way or asked for."""
         under_way = [] if self._job is None else [self._job.cursors]
         sent = [*under_way, *(cursors for cursors, *_ in self._asked)]
-        return [holding.committed, *(cursors[holding.slot] for cursors in sent if holding.slot in cursors)]
+        return [assigned.committed, *(cursors[assigned.slot] for cursors in sent if assigned.slot in cursors)]
 
     def idle(self) -> bool:
         """Tell whether nothing is under way or asked for."""
@@ -186,9 +186,9 @@ class Committer:
         parts: Parts = []
         for parent in sorted({slot.parent for slot in cursors}):
             pieces = [c for slot, found in cursors.items() if slot.parent == parent for c in found]
-            for holding in self._context.holdings.of(parent):
-                if holding.slot not in cursors and holding.start is not None:
-                    pieces += holding.committed or holding.start.pieces
+            for assigned in self._context.assigned_slots.of(parent):
+                if assigned.slot not in cursors and assigned.start is not None:
+                    pieces += assigned.committed or assigned.start.pieces
             offset = logical_position(self._context.lineage(parent), pieces)
             parts.append(TopicPartition(parent.topic, parent.partition, offset))
         return parts
@@ -214,36 +214,36 @@ class Committer:
 
     def _settled(self, piece: Piece, job: _Job) -> BaseException | None:
         """Tell a piece's slots and its load how it came out."""
-        context, error, load = self._context, piece.future.exception(), piece.load
+        context, error, payload = self._context, piece.future.exception(), piece.payload
         if error is None:
-            if load is not None:
-                load.committed()
-            for holding in self._held(piece.slots, job.times):
-                holding.committed = job.cursors[holding.slot]
-                holding.moves_told = job.times[holding.slot].moves
-        elif load is not None and isinstance(error, UnknownOutcomeError):
+            if payload is not None:
+                payload.committed()
+            for assigned in self._held(piece.slots, job.times):
+                assigned.committed = job.cursors[assigned.slot]
+                assigned.moves_told = job.times[assigned.slot].moves
+        elif payload is not None and isinstance(error, UnknownOutcomeError):
             # Whether outputs or state were committed is not known: the slots start from what the log says.
             start_anew(context, self._held(piece.slots, job.times))
-        elif load is not None:
-            load.aborted()
+        elif payload is not None:
+            payload.aborted()
         # Also where it failed: the changelog of a plain topic has the state before positions are committed.
-        start_anew(context, self._held(context.keeping.broken(piece.slots), job.times))
+        start_anew(context, self._held(context.state_binding.broken(piece.slots), job.times))
         return error
 
     def _times(self, slots: Iterable[OwnedSlot]) -> Times:
-        moves = {h.slot: h.moves for h in self._context.holdings}
-        return {slot: When(self._context.tenures[slot], moves.get(slot, 0)) for slot in slots}
+        moves = {h.slot: h.moves for h in self._context.assigned_slots}
+        return {slot: When(self._context.assignment_epochs[slot], moves.get(slot, 0)) for slot in slots}
 
     def _moved(self, slots: Iterable[OwnedSlot], times: Times) -> frozenset[OwnedSlot]:
         """Return the slots that the application has moved behind what is committed."""
         held = self._held(slots, times)
         return frozenset(h.slot for h in held if times[h.slot].moves > h.moves_told)
 
-    def _held(self, slots: Iterable[OwnedSlot], times: Times) -> list[Holding]:
+    def _held(self, slots: Iterable[OwnedSlot], times: Times) -> list[AssignedSlot]:
         """Return the slots that are held as they were then; one that started anew since is another."""
-        now, wanted = self._context.tenures, frozenset(slots)
-        found = (h for h in self._context.holdings.on(IN_SINK) if h.slot in wanted)
-        return [h for h in found if times[h.slot].tenure == now[h.slot]]
+        now, wanted = self._context.assignment_epochs, frozenset(slots)
+        found = (h for h in self._context.assigned_slots.on(IN_SINK) if h.slot in wanted)
+        return [h for h in found if times[h.slot].assignment_epoch == now[h.slot]]
 
     def _tell_committed(self, job: _Job) -> None:
         self._warned = None
@@ -256,7 +256,7 @@ class Committer:
         told = kafka_error(error)
         for _, future in job.waiting:
             future.set_exception(KafkaException(told))
-        if isinstance(error, LoadError) and error.message != self._warned:
+        if isinstance(error, CommitPayloadError) and error.message != self._warned:
             self._warned = error.message  # it comes again with every commit
             self._context.events.warn(told)
         self._tell(told, job)
@@ -274,13 +274,13 @@ LOOK_SECONDS = 0.25
 LOOKS = 6
 
 
-class Righting:
+class LagOffsetRepair:
     """Puts right what a member wrote of the group's ordinary offsets while others committed at the same time.
 
     The range commits are right in any case; the ordinary offsets are what lag tools show. See
     ``commit.writes``.
 
-    Owned by the engine's thread; the log is read in the errands' thread.
+    Owned by the engine's thread; the log is read in the executor's thread.
 
     Nothing is done where commits carry outputs or state: they would have to be carried a second time.
     """
@@ -318,24 +318,24 @@ class Righting:
         self._looks -= 1
         self._look_later()
         context = self._context
-        if context.carrier is not None or context.keeping.store is not None:
+        if context.participant is not None or context.state_binding.store is not None:
             return
-        shared = [p for parent in context.holdings.parents() if (p := self._shared(parent)) is not None]
+        shared = [p for parent in context.assigned_slots.parents() if (p := self._shared(parent)) is not None]
         if shared:
             member = context.member()
-            asked = context.errands.run(lambda: context.ledger.outdated(shared, member))
+            asked = context.executor.run(lambda: context.group_offsets.outdated(shared, member))
             self._asked = self._committer.begun, asked
 
     def _shared(self, parent: PhysicalPartition) -> Processed | None:
         """Return where this member's ranges stand; None where nobody else has one, or some come or go."""
-        holdings = self._context.holdings.of(parent)
-        stands = tuple(cursor for h in holdings for cursor in h.committed)
-        if not all(map(_stays, holdings)) or not uncovered(c.range for c in stands):
+        assigned_slots = self._context.assigned_slots.of(parent)
+        stands = tuple(cursor for h in assigned_slots for cursor in h.committed)
+        if not all(map(_stays, assigned_slots)) or not uncovered(c.range for c in stands):
             return None
-        first = holdings[0]
+        first = assigned_slots[0]
         if first.mode is Mode.PLAIN:
             return None
-        return Processed(self._context.views.state(parent), first.mode, (), stands, first.place)
+        return Processed(self._context.metadata.state(parent), first.mode, (), stands, first.place)
 
     def _take(self, answer: Future[Outdated]) -> None:
         try:
@@ -351,20 +351,22 @@ class Righting:
         elif None not in found.values():
             self._looks = 0
 
-    def _one_of(self, parent: PhysicalPartition, ranges: frozenset[KeyRange] | None) -> list[Holding]:
+    def _one_of(self, parent: PhysicalPartition, ranges: frozenset[KeyRange] | None) -> list[AssignedSlot]:
         """Return a slot that stands as the latest commit says: nothing older is written behind that."""
-        holdings = self._context.holdings.of(parent)
+        assigned_slots = self._context.assigned_slots.of(parent)
         found = [
-            h for h in holdings if _stays(h) and {c.range for c in h.committed} <= (ranges or frozenset())
+            h
+            for h in assigned_slots
+            if _stays(h) and {c.range for c in h.committed} <= (ranges or frozenset())
         ]
         return found[:1]
 
 
-def _stays(holding: Holding) -> bool:
+def _stays(assigned: AssignedSlot) -> bool:
     """Tell whether a slot stands where its latest commit says: not where the application has moved it since.
 
     That commit says nothing of the move, and its success must not count as having told it.
     """
-    here = holding.stage in (Stage.READING, Stage.HELD) and not holding.final
-    moved = holding.moves != holding.moves_told
-    return here and not holding.by_hand and not moved and bool(holding.committed)
+    here = assigned.stage in (SlotStage.READING, SlotStage.HELD) and not assigned.final
+    moved = assigned.moves != assigned.moves_told
+    return here and not assigned.by_hand and not moved and bool(assigned.committed)

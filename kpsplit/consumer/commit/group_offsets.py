@@ -1,4 +1,4 @@
-"""The member's side of the offset log: where slots start, and commits. Used by one thread, the errands'.
+"""The member's side of the offset log: where slots start, and commits. Used by one thread, the executor's.
 
 A slot starts where the group's range commits say, read to an end that was asked for after the slot was
 assigned: every commit of an earlier owner is decided then. Without a range commit it starts at the group's
@@ -15,10 +15,10 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-from kpsplit.consumer.broker_executor import Asker
-from kpsplit.consumer.commit.payload import Carrier, Load
+from kpsplit.consumer.broker_executor import QueryClient
+from kpsplit.consumer.commit.payload import CommitPayload, TransactionParticipant
 from kpsplit.consumer.commit.writes import (
-    Member,
+    CommitMember,
     Processed,
     Writes,
     least,
@@ -28,7 +28,7 @@ from kpsplit.consumer.commit.writes import (
     writes,
 )
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots.assigned import Start, Wanted
+from kpsplit.consumer.slots.assigned import SlotStart, StartRequest
 from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
@@ -77,7 +77,7 @@ class StillOwnedError(DeadlineExceededError):
 
 
 StartError = KpsplitError | NoOffsetError
-Found = Start | StartError
+Found = SlotStart | StartError
 """What is found for a slot: where it starts, or why that is not known now."""
 
 Pieces = list[tuple[KeyRange, Cursor | None]]
@@ -86,12 +86,12 @@ Pieces = list[tuple[KeyRange, Cursor | None]]
 Outdated = Mapping[PhysicalPartition, frozenset[KeyRange] | None]
 
 
-class Ledger:
+class GroupOffsets:
     """See the module. The tail and the writer are made when an enrolled topic is met first."""
 
-    def __init__(self, connection: Connection, asker: Asker, group_id: str, reset: str) -> None:
+    def __init__(self, connection: Connection, query_client: QueryClient, group_id: str, reset: str) -> None:
         self._connection = connection
-        self._asker = asker
+        self._query_client = query_client
         self._group_id = group_id
         self._reset = reset
         self._admin: ClusterAdmin | None = None
@@ -104,7 +104,7 @@ class Ledger:
 
     # -- where slots start -------------------------------------------------------------------------
 
-    def starts(self, wanted: Sequence[Wanted]) -> list[Found]:
+    def starts(self, wanted: Sequence[StartRequest]) -> list[Found]:
         """Return where slots start, or why that is not known; what one waits for keeps no other waiting.
 
         Raises:
@@ -133,7 +133,7 @@ class Ledger:
         except KpsplitError as error:
             return dict.fromkeys(parents, error)
 
-    def _worked_on(self, shared: Collection[Wanted]) -> dict[PhysicalPartition, KpsplitError]:
+    def _worked_on(self, shared: Collection[StartRequest]) -> dict[PhysicalPartition, KpsplitError]:
         """Return the partitions that some member may still read, or work on, as a whole.
 
         Whoever owned the partition itself lets it go when the record in hand is processed; until then the
@@ -169,7 +169,7 @@ class Ledger:
             self._tail = OffsetTail(self._connection, group=self._group_id)
         return self._tail
 
-    def _committed(self, wanted: Wanted) -> Pieces | FutureVersionError:
+    def _committed(self, wanted: StartRequest) -> Pieces | FutureVersionError:
         """Return what the log has for a range; or that a newer kpsplit has committed some of it."""
         if wanted.mode is Mode.PLAIN:
             return [(wanted.range, None)]
@@ -177,7 +177,7 @@ class Ledger:
         newer = fold.newer(self._group_id, parent, range_)
         return newer or fold.cursor(self._group_id, parent, range_, wanted.lineage)
 
-    def _fresh(self, missing: Collection[Wanted]) -> dict[PhysicalPartition, Cursor | StartError]:
+    def _fresh(self, missing: Collection[StartRequest]) -> dict[PhysicalPartition, Cursor | StartError]:
         """Return where ranges of partitions start that have no range commit; each question is asked once.
 
         Args: one for each partition.
@@ -186,7 +186,7 @@ class Ledger:
             return {}
         try:
             with translated("read the group's committed offsets"):
-                ordinary = self._asker.committed(_sources(w.lineage for w in missing), ANSWER_SECONDS)
+                ordinary = self._query_client.committed(_sources(w.lineage for w in missing), ANSWER_SECONDS)
         except KpsplitError as error:
             return {w.lineage.parent: error for w in missing}
         found: dict[PhysicalPartition, Cursor | StartError] = {}
@@ -250,10 +250,10 @@ class Ledger:
     def commit(
         self,
         processed: Sequence[Processed],
-        member: Member,
+        member: CommitMember,
         metadata: object,
         seconds: float,
-        load: Load | None = None,
+        payload: CommitPayload | None = None,
     ) -> None:
         """Commit what was processed of enrolled partitions, all in one transaction, with a load.
 
@@ -262,13 +262,13 @@ class Ledger:
         """
         wanted, deadline = self._writes(processed, member), Deadline(seconds)
         if wanted is not None:
-            also = None if load is None else _also(load, deadline)
+            also = None if payload is None else _also(payload, deadline)
             self._commit_writer().commit(
                 wanted.records, wanted.tombstones, wanted.offsets, metadata, deadline, also
             )
             self._wrote |= {p.parent: of_partition(wanted, p.parent, p.lineage) for p in processed}
 
-    def outdated(self, processed: Sequence[Processed], member: Member) -> Outdated:
+    def outdated(self, processed: Sequence[Processed], member: CommitMember) -> Outdated:
         """Tell where the latest commit's ordinary offsets were not right, by partition (``commit.writes``).
 
         Raises:
@@ -283,11 +283,11 @@ class Ledger:
     def commit_loaded(
         self,
         processed: Sequence[Processed],
-        member: Member,
+        member: CommitMember,
         metadata: object,
         seconds: float,
-        carrier: Carrier,
-        load: Load,
+        participant: TransactionParticipant,
+        payload: CommitPayload,
     ) -> None:
         """Commit everything that was processed in one transaction, together with what the commit carries.
 
@@ -307,9 +307,9 @@ class Ledger:
         if self._carrying is None:
             name = f"{group_ids('run', self._group_id)}{secrets.token_hex(8)}"
             self._carrying = CommitWriter(
-                self._connection, name, self._partitions, carrier.make_producer, carrier.abandon
+                self._connection, name, self._partitions, participant.make_producer, participant.abandon
             )
-        self._carrying.commit(records, tombstones, offsets, metadata, deadline, _also(load, deadline))
+        self._carrying.commit(records, tombstones, offsets, metadata, deadline, _also(payload, deadline))
 
     def members(self) -> Members:
         """Return who is in the group, and what each member owns.
@@ -319,7 +319,7 @@ class Ledger:
         """
         return describe_members(self.admin, self._group_id, MEMBERS_SECONDS)
 
-    def _writes(self, processed: Sequence[Processed], member: Member) -> Writes | None:
+    def _writes(self, processed: Sequence[Processed], member: CommitMember) -> Writes | None:
         """Return what commits enrolled partitions, by what the log has of other members now."""
         for parent in (p.parent for p in processed):
             self._wrote.pop(parent, None)  # known again when this commit is
@@ -351,7 +351,7 @@ class Ledger:
             self._writer = CommitWriter(self._connection, name, self._partitions)
         return self._writer
 
-    def committed(self, wanted: Sequence[Wanted]) -> list[Pieces]:
+    def committed(self, wanted: Sequence[StartRequest]) -> list[Pieces]:
         """Return what the group has committed for ranges, whoever owns them; None where nothing was."""
         enrolled = {w.lineage.parent for w in wanted if w.mode is not Mode.PLAIN}
         for error in (self._read_log(enrolled) if enrolled else {}).values():
@@ -403,8 +403,8 @@ def _earliest(lineage: Lineage, lows: Mapping[PhysicalPartition, int]) -> Cursor
     return Cursor.from_positions(lineage, WHOLE, {**gone, **own})
 
 
-def _also(load: Load, deadline: Deadline) -> Callable[[Any], None]:
-    return lambda producer: load.write(producer, deadline)
+def _also(payload: CommitPayload, deadline: Deadline) -> Callable[[Any], None]:
+    return lambda producer: payload.write(producer, deadline)
 
 
 def _lacks_commit(pieces: Pieces | KpsplitError) -> bool:
@@ -412,7 +412,7 @@ def _lacks_commit(pieces: Pieces | KpsplitError) -> bool:
 
 
 def _start(
-    wanted: Wanted, pieces: Sequence[tuple[KeyRange, Cursor | None]], fresh: Cursor | StartError | None
+    wanted: StartRequest, pieces: Sequence[tuple[KeyRange, Cursor | None]], fresh: Cursor | StartError | None
 ) -> Found:
     """Return where a slot starts; ``fresh``: where its partition does that has no range commit."""
     if isinstance(fresh, StartError) and any(cursor is None for _, cursor in pieces):
@@ -428,10 +428,10 @@ def _start(
         for range_, cursor in pieces
     ]
     stale = any(c.ahead_of(wanted.lineage) for c in found)
-    return Start(tuple(found), stale, all(c is not None for _, c in pieces))
+    return SlotStart(tuple(found), stale, all(c is not None for _, c in pieces))
 
 
-def merged(lineage: Lineage, start: Start) -> Cursor:
+def merged(lineage: Lineage, start: SlotStart) -> Cursor:
     """Return the one cursor from which a slot is read."""
     return start.pieces[0] if len(start.pieces) == 1 else least(lineage, start.pieces)
 

@@ -1,4 +1,4 @@
-"""Questions about logical partitions that brokers have to answer; run in the errands' thread."""
+"""Questions about logical partitions that brokers have to answer; run in the executor's thread."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, TopicPartition
 
-from kpsplit.consumer.broker_executor import Asker
-from kpsplit.consumer.commit.group_offsets import ANSWER_SECONDS, Ledger
+from kpsplit.consumer.broker_executor import QueryClient
+from kpsplit.consumer.commit.group_offsets import ANSWER_SECONDS, GroupOffsets
 from kpsplit.consumer.commit.writes import logical_position
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots.assigned import Wanted
+from kpsplit.consumer.slots.assigned import StartRequest
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 
 
-class Questions:
+class OffsetQueries:
     """See the module."""
 
-    def __init__(self, ledger: Ledger, asker: Asker) -> None:
-        self._ledger = ledger
-        self._asker = asker
+    def __init__(self, group_offsets: GroupOffsets, query_client: QueryClient) -> None:
+        self._group_offsets = group_offsets
+        self._query_client = query_client
 
-    def committed(self, wanted: Sequence[Wanted], seconds: float) -> list[tuple[int, str | None]]:
+    def committed(self, wanted: Sequence[StartRequest], seconds: float) -> list[tuple[int, str | None]]:
         """Return the group's committed logical offset per partition: everything below it is processed.
 
         With it the metadata of the ordinary commit, where that is all there is.
         """
         found: list[tuple[int, str | None]] = []
-        for asked, pieces in zip(wanted, self._ledger.committed(wanted), strict=True):
+        for asked, pieces in zip(wanted, self._group_offsets.committed(wanted), strict=True):
             known, metadata = [c for _, c in pieces if c is not None], None
             if len(known) < len(pieces):
-                parts = self._asker.committed_parts(asked.lineage.sources(), seconds)
+                parts = self._query_client.committed_parts(asked.lineage.sources(), seconds)
                 ordinary = {place: part.offset for place, part in parts.items()}
                 if asked.mode is Mode.PLAIN and parts:
                     metadata = parts[asked.lineage.parent].metadata
@@ -47,17 +47,17 @@ class Questions:
     def cursor_at(self, lineage: Lineage, offset: int) -> Cursor | None:
         """Return a whole partition's cursor for an offset that an application gave; None: as committed."""
         if offset == OFFSET_BEGINNING:
-            return self._ledger.reset(lineage, "earliest")
+            return self._group_offsets.reset(lineage, "earliest")
         if offset == OFFSET_END:
-            return self._ledger.reset(lineage, "latest")
+            return self._group_offsets.reset(lineage, "latest")
         if offset < 0:
             return None
-        return Cursor.from_logical(lineage, WHOLE, offset, self._ledger.ends(lineage))
+        return Cursor.from_logical(lineage, WHOLE, offset, self._group_offsets.ends(lineage))
 
     def watermarks(self, lineage: Lineage, seconds: float) -> tuple[int, int]:
         """Return the least logical offset that can be read, and one more than the greatest."""
-        lows = self._ledger.admin.start_offsets(lineage.sources(), seconds)
-        ends = self._ledger.ends(lineage)
+        lows = self._group_offsets.admin.start_offsets(lineage.sources(), seconds)
+        ends = self._group_offsets.ends(lineage)
         high = max([lineage.next_logical(), *(_behind(lineage.get(i), end) for i, end in ends.items())])
         left = [
             segment.logical(first)
@@ -71,7 +71,7 @@ class Questions:
     def at_times(self, lineage: Lineage, milliseconds: int, seconds: float) -> int:
         """Return the least logical offset of records that are not older; OFFSET_END if there is none."""
         asked = [TopicPartition(s.topic, s.partition, milliseconds) for s in lineage.sources()]
-        answers = self._asker.client.offsets_for_times(asked, timeout=seconds)
+        answers = self._query_client.client.offsets_for_times(asked, timeout=seconds)
         offsets = {PhysicalPartition(p.topic, p.partition): p.offset for p in answers if p.offset >= 0}
         return min(_first_numbers(lineage, offsets), default=OFFSET_END)
 

@@ -21,7 +21,7 @@ from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.ports import Deadline
 
 
-class Place(NamedTuple):
+class RecordPlace(NamedTuple):
     """Where a record stands in its logical partition; unique there.
 
     ``segment`` is None where the message does not tell it: its offset is Kafka's own then, in the parent.
@@ -32,15 +32,15 @@ class Place(NamedTuple):
     offset: int
 
 
-def place_of(message: Message) -> Place:
+def place_of(message: Message) -> RecordPlace:
     """Return the place of a message that was handed out, wrapped or not; its key must be bytes or None."""
     segment, offset = segment_of(message), physical_offset(message)
     if segment is None:
-        return Place(placed_hash(message.key(), offset, WHOLE), None, offset)
-    return Place(message_hash(message, segment), segment.id, offset)
+        return RecordPlace(placed_hash(message.key(), offset, WHOLE), None, offset)
+    return RecordPlace(message_hash(message, segment), segment.id, offset)
 
 
-class Cover:
+class CommitCoverage:
     """What one commit calls processed of a logical partition.
 
     Raises:
@@ -57,7 +57,7 @@ class Cover:
         if processed.mode is Mode.PLAIN:
             self._ranges, self._left = [WHOLE], [_least(self._left)]
 
-    def holds(self, place: Place) -> bool:
+    def holds(self, place: RecordPlace) -> bool:
         """Tell whether a record is processed by what is committed."""
         index = bisect_right(self._ranges, place.hash, key=lambda range_: range_.lo) - 1
         if index < 0 or place.hash not in self._ranges[index]:
@@ -68,7 +68,7 @@ class Cover:
         left = self._left[index].get(segment)
         return left is None or place.offset < left
 
-    def _segment(self, place: Place) -> int | None:
+    def _segment(self, place: RecordPlace) -> int | None:
         if place.segment is not None:
             return place.segment
         found = self._lineage.at(self._lineage.parent, place.offset)
@@ -84,11 +84,11 @@ def _least(left: Iterable[Mapping[int, int]]) -> dict[int, int]:
     return offsets
 
 
-class LoadError(KpsplitError):
+class CommitPayloadError(KpsplitError):
     """What goes with a commit cannot be written before somebody has mended something; it is tried again."""
 
 
-class Load(Protocol):
+class CommitPayload(Protocol):
     """What goes with one commit."""
 
     def write(self, producer: Any, deadline: Deadline) -> None:
@@ -105,32 +105,32 @@ class Load(Protocol):
         """The transaction was aborted; engine's thread."""
 
 
-class Loads:
+class CommitPayloads:
     """Several loads as one."""
 
-    def __init__(self, *loads: Load) -> None:
-        self._loads = loads
+    def __init__(self, *payloads: CommitPayload) -> None:
+        self._payloads = payloads
 
     def write(self, producer: Any, deadline: Deadline) -> None:
-        """See ``Load``."""
-        for load in self._loads:
-            load.write(producer, deadline)
+        """See ``CommitPayload``."""
+        for payload in self._payloads:
+            payload.write(producer, deadline)
 
     def committed(self) -> None:
-        """See ``Load``."""
-        for load in self._loads:
-            load.committed()
+        """See ``CommitPayload``."""
+        for payload in self._payloads:
+            payload.committed()
 
     def aborted(self) -> None:
-        """See ``Load``."""
-        for load in self._loads:
-            load.aborted()
+        """See ``CommitPayload``."""
+        for payload in self._payloads:
+            payload.aborted()
 
 
-class Carrier(Protocol):
+class TransactionParticipant(Protocol):
     """Loads commits. While there is one, every commit is a transaction, of ordinary offsets too."""
 
-    def load(self, processed: Sequence[Processed]) -> Load:
+    def payload(self, processed: Sequence[Processed]) -> CommitPayload:
         """Return what goes with a commit of exactly this; engine's thread."""
 
     def keeps(self, slot: OwnedSlot) -> bool:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaException
 
-from kpsplit.consumer.commit.payload import Carrier, Load, Loads
+from kpsplit.consumer.commit.payload import CommitPayload, CommitPayloads, TransactionParticipant
 from kpsplit.consumer.commit.writes import Processed, plain_offsets
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots.assigned import Holding
+from kpsplit.consumer.slots.assigned import AssignedSlot
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.splitter.cursor import Cursor
@@ -40,7 +40,7 @@ class Piece:
 
     slots: tuple[OwnedSlot, ...]
     future: Future[None]
-    load: Load | None = None
+    payload: CommitPayload | None = None
     behind: Callable[[], Future[None]] | None = None
 
     def done(self) -> bool:
@@ -62,8 +62,8 @@ def send(context: Context, cursors: Cursors, moved: Collection[OwnedSlot] = ()) 
         KpsplitError: the state that belongs to them is not there; nothing was sent.
     """
     processed = [_of(context, parent, cursors, moved) for parent in sorted({slot.parent for slot in cursors})]
-    if context.carrier is not None:
-        return [_with_outputs(context, context.carrier, processed, tuple(cursors))]
+    if context.participant is not None:
+        return [_with_outputs(context, context.participant, processed, tuple(cursors))]
     plain = [p for p in processed if p.mode is Mode.PLAIN]
     enrolled = [p for p in processed if p.mode is not Mode.PLAIN]
     pieces = []
@@ -80,12 +80,12 @@ def send(context: Context, cursors: Cursors, moved: Collection[OwnedSlot] = ()) 
 def _of(
     context: Context, parent: PhysicalPartition, cursors: Cursors, moved: Collection[OwnedSlot]
 ) -> Processed:
-    mine = context.holdings.of(parent)
+    mine = context.assigned_slots.of(parent)
     ranges = frozenset(c.range for h in mine if h.slot in moved for c in cursors.get(h.slot, ()))
     written = [c for h in mine for c in cursors.get(h.slot, ())]
     unchanged = [c for h in mine if h.slot not in cursors for c in h.committed]
     first = next(h for h in mine if h.slot in cursors)
-    state, epochs = context.views.state(parent), context.epochs.of(parent, written)
+    state, epochs = context.metadata.state(parent), context.epochs.of(parent, written)
     return Processed(state, first.mode, tuple(written), tuple(unchanged), first.place, epochs, ranges)
 
 
@@ -95,24 +95,29 @@ def _slots_of(processed: Iterable[Processed], cursors: Cursors) -> tuple[OwnedSl
 
 
 def _with_outputs(
-    context: Context, carrier: Carrier, processed: list[Processed], slots: tuple[OwnedSlot, ...]
+    context: Context,
+    participant: TransactionParticipant,
+    processed: list[Processed],
+    slots: tuple[OwnedSlot, ...],
 ) -> Piece:
     member, metadata = context.member(), context.group.metadata()
-    state = context.keeping.commit(processed, slots)
-    load = Loads(carrier.load(processed), *(() if state is None else (state,)))
-    future = context.errands.run(
-        lambda: context.ledger.commit_loaded(processed, member, metadata, COMMIT_SECONDS, carrier, load)
+    state = context.state_binding.commit(processed, slots)
+    payload = CommitPayloads(participant.payload(processed), *(() if state is None else (state,)))
+    future = context.executor.run(
+        lambda: context.group_offsets.commit_loaded(
+            processed, member, metadata, COMMIT_SECONDS, participant, payload
+        )
     )
-    return Piece(slots, future, load)
+    return Piece(slots, future, payload)
 
 
 def _in_transaction(context: Context, processed: list[Processed], slots: tuple[OwnedSlot, ...]) -> Piece:
     member, metadata = context.member(), context.group.metadata()
-    load = context.keeping.commit(processed, slots)
-    future = context.errands.run(
-        lambda: context.ledger.commit(processed, member, metadata, COMMIT_SECONDS, load)
+    payload = context.state_binding.commit(processed, slots)
+    future = context.executor.run(
+        lambda: context.group_offsets.commit(processed, member, metadata, COMMIT_SECONDS, payload)
     )
-    return Piece(slots, future, load)
+    return Piece(slots, future, payload)
 
 
 def _in_the_ordinary_way(
@@ -121,20 +126,20 @@ def _in_the_ordinary_way(
     offsets = plain_offsets(processed)
     if not offsets:
         return []
-    state = context.keeping.commit(processed, slots)
+    state = context.state_binding.commit(processed, slots)
     if state is None:
         return [Piece(slots, context.group.commit(offsets, context.metadata_of(offsets)))]
-    holdings = [h for h in context.holdings if h.slot in slots]
-    flushed = context.errands.run(lambda: state.flush(Deadline(COMMIT_SECONDS)))
-    return [Piece(slots, flushed, behind=lambda: _commit_behind(context, offsets, holdings))]
+    assigned_slots = [h for h in context.assigned_slots if h.slot in slots]
+    flushed = context.executor.run(lambda: state.flush(Deadline(COMMIT_SECONDS)))
+    return [Piece(slots, flushed, behind=lambda: _commit_behind(context, offsets, assigned_slots))]
 
 
 def _commit_behind(
-    context: Context, offsets: Mapping[PhysicalPartition, int], holdings: list[Holding]
+    context: Context, offsets: Mapping[PhysicalPartition, int], assigned_slots: list[AssignedSlot]
 ) -> Future[None]:
     """Commit ordinary offsets of what is still held as it was when their state was flushed."""
-    held = {id(h): h.parent for h in context.holdings}
-    ours = {held[id(h)] for h in holdings if id(h) in held}
+    held = {id(h): h.parent for h in context.assigned_slots}
+    ours = {held[id(h)] for h in assigned_slots if id(h) in held}
     left = {parent: offset for parent, offset in offsets.items() if parent in ours}
     if left:
         return context.group.commit(left, context.metadata_of(left))

@@ -51,7 +51,7 @@ class Processed:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class CommitMember:
     """Who commits. ``generation`` counts the member's rebalances, for people; the broker checks its own."""
 
     group: str
@@ -78,7 +78,7 @@ def plain_offsets(processed: Iterable[Processed]) -> dict[PhysicalPartition, int
 
 
 def writes(
-    processed: Sequence[Processed], member: Member, fold: CommitFold, gone: Collection[str] = ()
+    processed: Sequence[Processed], member: CommitMember, fold: CommitFold, gone: Collection[str] = ()
 ) -> Writes | None:
     """Return what commits the ranges of enrolled partitions, None if there is none.
 
@@ -106,7 +106,7 @@ def of_partition(wrote: Writes, parent: PhysicalPartition, lineage: Lineage) -> 
 
 
 def outdated(
-    processed: Processed, member: Member, fold: CommitFold, wrote: Writes, gone: Collection[str] = ()
+    processed: Processed, member: CommitMember, fold: CommitFold, wrote: Writes, gone: Collection[str] = ()
 ) -> frozenset[KeyRange] | None:
     """Tell whether a member has to write the ordinary offsets of a partition again, behind its latest commit.
 
@@ -163,7 +163,7 @@ def _of_others(processed: Processed, group: str, fold: CommitFold) -> list[Curso
     ]
 
 
-def _record(processed: Processed, cursor: Cursor, member: Member) -> RangeCommit:
+def _record(processed: Processed, cursor: Cursor, member: CommitMember) -> RangeCommit:
     positions = {
         segment: Position(next_, processed.epochs.get((segment, next_)))
         for segment, next_ in cursor.positions.items()

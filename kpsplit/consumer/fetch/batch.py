@@ -110,11 +110,11 @@ def header_bytes(message: Message) -> int:
     return sum(len(name) + len(value or b"") + HEADER_BYTES for name, value in headers_of(message) or ())
 
 
-Crowded = Mapping[PhysicalPartition, frozenset[KeyRange]]
-NOWHERE: Crowded = {}
+Backpressured = Mapping[PhysicalPartition, frozenset[KeyRange]]
+NOWHERE: Backpressured = {}
 
 
-class Sink(Protocol):
+class RecordSink(Protocol):
     """Takes records and tells how far they were processed. Every call comes from the engine's thread.
 
     Nothing here may wait for the application: the engine serves other slots meanwhile.
@@ -133,7 +133,7 @@ class Sink(Protocol):
     def waiting_bytes(self) -> int:
         """Return how many bytes of records were offered and are not given out yet (back-pressure)."""
 
-    def crowded(self) -> Crowded:
+    def backpressured(self) -> Backpressured:
         """Return the key ranges of which nothing more should be read for now, by logical partition."""
 
     def keep_open(self, until: float) -> None:

@@ -35,7 +35,7 @@ from operator import length_hint
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.fetch.batch import NOWHERE, Batch, Crowded, OwnedSlot
+from kpsplit.consumer.fetch.batch import NOWHERE, Backpressured, Batch, OwnedSlot
 from kpsplit.consumer.fetch.progress import Progress, without
 from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.cursor import Cursor
@@ -187,7 +187,7 @@ class FetchBuffer:
             self._advance(len(self._ready))
             return self._progress.waiting_bytes + sum(batch.bytes for batch in self._held_back or ())
 
-    def crowded(self) -> Crowded:
+    def backpressured(self) -> Backpressured:
         """See ``Sink``: an application that polls takes the records in their order."""
         return NOWHERE
 

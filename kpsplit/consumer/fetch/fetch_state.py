@@ -1,18 +1,18 @@
 """From where each physical partition of a logical partition is read, and where reading has to stop. Pure.
 
-Every owned slot has a cursor: what it was given. A *track* is what is read of one physical partition now:
+Every owned slot has a cursor: what it was given. A *fetch* is what is read of one physical partition now:
 the first segment there that some owned slot has not been given in full, from the first offset that one of
-them was not given. Others are not given again what they have: each slot has its *floor*.
+them was not given. Others are not given again what they have: each slot has its start offset.
 
-A track is not read, and waits at its place, while
+A fetch is not read, and waits at its place, while
 
 * a slot that reads the segment was not given all that comes before it (*not ready*). A segment before which
   nothing is left is never held up by another one, so somebody can always go on;
-* it is in *doubt*: a record can only be judged by a view that was read to an end asked for after the record
-  had arrived, or by the outcome of an operation under way; or reading begins inside an open segment, at a
-  place that was not reached by reading, and it must be known first on which side of a marker that is;
+* it waits for a look-up: a record can only be judged by a view that was read to an end asked for after the
+  record had arrived, or by the outcome of an operation under way; or reading begins inside an open segment,
+  at a place that was not reached by reading, and it must be known first on which side of a marker that is;
 * the log has lost what comes next, and the policy is to stop, or the application was not told of it yet
-  (``gap_notices``); or the application paused the partition.
+  (``GapNotices``); or the application paused the partition.
 
 Whoever reads asks for ``wanted``, gives what it read to ``take`` and ``at_end``, and never steps over
 anything.
@@ -40,7 +40,7 @@ from kpsplit.consumer.fetch.gaps import (
     loss,
 )
 from kpsplit.consumer.fetch.logical_record import read_headers
-from kpsplit.consumer.fetch.record_filter import Doubt, ReadTally, Sieve, Sifted
+from kpsplit.consumer.fetch.record_filter import FilteredRecords, PendingLookup, ReadTally, RecordFilter
 from kpsplit.errors import FutureVersionError, InvariantError, KpsplitError
 from kpsplit.kafka.headers import headers_of
 from kpsplit.kafka.logical_message import is_identity, wrapped
@@ -52,37 +52,37 @@ from kpsplit.splitter.reading import ForeignReason, Wait, classify, unsettled
 
 
 @dataclass(slots=True)
-class Track:
+class SegmentFetch:
     """What is read of one physical partition now: ``segment`` from ``next`` on."""
 
     segment: Segment
     next: int
-    floors: dict[OwnedSlot, int]
+    start_offsets: dict[OwnedSlot, int]
     ready: bool
-    sieve: Sieve
+    record_filter: RecordFilter
     slots: tuple[OwnedSlot, ...]
 
 
 @dataclass(slots=True)
 class _Question:
-    """What has to be known before a track is read on; ``record`` None: whether reading may begin here.
+    """What has to be known before a fetch goes on; ``record`` None: whether reading may begin here.
 
-    ``fresh``: the view was refreshed since; ``ticket``: the number under which that was asked for.
+    ``fresh``: the view was refreshed since; ``request_id``: the number under which that was asked for.
     """
 
     segment: int
     offset: int
-    record: Doubt | None
-    ticket: int
+    record: PendingLookup | None
+    request_id: int
     fresh: bool = False
 
 
-class PartitionTracks:
-    """All tracks of one logical partition. Not thread safe.
+class FetchState:
+    """All fetches of one logical partition. Not thread safe.
 
     Args:
         state: the view of the logical partition.
-        ticket: returns the next number for a question that needs a fresh view.
+        request_id: returns the next number for a question that needs a fresh view.
         report: takes what is to be reported.
         on_gap: what is done where records are gone.
         wrap_all: hand out every message as a ``LogicalMessage``.
@@ -91,7 +91,7 @@ class PartitionTracks:
     def __init__(
         self,
         state: PartitionState,
-        ticket: Callable[[], int],
+        request_id: Callable[[], int],
         report: Callable[[ReadingEvent], None],
         on_gap: GapPolicy = GapPolicy.ERROR,
         wrap_all: bool = False,
@@ -100,14 +100,14 @@ class PartitionTracks:
         self.tally = ReadTally()
         self.changed = False
         """Whether ``wanted`` may have changed since whoever reads last looked; it sets this to False."""
-        self._next_ticket = ticket
+        self._next_request_id = request_id
         self._report = report
         self._on_gap = on_gap
         self._wrap_all = wrap_all
         self._paused = False
         self._held_back: frozenset[KeyRange] = frozenset()
         self._cursors: dict[OwnedSlot, Cursor] = {}
-        self._tracks: dict[PhysicalPartition, Track] = {}
+        self._fetches: dict[PhysicalPartition, SegmentFetch] = {}
         self._arranged = True
         """Whether ``_tracks`` are those of the slots, which come by the dozen: arranged once for all."""
         self._questions: dict[PhysicalPartition, _Question] = {}
@@ -122,12 +122,12 @@ class PartitionTracks:
         self._at_end: dict[PhysicalPartition, int] = {}
         """Where reading stood when a log's end was read: behind a seek back it has not been read."""
 
-    def anew(self) -> PartitionTracks:
-        """Return tracks that know what these know of partition and application, and have read nothing.
+    def anew(self) -> FetchState:
+        """Return a state that knows what this one knows of partition and application, and have read nothing.
 
         For when an exception came between: what was read is not known any more. Nobody owns a slot.
         """
-        new = PartitionTracks(self.state, self._next_ticket, self._report, self._on_gap, self._wrap_all)
+        new = FetchState(self.state, self._next_request_id, self._report, self._on_gap, self._wrap_all)
         new.tally, new._paused, new._notices = self.tally, self._paused, self._notices
         new._said = self._said
         new.changed = True
@@ -187,18 +187,18 @@ class PartitionTracks:
     # what needs a fresh view
 
     @property
-    def ticket(self) -> int:
+    def request_id(self) -> int:
         """The newest number of a question that waits for a fresh view, 0 if there is none."""
         self._settle()
         if not self._questions and self._stale is None:
             return 0
-        asked = [q.ticket for q in self._asked() if not q.fresh]
+        asked = [q.request_id for q in self._asked() if not q.fresh]
         return max(asked, default=0)
 
-    def refreshed(self, ticket: int) -> None:
-        """The view was read to an end that was asked for after the questions up to a ticket had come up."""
+    def refreshed(self, request_id: int) -> None:
+        """The view was read to an end asked for after the questions up to a request id had come up."""
         self._settle()
-        answered = [q for q in self._asked() if q.ticket <= ticket and not q.fresh]
+        answered = [q for q in self._asked() if q.request_id <= request_id and not q.fresh]
         for question in answered:
             question.fresh = True
         if answered:
@@ -212,7 +212,7 @@ class PartitionTracks:
     def wanted(self) -> dict[PhysicalPartition, int]:
         """Return what can be read now: physical partitions, each with the next offset."""
         self._settle()
-        return {source: track.next for source, track in self._tracks.items() if self._reads(source, track)}
+        return {source: fetch.next for source, fetch in self._fetches.items() if self._reads(source, fetch)}
 
     def take(self, source: PhysicalPartition, messages: list[Message], keyed: bool) -> list[Batch]:
         """Take records of a physical partition that follow what was taken of it before.
@@ -227,22 +227,22 @@ class PartitionTracks:
         self._settle()
         self._at_end.pop(source, None)
         batches: list[Batch] = []
-        while messages and (track := self._tracks.get(source)) is not None and self._reads(source, track):
-            messages = _from(messages, track.next)
+        while messages and (fetch := self._fetches.get(source)) is not None and self._reads(source, fetch):
+            messages = _from(messages, fetch.next)
             if messages:
-                messages = self._take_stretch(source, track, messages, keyed, batches)
+                messages = self._take_stretch(source, fetch, messages, keyed, batches)
         return batches
 
     def at_end(self, source: PhysicalPartition, offset: int) -> list[Batch]:
         """Everything that can be read before an offset was read: holes at the log's end are passed."""
         self._settle()
-        track = self._tracks.get(source)
-        if track is None or not self._reads(source, track):
+        fetch = self._fetches.get(source)
+        if fetch is None or not self._reads(source, fetch):
             return []
-        end = offset if track.segment.end is None else min(offset, track.segment.end)
-        batches = self._passed(track, end)
-        self._at_end[source] = track.next
-        if all(self._ended(s, t) and t.segment.is_open for s, t in self._tracks.items()):
+        end = offset if fetch.segment.end is None else min(offset, fetch.segment.end)
+        batches = self._passed(fetch, end)
+        self._at_end[source] = fetch.next
+        if all(self._ended(s, t) and t.segment.is_open for s, t in self._fetches.items()):
             self._report(EndReached(self.parent, self._next_logical()))
         return batches
 
@@ -252,25 +252,25 @@ class PartitionTracks:
         An open transaction may hold up its readers, or its end was cut off.
         """
         self._settle()
-        track = self._tracks.get(source)
-        if track is None or not self._ended(source, track) or track.segment.end is None:
+        fetch = self._fetches.get(source)
+        if fetch is None or not self._ended(source, fetch) or fetch.segment.end is None:
             return False
-        return track.next < track.segment.end
+        return fetch.next < fetch.segment.end
 
-    def _ended(self, source: PhysicalPartition, track: Track) -> bool:
-        """Tell whether the log was read to its end and the track still stands there."""
-        return self._at_end.get(source) == track.next
+    def _ended(self, source: PhysicalPartition, fetch: SegmentFetch) -> bool:
+        """Tell whether the log was read to its end and the fetch still stands there."""
+        return self._at_end.get(source) == fetch.next
 
     def examine(self, source: PhysicalPartition, found: Found) -> list[Batch]:
         """Take what was found out about a log; report what it has lost of what is to be read next."""
         self._settle()
-        track = self._tracks.get(source)
-        lost = None if track is None else loss(self.state, track.segment, track.next, found)
-        if track is None or lost is None:
+        fetch = self._fetches.get(source)
+        lost = None if fetch is None else loss(self.state, fetch.segment, fetch.next, found)
+        if fetch is None or lost is None:
             return []
         self.changed = True
         if lost.gap is not None and self._on_gap is GapPolicy.SKIP_AND_REPORT:
-            return self._at_gap(track, lost.gap)
+            return self._at_gap(fetch, lost.gap)
         self._stopped.add(source)
         if lost.gap is None:
             self._say(Unreadable(self.parent, source, lost.error, lost.reason))
@@ -284,15 +284,15 @@ class PartitionTracks:
         """The application was told of a gap that was reported: go on behind it if reading waits there."""
         self._settle()
         self._notices.told(gap)
-        waiting, track = self._untold.get(gap.source), self._tracks.get(gap.source)
+        waiting, fetch = self._untold.get(gap.source), self._fetches.get(gap.source)
         if waiting is None or not self._notices.knows(waiting):
             return []
         del self._untold[gap.source]
         self.changed = True
-        if track is None or not _stands_at(track, waiting) or not self._reads(gap.source, track):
+        if fetch is None or not _stands_at(fetch, waiting) or not self._reads(gap.source, fetch):
             return []  # whoever reads there later meets the gap again, and goes on at once
-        end = track.segment.end  # it may have become known while the gap was told
-        return self._jumped(track, waiting.end if end is None else min(waiting.end, end))
+        end = fetch.segment.end  # it may have become known while the gap was told
+        return self._jumped(fetch, waiting.end if end is None else min(waiting.end, end))
 
     def stop(self, source: PhysicalPartition, error: KpsplitError) -> None:
         """A physical partition cannot be read on: report it once, leave it alone until it is tried again."""
@@ -316,33 +316,34 @@ class PartitionTracks:
             self._said[event.source] = event.error.message
 
     def _next_logical(self) -> int:
-        return max((t.segment.logical(t.next) for t in self._tracks.values()), default=0)
+        return max((t.segment.logical(t.next) for t in self._fetches.values()), default=0)
 
-    def _reads(self, source: PhysicalPartition, track: Track) -> bool:
+    def _reads(self, source: PhysicalPartition, fetch: SegmentFetch) -> bool:
         held_up = self._paused or source in self._stopped or source in self._questions
-        return track.ready and not held_up and source not in self._untold and not self._crowded(track)
+        return fetch.ready and not held_up and source not in self._untold and not self._backpressured(fetch)
 
-    def _crowded(self, track: Track) -> bool:
-        """Tell whether somebody to whom the track gives records has too many of them already."""
+    def _backpressured(self, fetch: SegmentFetch) -> bool:
+        """Tell whether somebody to whom the fetch gives records has too many of them already."""
         return any(
-            track.segment.range.overlaps(range_) and any(slot.range.overlaps(range_) for slot in track.floors)
+            fetch.segment.range.overlaps(range_)
+            and any(slot.range.overlaps(range_) for slot in fetch.start_offsets)
             for range_ in self._held_back
         )
 
     def _take_stretch(
         self,
         source: PhysicalPartition,
-        track: Track,
+        fetch: SegmentFetch,
         messages: list[Message],
         keyed: bool,
         batches: list[Batch],
     ) -> list[Message]:
         """Take the records of one segment; return what stands behind its end."""
-        inside, behind = _until(messages, track.segment.end)
-        sifted = Sifted([])
+        inside, behind = _until(messages, fetch.segment.end)
+        sifted = FilteredRecords([])
         try:
             if inside:
-                sifted = track.sieve.sift(inside, keyed, self._fresh_to.get(source, 0), self.tally)
+                sifted = fetch.record_filter.sift(inside, keyed, self._fresh_to.get(source, 0), self.tally)
             if behind:
                 behind = self._without_marker(source, behind)
         except FutureVersionError as error:
@@ -350,37 +351,41 @@ class PartitionTracks:
             return []
         self._tell_foreign(source, sifted.foreign)
         epoch = inside[-1].leader_epoch() if inside else None
-        if sifted.doubt is not None:
-            self._ask(source, track.segment, sifted.doubt.offset, sifted.doubt)
-            batches += self._passed(track, sifted.doubt.offset, sifted.kept, epoch)
+        if sifted.lookup is not None:
+            self._ask(source, fetch.segment, sifted.lookup.offset, sifted.lookup)
+            batches += self._passed(fetch, sifted.lookup.offset, sifted.kept, epoch)
             return []
-        read_to = _offset(inside[-1]) + 1 if inside else track.next
-        end = read_to if len(inside) == len(messages) else track.segment.end or 0
-        batches += self._passed(track, end, sifted.kept, epoch if end == read_to else None)
+        read_to = _offset(inside[-1]) + 1 if inside else fetch.next
+        end = read_to if len(inside) == len(messages) else fetch.segment.end or 0
+        batches += self._passed(fetch, end, sifted.kept, epoch if end == read_to else None)
         return behind
 
     def _passed(
-        self, track: Track, end: int, kept: list[Message] | None = None, leader_epoch: int | None = None
+        self,
+        fetch: SegmentFetch,
+        end: int,
+        kept: list[Message] | None = None,
+        leader_epoch: int | None = None,
     ) -> list[Batch]:
-        """Everything of a track before an offset was read: hand it out."""
-        if end <= track.next:
+        """Everything of a fetch before an offset was read: hand it out."""
+        if end <= fetch.next:
             return []
         raw = kept or []
-        told = raw if self._untouched(track.segment) else wrapped(raw, track.segment, self.parent)
+        told = raw if self._untouched(fetch.segment) else wrapped(raw, fetch.segment, self.parent)
         batch = Batch(
-            self.parent, track.segment, track.slots, track.next, end, told, size_of(raw), leader_epoch
+            self.parent, fetch.segment, fetch.slots, fetch.next, end, told, size_of(raw), leader_epoch
         )
-        track.next = end
-        self._said.pop(track.segment.source, None)
-        self._reached[track.segment.id] = max(end, self._reached.get(track.segment.id, 0))
-        if track.segment.end is not None and end >= track.segment.end:
+        fetch.next = end
+        self._said.pop(fetch.segment.source, None)
+        self._reached[fetch.segment.id] = max(end, self._reached.get(fetch.segment.id, 0))
+        if fetch.segment.end is not None and end >= fetch.segment.end:
             self._arrange()
         return [batch]
 
-    def _at_gap(self, track: Track, gap: Gap) -> list[Batch]:
+    def _at_gap(self, fetch: SegmentFetch, gap: Gap) -> list[Batch]:
         """Go on behind a gap, or wait until the application was told of it."""
         if self._notices.knows(gap):
-            return self._jumped(track, gap.end)
+            return self._jumped(fetch, gap.end)
         self._untold[gap.source] = gap
         records = self._notices.new(gap)
         if records:
@@ -388,11 +393,11 @@ class PartitionTracks:
             self._notices.given(gap)
         return []
 
-    def _jumped(self, track: Track, to: int) -> list[Batch]:
+    def _jumped(self, fetch: SegmentFetch, to: int) -> list[Batch]:
         """Go on behind a gap. Nobody has seen which markers were there, so it may have to be asked about."""
-        reached = self._reached.get(track.segment.id, track.segment.start)
-        batches = self._passed(track, to)
-        self._reached[track.segment.id] = reached
+        reached = self._reached.get(fetch.segment.id, fetch.segment.start)
+        batches = self._passed(fetch, to)
+        self._reached[fetch.segment.id] = reached
         self._arrange()
         return batches
 
@@ -402,7 +407,7 @@ class PartitionTracks:
 
     def _without_marker(self, source: PhysicalPartition, behind: list[Message]) -> list[Message]:
         """Return what stands behind the place of a marker; report a record that is there instead."""
-        end = self._tracks[source].segment.end
+        end = self._fetches[source].segment.end
         if _offset(behind[0]) != end:
             return behind
         if read_headers(headers_of(behind[0])).marker is None:
@@ -410,14 +415,16 @@ class PartitionTracks:
             self._tell_foreign(source, [(end, ForeignReason.NOT_THE_MARKER)])
         return behind[1:]
 
-    def _ask(self, source: PhysicalPartition, segment: Segment, offset: int, record: Doubt | None) -> None:
-        self._questions[source] = _Question(segment.id, offset, record, self._next_ticket())
+    def _ask(
+        self, source: PhysicalPartition, segment: Segment, offset: int, record: PendingLookup | None
+    ) -> None:
+        self._questions[source] = _Question(segment.id, offset, record, self._next_request_id())
         self.changed = True
 
     # what is read next
 
     def _unsettle(self) -> None:
-        self._tracks = {}
+        self._fetches = {}
         self._arranged = False
         self.changed = True
 
@@ -427,20 +434,20 @@ class PartitionTracks:
 
     def _keep_positions(self) -> None:
         """Bring the cursors up to what was read."""
-        for track in self._tracks.values():
-            for slot, floor in track.floors.items():
-                if track.next > floor:
-                    track.floors[slot] = track.next
-                    self._cursors[slot] = self._cursors[slot].moved(track.segment.id, track.next)
+        for fetch in self._fetches.values():
+            for slot, start_offset in fetch.start_offsets.items():
+                if fetch.next > start_offset:
+                    fetch.start_offsets[slot] = fetch.next
+                    self._cursors[slot] = self._cursors[slot].moved(fetch.segment.id, fetch.next)
 
     def _arrange(self) -> None:
         """Find out anew what is to be read where."""
         self._keep_positions()
         self.changed = True
-        self._tracks = {}
+        self._fetches = {}
         lineage = self.state.lineage
         if any(cursor.ahead_of(lineage) for cursor in self._cursors.values()):
-            self._stale = self._stale or _Question(0, 0, None, self._next_ticket())
+            self._stale = self._stale or _Question(0, 0, None, self._next_request_id())
             self._arranged = True
             return
         self._stale = None
@@ -453,30 +460,34 @@ class PartitionTracks:
                 if segment_id not in readable:
                     not_ready.add(segment_id)
         for segment in lineage:
-            floors = needed.get(segment.id)
-            if floors and segment.source not in self._tracks:
-                self._tracks[segment.source] = self._track(segment, floors, segment.id not in not_ready)
+            start_offsets = needed.get(segment.id)
+            if start_offsets and segment.source not in self._fetches:
+                self._fetches[segment.source] = self._track(
+                    segment, start_offsets, segment.id not in not_ready
+                )
         self._look_where_tracks_begin()
         self._arranged = True
 
-    def _track(self, segment: Segment, floors: dict[OwnedSlot, int], ready: bool) -> Track:
-        sieve = Sieve(self.state, segment, floors)
-        return Track(segment, min(floors.values()), floors, ready, sieve, tuple(floors))
+    def _track(self, segment: Segment, start_offsets: dict[OwnedSlot, int], ready: bool) -> SegmentFetch:
+        record_filter = RecordFilter(self.state, segment, start_offsets)
+        return SegmentFetch(
+            segment, min(start_offsets.values()), start_offsets, ready, record_filter, tuple(start_offsets)
+        )
 
     def _look_where_tracks_begin(self) -> None:
         for source, question in list(self._questions.items()):
-            track = self._tracks.get(source)
-            if track is None or (track.segment.id, track.next) != (question.segment, question.offset):
+            fetch = self._fetches.get(source)
+            if fetch is None or (fetch.segment.id, fetch.next) != (question.segment, question.offset):
                 del self._questions[source]
         for source, gap in list(self._untold.items()):
-            track = self._tracks.get(source)
-            if track is None or not _stands_at(track, gap):
+            fetch = self._fetches.get(source)
+            if fetch is None or not _stands_at(fetch, gap):
                 del self._untold[source]
-        for source, track in self._tracks.items():
-            segment = track.segment
+        for source, fetch in self._fetches.items():
+            segment = fetch.segment
             reached = self._reached.get(segment.id, segment.start)
-            if track.ready and segment.is_open and track.next > reached and source not in self._questions:
-                self._ask(source, segment, track.next, None)
+            if fetch.ready and segment.is_open and fetch.next > reached and source not in self._questions:
+                self._ask(source, segment, fetch.next, None)
 
     def _asked(self) -> Iterable[_Question]:
         return (*self._questions.values(), *([self._stale] if self._stale else []))
@@ -494,7 +505,7 @@ class PartitionTracks:
                     self._fresh_to[source] = max(question.offset + 1, self._fresh_to.get(source, 0))
                 del self._questions[source]
 
-    def _is_judged(self, source: PhysicalPartition, question: _Question, record: Doubt) -> bool:
+    def _is_judged(self, source: PhysicalPartition, question: _Question, record: PendingLookup) -> bool:
         stamp, marker = record.headers.stamp, record.headers.marker
         verdict = classify(self.state, source, record.offset, stamp, marker, refreshed=question.fresh)
         return not isinstance(verdict, Wait)
@@ -522,8 +533,8 @@ def _until(messages: list[Message], end: int | None) -> tuple[list[Message], lis
     return messages[:cut], messages[cut:]
 
 
-def _stands_at(track: Track, gap: Gap) -> bool:
-    return (track.segment.id, track.next) == (gap.segment, gap.start)
+def _stands_at(fetch: SegmentFetch, gap: Gap) -> bool:
+    return (fetch.segment.id, fetch.next) == (gap.segment, gap.start)
 
 
 def _offset(message: Message) -> int:

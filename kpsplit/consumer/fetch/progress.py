@@ -10,8 +10,8 @@ records in that order; from it follows how far each slot is:
 * The reader gives the last batch of a segment before the first batch of what follows it, so a cursor never
   lists a segment beyond its start while records of a predecessor are not processed.
 
-A slot that arrives begins a *tenure*; batches that were read in an earlier tenure of the same slot do not
-move it.
+A slot that arrives begins an *assignment epoch*; batches that were read in an earlier one of the same slot do
+not move it.
 
 Each change is made in an order that leaves something true behind wherever an exception ends it: a batch may
 stand in two places for a moment, never in none.
@@ -32,7 +32,7 @@ from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
 
 
-class _Tenure:
+class _AssignmentEpoch:
     """One stay of a slot; ``positions``: what it had processed when it came, and since, by segment."""
 
     __slots__ = ("positions", "slot")
@@ -43,15 +43,15 @@ class _Tenure:
 
 
 class _Stretch:
-    """A batch with the number of its first record and the tenures that it moves."""
+    """A batch with the number of its first record and the assignment epochs that it moves."""
 
-    __slots__ = ("batch", "behind", "first", "tenures")
+    __slots__ = ("assignment_epochs", "batch", "behind", "first")
 
-    def __init__(self, batch: Batch, first: int, tenures: tuple[_Tenure, ...]) -> None:
+    def __init__(self, batch: Batch, first: int, assignment_epochs: tuple[_AssignmentEpoch, ...]) -> None:
         self.batch = batch
         self.first = first
         self.behind = first + len(batch.messages)
-        self.tenures = tenures
+        self.assignment_epochs = assignment_epochs
 
     def end_at(self, mark: int) -> None:
         """Forget the records from a mark on."""
@@ -73,8 +73,10 @@ class Progress:
     """What was added, handed out and processed. Pure; not thread safe."""
 
     def __init__(self) -> None:
-        self._tenures: dict[OwnedSlot, _Tenure] = {}
-        self._moved_by: dict[PhysicalPartition, tuple[tuple[OwnedSlot, ...], tuple[_Tenure, ...]]] = {}
+        self._assignment_epochs: dict[OwnedSlot, _AssignmentEpoch] = {}
+        self._moved_by: dict[
+            PhysicalPartition, tuple[tuple[OwnedSlot, ...], tuple[_AssignmentEpoch, ...]]
+        ] = {}
         self._in_work: deque[_Stretch] = deque()
         self._waiting: deque[_Stretch] = deque()
         self.added = 0
@@ -89,22 +91,22 @@ class Progress:
     @property
     def slots(self) -> tuple[OwnedSlot, ...]:
         """The slots whose progress is kept."""
-        return tuple(self._tenures)
+        return tuple(self._assignment_epochs)
 
     def taken(self, slot: OwnedSlot, cursor: Cursor) -> None:
         """A slot arrives, or is moved by a seek: ``cursor`` is what counts as processed."""
         self._moved_by.clear()
-        self._tenures[slot] = _Tenure(slot, cursor)
+        self._assignment_epochs[slot] = _AssignmentEpoch(slot, cursor)
 
     def drop(self, slots: Iterable[OwnedSlot]) -> None:
         """Forget slots; batches that hold records of them go on moving the others."""
         self._moved_by.clear()
         for slot in slots:
-            self._tenures.pop(slot, None)
+            self._assignment_epochs.pop(slot, None)
 
     def add(self, batch: Batch) -> None:
         """Number the records of a batch, in the order in which they will be handed out."""
-        stretch = _Stretch(batch, self.added, self._tenures_of(batch))
+        stretch = _Stretch(batch, self.added, self._epochs_of(batch))
         self._waiting.append(stretch)
         self.added = stretch.behind
         self.waiting_bytes += batch.bytes
@@ -137,8 +139,8 @@ class Progress:
             self.waiting_bytes -= stretch.batch.bytes
         while self._in_work and self._in_work[0].behind <= self.processed:
             stretch = self._in_work[0]
-            for tenure in stretch.tenures:
-                _move(tenure.positions, stretch.batch.segment.id, stretch.batch.end)
+            for assignment_epoch in stretch.assignment_epochs:
+                _move(assignment_epoch.positions, stretch.batch.segment.id, stretch.batch.end)
             self._in_work.popleft()
 
     def cursor(self, slot: OwnedSlot, mark: int | None = None) -> Cursor:
@@ -147,10 +149,10 @@ class Progress:
         Raises:
             KeyError: the slot is not known.
         """
-        tenure = self._tenures[slot]
-        positions = dict(tenure.positions)
+        assignment_epoch = self._assignment_epochs[slot]
+        positions = dict(assignment_epoch.positions)
         until = self.processed if mark is None else max(mark, self.processed)
-        for stretch in self._covering(tenure):
+        for stretch in self._covering(assignment_epoch):
             position = stretch.position(until)
             if position is not None:
                 _move(positions, stretch.batch.segment.id, position)
@@ -164,7 +166,7 @@ class Progress:
         Whose a record was cannot be told once it was handed out: the application may have given it another
         key (deserialisers do). So every record of a batch counts for all slots that the batch moves.
         """
-        stretches = self._covering(self._tenures[slot])
+        stretches = self._covering(self._assignment_epochs[slot])
         return any(max(self.processed, s.first) < min(self.handed_out, s.behind) for s in stretches)
 
     def withdraw(self) -> list[Batch]:
@@ -177,10 +179,12 @@ class Progress:
         for stretch in self._waiting:
             if stretch.first < self.handed_out:
                 before, behind = _divided(stretch.batch, self.handed_out - stretch.first)
-                kept.append(_Stretch(before, stretch.first, stretch.tenures))
+                kept.append(_Stretch(before, stretch.first, stretch.assignment_epochs))
             else:
                 behind = stretch.batch
-            gone = [o for o in behind.slots if self._tenures.get(o) not in stretch.tenures]
+            gone = [
+                o for o in behind.slots if self._assignment_epochs.get(o) not in stretch.assignment_epochs
+            ]
             taken_back.append(without(behind, frozenset(gone)))
         self._in_work.extend(kept)
         self.added = self.handed_out
@@ -196,20 +200,20 @@ class Progress:
             self._in_work.pop()
         return self.withdraw()
 
-    def _tenures_of(self, batch: Batch) -> tuple[_Tenure, ...]:
-        """Return the tenures that a batch moves; all batches of one track have the same tuple of slots."""
-        slots, tenures = self._moved_by.get(batch.parent, _NOTHING)
+    def _epochs_of(self, batch: Batch) -> tuple[_AssignmentEpoch, ...]:
+        """Return the assignment epochs that a batch moves; batches of one fetch share a tuple of slots."""
+        slots, assignment_epochs = self._moved_by.get(batch.parent, _NOTHING)
         if slots is not batch.slots:
-            found = (self._tenures.get(slot) for slot in batch.slots)
-            tenures = tuple(t for t in found if t is not None)
-            self._moved_by[batch.parent] = batch.slots, tenures
-        return tenures
+            found = (self._assignment_epochs.get(slot) for slot in batch.slots)
+            assignment_epochs = tuple(t for t in found if t is not None)
+            self._moved_by[batch.parent] = batch.slots, assignment_epochs
+        return assignment_epochs
 
-    def _covering(self, tenure: _Tenure) -> Iterator[_Stretch]:
-        return (s for s in chain(self._in_work, self._waiting) if tenure in s.tenures)
+    def _covering(self, assignment_epoch: _AssignmentEpoch) -> Iterator[_Stretch]:
+        return (s for s in chain(self._in_work, self._waiting) if assignment_epoch in s.assignment_epochs)
 
 
-_NOTHING: tuple[tuple[OwnedSlot, ...], tuple[_Tenure, ...]] = ((), ())
+_NOTHING: tuple[tuple[OwnedSlot, ...], tuple[_AssignmentEpoch, ...]] = ((), ())
 
 
 def without(batch: Batch, slots: frozenset[OwnedSlot]) -> Batch:

@@ -18,8 +18,8 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from kpsplit.consumer.config import CLIENT_KBYTES, GapPolicy
-from kpsplit.consumer.fetch.batch import MESSAGE_BYTES, Batch, Crowded, OwnedSlot
-from kpsplit.consumer.fetch.fetch_state import PartitionTracks
+from kpsplit.consumer.fetch.batch import MESSAGE_BYTES, Backpressured, Batch, OwnedSlot
+from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.consumer.fetch.gaps import Gap, ReadingEvent, Unreadable, wrong_topic
 from kpsplit.consumer.fetch.physical_reader import LogProbe
 from kpsplit.errors import ConfigurationError
@@ -99,9 +99,9 @@ class SlotReader:
         self._consumer = _consumer(connection, settings)
         self._admin = AdminUse(connection)
         self._tickets = itertools.count(1)
-        self._partitions: dict[PhysicalPartition, PartitionTracks] = {}
+        self._partitions: dict[PhysicalPartition, FetchState] = {}
         self._assigned: dict[PhysicalPartition, int] = {}
-        self._owners: dict[PhysicalPartition, PartitionTracks] = {}
+        self._owners: dict[PhysicalPartition, FetchState] = {}
         self._probes: dict[PhysicalPartition, LogProbe] = {}
         self._identified: set[str] = set()
         self._told: dict[PhysicalPartition | None, int] = {}
@@ -121,7 +121,7 @@ class SlotReader:
         if known is not None:
             known.update(state)
             return
-        self._partitions[state.parent] = PartitionTracks(
+        self._partitions[state.parent] = FetchState(
             state, lambda: next(self._tickets), self._report, self._on_gap, self._wrap_all
         )
 
@@ -140,9 +140,9 @@ class SlotReader:
     def disown(self, slots: Iterable[OwnedSlot]) -> None:
         """Stop reading for slots; those that are not owned are ignored."""
         for slot in slots:
-            tracks = self._partitions.get(slot.parent)
-            if tracks is not None:
-                tracks.disown(slot)
+            fetch_state = self._partitions.get(slot.parent)
+            if fetch_state is not None:
+                fetch_state.disown(slot)
 
     def pause(self, parents: Iterable[PhysicalPartition]) -> None:
         """Stop fetching for logical partitions, at their places."""
@@ -154,12 +154,12 @@ class SlotReader:
         for parent in parents:
             self._partitions[parent].pause(False)
 
-    def hold_back(self, crowded: Crowded) -> None:
+    def hold_back(self, backpressured: Backpressured) -> None:
         """Read nothing more of some key ranges for now; of what was named before and is not, go on."""
-        if crowded or self._held_back:
-            for parent, tracks in self._partitions.items():
-                tracks.hold_back(crowded.get(parent, frozenset()))
-            self._held_back = bool(crowded)
+        if backpressured or self._held_back:
+            for parent, fetch_state in self._partitions.items():
+                fetch_state.hold_back(backpressured.get(parent, frozenset()))
+            self._held_back = bool(backpressured)
 
     def start_over(self, cursors: Mapping[OwnedSlot, Cursor]) -> None:
         """Forget everything that was read, and begin anew for exactly these slots.
@@ -171,8 +171,8 @@ class SlotReader:
             self._consumer.unassign()
         for known in (self._assigned, self._owners, self._probes, self._told):
             known.clear()
-        for parent, tracks in self._partitions.items():
-            self._partitions[parent] = tracks.anew()
+        for parent, fetch_state in self._partitions.items():
+            self._partitions[parent] = fetch_state.anew()
         self._held_back = True  # whether anything is, is said before the next step
         for slot, cursor in cursors.items():
             self.own(slot, cursor)
@@ -182,26 +182,26 @@ class SlotReader:
         return self._partitions[slot.parent].cursor(slot)
 
     @property
-    def tracks(self) -> Mapping[PhysicalPartition, PartitionTracks]:
+    def fetch_state(self) -> Mapping[PhysicalPartition, FetchState]:
         """What is known of each logical partition, for statistics."""
         return self._partitions
 
     @property
     def strays(self) -> int:
         """How many records were skipped as strays, in all logical partitions."""
-        return sum(tracks.tally.strays for tracks in self._partitions.values())
+        return sum(fetch_state.tally.strays for fetch_state in self._partitions.values())
 
     # fresh views
 
     @property
     def wants_refresh(self) -> int:
-        """A ticket, 0 for none: something waits for the control topic, read to an end asked for *now*."""
-        return max((tracks.ticket for tracks in self._partitions.values()), default=0)
+        """A request id, 0 for none: something waits for the control topic, read to an end asked for *now*."""
+        return max((fetch_state.request_id for fetch_state in self._partitions.values()), default=0)
 
-    def refreshed(self, ticket: int) -> None:
-        """The control topic was read to an end that was asked for after ``wants_refresh`` was this ticket."""
-        for tracks in self._partitions.values():
-            tracks.refreshed(ticket)
+    def refreshed(self, request_id: int) -> None:
+        """The control topic was read to an end that was asked for after ``wants_refresh`` was this id."""
+        for fetch_state in self._partitions.values():
+            fetch_state.refreshed(request_id)
 
     # reading
 
@@ -301,21 +301,21 @@ class SlotReader:
 
     def _take_end(self, source: PhysicalPartition, offset: int) -> list[Batch]:
         self._assigned[source] = max(offset, self._assigned[source])
-        tracks = self._owners[source]
-        batches = tracks.at_end(source, offset)
-        self._look_behind(tracks, source)
+        fetch_state = self._owners[source]
+        batches = fetch_state.at_end(source, offset)
+        self._look_behind(fetch_state, source)
         return batches
 
     # what is assigned
 
     def _arrange(self) -> None:
-        """Make the assignment what the tracks want; a topic is looked at before it is read at first."""
+        """Make the assignment what the fetch states want; a topic is looked at before it is read at first."""
         leaving: list[PhysicalPartition] = []
         coming: dict[PhysicalPartition, int] = {}
-        for tracks in self._partitions.values():
-            if tracks.changed:
-                tracks.changed = False
-                self._compare(tracks, leaving, coming)
+        for fetch_state in self._partitions.values():
+            if fetch_state.changed:
+                fetch_state.changed = False
+                self._compare(fetch_state, leaving, coming)
         with translated("change what is read"):
             if leaving:
                 self._consumer.incremental_unassign([_place(s) for s in leaving])
@@ -333,55 +333,55 @@ class SlotReader:
 
     def _compare(
         self,
-        tracks: PartitionTracks,
+        fetch_state: FetchState,
         leaving: list[PhysicalPartition],
         coming: dict[PhysicalPartition, int],
     ) -> None:
-        wanted = {s: at for s, at in tracks.wanted().items() if self._may_read(tracks, s, at)}
-        for source in [s for s, owner in self._owners.items() if owner is tracks]:
+        wanted = {s: at for s, at in fetch_state.wanted().items() if self._may_read(fetch_state, s, at)}
+        for source in [s for s, owner in self._owners.items() if owner is fetch_state]:
             at = wanted.get(source)
             if at is not None and self._assigned[source] <= at <= self._assigned[source] + NEAR:
-                self._look_behind(tracks, source)
+                self._look_behind(fetch_state, source)
                 del wanted[source]
                 continue
             leaving.append(source)
             del self._assigned[source], self._owners[source]
         for source, at in wanted.items():
             coming[source] = at
-            self._owners[source] = tracks
+            self._owners[source] = fetch_state
 
-    def _may_read(self, tracks: PartitionTracks, source: PhysicalPartition, at: int) -> bool:
+    def _may_read(self, fetch_state: FetchState, source: PhysicalPartition, at: int) -> bool:
         if source in self._probes:
             return not self._probes[source].holds_up
-        if source.topic in self._identified or not tracks.state.topic_id_of(source.topic):
+        if source.topic in self._identified or not fetch_state.state.topic_id_of(source.topic):
             return True
-        self._probe(tracks, source, at, with_bounds=False)
+        self._probe(fetch_state, source, at, with_bounds=False)
         return False
 
     def _try_again(self) -> None:
         """Try stopped logs again, each after a longer rest, until something of it is read."""
-        for tracks in self._partitions.values():
-            for source in tracks.stopped:
+        for fetch_state in self._partitions.values():
+            for source in fetch_state.stopped:
                 due, rest = self._rests.get(source, (0.0, 0.0))
                 if not due:
                     rest = min(LONGEST_REST_SECONDS, max(FIRST_REST_SECONDS, rest * 2))
                     self._rests[source] = monotonic() + rest, rest
                 elif monotonic() >= due:
                     self._rests[source] = 0.0, rest
-                    tracks.try_again(source)
+                    fetch_state.try_again(source)
 
     # what brokers are asked
 
-    def _look_behind(self, tracks: PartitionTracks, source: PhysicalPartition) -> None:
-        if tracks.cut_short(source) and source not in self._probes:
+    def _look_behind(self, fetch_state: FetchState, source: PhysicalPartition) -> None:
+        if fetch_state.cut_short(source) and source not in self._probes:
             at = self._assigned[source]
             rest = LOOK_BEHIND_SECONDS if self._looked.get(source) == at else 0.0
             self._looked[source] = at
-            self._probe(tracks, source, at, with_bounds=True, holds_up=False, rest=rest)
+            self._probe(fetch_state, source, at, with_bounds=True, holds_up=False, rest=rest)
 
     def _probe(
         self,
-        tracks: PartitionTracks,
+        fetch_state: FetchState,
         source: PhysicalPartition,
         position: int,
         *,
@@ -391,7 +391,7 @@ class SlotReader:
     ) -> None:
         if source in self._probes:
             return
-        retired = tracks.state.is_retired(source.topic)
+        retired = fetch_state.state.is_retired(source.topic)
         self._probes[source] = LogProbe(
             self._admin(),
             source,
@@ -403,7 +403,7 @@ class SlotReader:
         )
         if holds_up:
             self._identified.discard(source.topic)
-            tracks.changed = True
+            fetch_state.changed = True
 
     def _look(self) -> list[Batch]:
         """Take what brokers have answered."""
@@ -411,22 +411,22 @@ class SlotReader:
         for source, probe in list(self._probes.items()):
             if probe.done():
                 del self._probes[source]
-                for tracks in self._partitions.values():
-                    if tracks.wanted().get(source) == probe.position:
-                        batches += self._take_answer(tracks, probe)
+                for fetch_state in self._partitions.values():
+                    if fetch_state.wanted().get(source) == probe.position:
+                        batches += self._take_answer(fetch_state, probe)
                     elif probe.holds_up:  # it says nothing of where reading goes on now: read there again
-                        tracks.changed = True
+                        fetch_state.changed = True
         return batches
 
-    def _take_answer(self, tracks: PartitionTracks, probe: LogProbe) -> list[Batch]:
-        tracks.changed = True
+    def _take_answer(self, fetch_state: FetchState, probe: LogProbe) -> list[Batch]:
+        fetch_state.changed = True
         if probe.error is not None:
-            tracks.stop(probe.source, probe.error)
+            fetch_state.stop(probe.source, probe.error)
         if probe.found is None:
             return []
-        if wrong_topic(tracks.state, probe.source, probe.found.topic_id) is None:
+        if wrong_topic(fetch_state.state, probe.source, probe.found.topic_id) is None:
             self._identified.add(probe.source.topic)
-        return tracks.examine(probe.source, probe.found)
+        return fetch_state.examine(probe.source, probe.found)
 
 
 def _consumer(connection: Connection, settings: Mapping[str, Any]) -> Consumer:

@@ -37,7 +37,7 @@ class ReadTally:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class PendingLookup:
     """The record that cannot be judged yet, and what kpsplit wrote into its headers."""
 
     offset: int
@@ -45,18 +45,18 @@ class Doubt:
 
 
 @dataclass(slots=True)
-class Sifted:
-    """The records to be handed out, as they were read; ``doubt``: the first one that cannot be judged yet.
+class FilteredRecords:
+    """The records to be handed out, as they were read; ``lookup``: the first one that cannot be judged yet.
 
     ``foreign`` are the offsets of records that contradict the lineage, with the reasons.
     """
 
     kept: list[Message]
-    doubt: Doubt | None = None
+    lookup: PendingLookup | None = None
     foreign: list[tuple[int, ForeignReason]] = field(default_factory=list)
 
 
-class Sieve:
+class RecordFilter:
     """Judges the records of one segment for the slots that read it.
 
     The first segment of a physical partition, if it is no overflow, is *plain*: everything before its end
@@ -66,22 +66,24 @@ class Sieve:
     Args:
         state: the view of the logical partition.
         segment: the segment.
-        floors: by slot that reads it, the first offset that the slot was not given.
+        start_offsets: by slot that reads it, the first offset that the slot was not given.
     """
 
-    def __init__(self, state: PartitionState, segment: Segment, floors: Mapping[OwnedSlot, int]) -> None:
+    def __init__(
+        self, state: PartitionState, segment: Segment, start_offsets: Mapping[OwnedSlot, int]
+    ) -> None:
         self._state = state
         self._segment = segment
         self._home = state.home(segment.source)
         self._plain = _is_first(state, segment) and segment.kind is not SegmentKind.OVERFLOW
-        slots = sorted(floors, key=lambda slot: slot.range)
+        slots = sorted(start_offsets, key=lambda slot: slot.range)
         self._bounds = _bounds(slot.range for slot in slots)
         self._everything = _inside(self._bounds, segment.range)
         self._lows = [slot.range.lo for slot in slots]
-        self._floors = [floors[slot] for slot in slots]
-        self._last_floor = max(self._floors, default=0)
+        self._start_offsets = [start_offsets[slot] for slot in slots]
+        self._last_floor = max(self._start_offsets, default=0)
 
-    def sift(self, messages: list[Message], keyed: bool, fresh_to: int, tally: ReadTally) -> Sifted:
+    def sift(self, messages: list[Message], keyed: bool, fresh_to: int, tally: ReadTally) -> FilteredRecords:
         """Return what is handed out of records of the segment, which are in the order of their offsets.
 
         Args:
@@ -91,13 +93,13 @@ class Sieve:
             tally: counts what is skipped.
         """
         untouched = self._plain and keyed
-        result = Sifted(messages) if untouched else self._judged(messages, fresh_to, tally)
+        result = FilteredRecords(messages) if untouched else self._judged(messages, fresh_to, tally)
         if not self._everything or (result.kept and (result.kept[0].offset() or 0) < self._last_floor):
             result.kept = self._of_slots(result.kept, keyed)
         return result
 
-    def _judged(self, messages: list[Message], fresh_to: int, tally: ReadTally) -> Sifted:
-        result = Sifted([])
+    def _judged(self, messages: list[Message], fresh_to: int, tally: ReadTally) -> FilteredRecords:
+        result = FilteredRecords([])
         for message in messages:
             if self._plain and _key(message) is not None:
                 result.kept.append(message)
@@ -124,7 +126,7 @@ class Sieve:
         return self._segment.opened_epoch <= stamp.epoch <= self._state.epoch
 
     def _looked_up(
-        self, message: Message, ours: OurHeaders, fresh_to: int, tally: ReadTally, result: Sifted
+        self, message: Message, ours: OurHeaders, fresh_to: int, tally: ReadTally, result: FilteredRecords
     ) -> bool:
         offset = message.offset() or 0
         verdict = classify(
@@ -137,7 +139,7 @@ class Sieve:
         )
         match verdict:
             case Wait():
-                result.doubt = Doubt(offset, ours)
+                result.lookup = PendingLookup(offset, ours)
                 return False
             case Skip(reason):
                 tally.skipped[reason] += 1
@@ -168,7 +170,7 @@ class Sieve:
         hash_ = placed_hash(key, offset, self._segment.range)
         if not bisect_right(self._bounds, hash_) & 1:
             return False
-        return offset >= self._floors[bisect_right(self._lows, hash_) - 1]
+        return offset >= self._start_offsets[bisect_right(self._lows, hash_) - 1]
 
 
 def _is_first(state: PartitionState, segment: Segment) -> bool:

@@ -22,7 +22,14 @@ from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.group_consumer import Places
 from kpsplit.consumer.group.states import Event, State
 from kpsplit.consumer.group.subscriptions import Mode, Subscribed
-from kpsplit.consumer.slots.assigned import IN_SINK, STARTING, Given, GivenStart, Holding, Stage
+from kpsplit.consumer.slots.assigned import (
+    IN_SINK,
+    STARTING,
+    AssignedOffset,
+    AssignedOffsets,
+    AssignedSlot,
+    SlotStage,
+)
 from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.key_range import slot_at, slot_number, slot_range
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -70,7 +77,7 @@ class Membership:
         self._turn = turn
         self._subscribed: dict[str, Subscribed] = {}
         self._announced: set[PhysicalPartition] = set()
-        self.given = Given()
+        self.given = AssignedOffsets()
         self.on_assign: Callable[[list[Any]], object] | None = None
         self.on_revoke: Callable[[list[Any]], object] | None = None
         self.on_lost: Callable[[list[Any]], object] | None = None
@@ -105,31 +112,31 @@ class Membership:
     # -- what the coordinator does -----------------------------------------------------------------
 
     def assigned(self, places: Places) -> None:
-        """Slots arrive: they are held, and the starter takes them on."""
+        """Slots arrive: they are held, and the initializer takes them on."""
         if self._context.life.state is State.CLOSING or self.away:
             return
         try:
             self.hold([self._holding(place) for place in places])
         except Exception as error:  # noqa: BLE001 - nothing may come out of a rebalance
             self._note(error)
-            everything = list(self._context.holdings)
+            everything = list(self._context.assigned_slots)
             self._surely(everything, lambda: self.give_up("slots that arrived could not be taken"))
 
-    def given_start(self, parent: PhysicalPartition) -> GivenStart | None:
+    def given_start(self, parent: PhysicalPartition) -> AssignedOffset | None:
         """Return where slots begin that arrive now and were never committed, if on_assign has said so."""
         return self.given.start(parent) if parent in self._announced else None
 
-    def hold(self, holdings: list[Holding]) -> None:
+    def hold(self, assigned_slots: list[AssignedSlot]) -> None:
         """Hold slots, those of the coordinator or those assigned by hand."""
         context = self._context
         if context.life.state is State.LOST:
             context.life.on(Event.FORGET)
         context.life.on(Event.ASSIGN)
         context.rebalances += 1
-        context.counts["slots_assigned"] += len(holdings)
-        context.holdings.add(holdings)
+        context.counts["slots_assigned"] += len(assigned_slots)
+        context.assigned_slots.add(assigned_slots)
 
-    def announce(self, found: list[Holding]) -> Callback | None:
+    def announce(self, found: list[AssignedSlot]) -> Callback | None:
         """Have on_assign called for logical partitions of which the application does not know yet."""
         new = {h.parent for h in found} - self._announced
         self._announced |= new
@@ -141,17 +148,17 @@ class Membership:
 
     def revoked(self, places: Places) -> None:
         """Slots are taken away: hand them over, then let the coordinator go on."""
-        self.hand_over(self._context.holdings.at(places))
+        self.hand_over(self._context.assigned_slots.at(places))
 
     def lost(self, places: Places) -> None:
         """Slots are somebody else's: drop them."""
-        gone = self._context.holdings.at(places)
+        gone = self._context.assigned_slots.at(places)
         if gone:
             self._surely(gone, lambda: self.lose(gone))
 
     # -- handing over ------------------------------------------------------------------------------
 
-    def hand_over(self, leaving: list[Holding], *, tell: bool = True) -> None:
+    def hand_over(self, leaving: list[AssignedSlot], *, tell: bool = True) -> None:
         """Pause, finish what is being worked on, commit, release; lose what cannot be handed over."""
         if leaving:
             with self._context.group.unpolled():
@@ -161,7 +168,7 @@ class Membership:
                     self._note(error)
                     self._surely(leaving, lambda: self.lose(leaving))
 
-    def _hand_over(self, leaving: list[Holding], tell: bool) -> None:
+    def _hand_over(self, leaving: list[AssignedSlot], tell: bool) -> None:
         context = self._context
         policy, seconds = context.settings.revocation_policy, context.settings.revocation_timeout
         patience = Patience(policy, seconds)
@@ -184,7 +191,7 @@ class Membership:
         self._on(Event.HAND_OVER)
         self._go_on()
 
-    def lose(self, gone: list[Holding]) -> None:
+    def lose(self, gone: list[AssignedSlot]) -> None:
         """Drop slots without a commit, tell the application, join again."""
         context = self._context
         context.counts["slots_lost"] += len(gone)
@@ -205,11 +212,11 @@ class Membership:
         self.away = True
         context.counts["left_group"] += 1
         with context.group.unpolled():
-            self._commit(list(context.holdings), Patience(RevocationPolicy.LEAVE, LAST_COMMIT_SECONDS))
-        self.lose(list(context.holdings))
+            self._commit(list(context.assigned_slots), Patience(RevocationPolicy.LEAVE, LAST_COMMIT_SECONDS))
+        self.lose(list(context.assigned_slots))
         context.events.tell(KafkaError(KafkaError._MAX_POLL_EXCEEDED, f"left the group: {why}"))
 
-    def _surely(self, gone: list[Holding], drop: Callable[[], None]) -> None:
+    def _surely(self, gone: list[AssignedSlot], drop: Callable[[], None]) -> None:
         """Drop slots; if that fails hold them no more all the same, and be away.
 
         Whatever came out of a rebalance would leave the slots held for ever: the client lets them go behind
@@ -220,26 +227,26 @@ class Membership:
         except Exception as error:  # noqa: BLE001 - nothing may come out of a rebalance
             self._note(error)
             self.away = True
-            self._context.holdings.remove(gone)
+            self._context.assigned_slots.remove(gone)
 
     def _note(self, error: Exception) -> None:
         self._context.internal_error()
         log.error("kpsplit: internal error in a rebalance", exc_info=error)
         self._context.events.warn(kafka_error(error))
 
-    def _stop(self, leaving: list[Holding]) -> list[OwnedSlot]:
+    def _stop(self, leaving: list[AssignedSlot]) -> list[OwnedSlot]:
         """Read nothing more of slots; return those that the sink knows."""
-        working = [h.slot for h in leaving if h.stage not in (*STARTING, Stage.STOPPED)]
-        for holding in leaving:
-            holding.stage = Stage.LEAVING if holding.slot in working else Stage.STOPPED
+        working = [h.slot for h in leaving if h.stage not in (*STARTING, SlotStage.STOPPED)]
+        for assigned in leaving:
+            assigned.stage = SlotStage.LEAVING if assigned.slot in working else SlotStage.STOPPED
         self._context.reader.disown(working)
         return working
 
-    def _revoke_callback(self, leaving: list[Holding]) -> Callback | None:
+    def _revoke_callback(self, leaving: list[AssignedSlot]) -> Callback | None:
         """Have on_revoke called; where other slots of a partition stay, on_assign right after it."""
         told = self._told_gone(leaving)
         gone = {h.slot for h in leaving}
-        staying = told & {h.parent for h in self._context.holdings if h.slot not in gone}
+        staying = told & {h.parent for h in self._context.assigned_slots if h.slot not in gone}
         self._announced |= staying
         on_revoke, on_assign = self.on_revoke, self.on_assign
         if on_revoke is None or not told:
@@ -254,18 +261,18 @@ class Membership:
 
         return self._context.events.call(call)
 
-    def _told_gone(self, leaving: list[Holding]) -> set[PhysicalPartition]:
+    def _told_gone(self, leaving: list[AssignedSlot]) -> set[PhysicalPartition]:
         told = {h.parent for h in leaving} & self._announced
         self._announced -= told
         return told
 
-    def _commit(self, leaving: list[Holding], patience: Patience) -> bool:
+    def _commit(self, leaving: list[AssignedSlot], patience: Patience) -> bool:
         """Commit what slots have processed, again where that fails early; tell whether there was an answer.
 
         What is not committed is processed again by the next owner.
         """
-        for holding in leaving:
-            holding.final = True
+        for assigned in leaving:
+            assigned.final = True
         if not self._context.settings.auto_commit:
             return self._wait(self._committer.answered(), patience)
         left = self._committer.changed([h for h in leaving if h.stage in IN_SINK])
@@ -291,9 +298,9 @@ class Membership:
     def _go_on(self) -> None:
         """Behind a revocation or a loss: slots that were on their way, or those that stay."""
         context = self._context
-        if context.holdings.on(STARTING):
+        if context.assigned_slots.on(STARTING):
             self._on(Event.ASSIGN)
-        elif len(context.holdings):
+        elif len(context.assigned_slots):
             self._on(Event.SETTLE)
 
     def _on(self, event: Event) -> None:
@@ -301,14 +308,14 @@ class Membership:
         if self._context.life.state is not State.CLOSING:
             self._context.life.on(event)
 
-    def _holding(self, place: PhysicalPartition) -> Holding:
+    def _holding(self, place: PhysicalPartition) -> AssignedSlot:
         known = self._subscribed[place.topic]
         partition, index = slot_at(place.partition, known.slots)
         slot = OwnedSlot(PhysicalPartition(known.topic, partition), index, known.slots)
-        return Holding(slot, place, known.mode)
+        return AssignedSlot(slot, place, known.mode)
 
 
-def slot_by_hand(topic: Subscribed, partition: int, index: int) -> Holding:
+def slot_by_hand(topic: Subscribed, partition: int, index: int) -> AssignedSlot:
     """Return one slot of a logical partition, assigned by hand.
 
     Raises:
@@ -317,11 +324,11 @@ def slot_by_hand(topic: Subscribed, partition: int, index: int) -> Holding:
     slot_range(index, topic.slots)
     slot = OwnedSlot(PhysicalPartition(topic.topic, partition), index, topic.slots)
     number = slot_number(partition, index, topic.slots)
-    return Holding(slot, PhysicalPartition(topic.group_topic, number), topic.mode, by_hand=True)
+    return AssignedSlot(slot, PhysicalPartition(topic.group_topic, number), topic.mode, by_hand=True)
 
 
-def by_hand(topic: Subscribed, partition: int) -> Holding:
+def by_hand(topic: Subscribed, partition: int) -> AssignedSlot:
     """Return the whole of a logical partition, assigned by hand."""
     parent = PhysicalPartition(topic.topic, partition)
     mode = Mode.WHOLE if topic.mode is Mode.SLOTS else topic.mode
-    return Holding(OwnedSlot(parent, 0, 1), parent, mode, by_hand=True)
+    return AssignedSlot(OwnedSlot(parent, 0, 1), parent, mode, by_hand=True)

@@ -17,7 +17,7 @@ from math import inf
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.membership import Membership
-from kpsplit.consumer.slots.assigned import Holding
+from kpsplit.consumer.slots.assigned import AssignedSlot
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.groups import Members, Owner
@@ -34,15 +34,15 @@ SHUT = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class OwnershipQuestion:
     """Who owns these slots? ``sleep`` numbers the gap behind which it is asked, ``at`` is when."""
 
     sleep: int
     at: float
-    holdings: tuple[Holding, ...]
+    assigned_slots: tuple[AssignedSlot, ...]
 
 
-class Waking:
+class OwnershipCheck:
     """Whether a member that may have slept still owns its slots; pure.
 
     A suspended process, a paused machine: a member that does not run sends no heartbeat, and when its session
@@ -61,8 +61,8 @@ class Waking:
     cannot be asked                        it is asked again
     =====================================  =================================================================
 
-    Only what was held when the question was asked, and is the same holding still, is judged by its answer: a
-    slot may have been lost and given back meanwhile.
+    Only what was held when the question was asked, and is the same ``AssignedSlot`` still, is judged by its
+    answer: a slot may have been lost and given back meanwhile.
 
     All times are seconds of one clock, which must also run while the member sleeps.
 
@@ -79,7 +79,7 @@ class Waking:
         self._sleeps = 0
         self._ask_at = 0.0
         self._told = False
-        self._confirmed: list[Holding] = []
+        self._confirmed: list[AssignedSlot] = []
         self.held = False
         """Nothing may be handed out."""
 
@@ -104,11 +104,11 @@ class Waking:
         self.held = shared and (self.held or slept)
         return slept
 
-    def question(self, now: float, holdings: Sequence[Holding]) -> Question | None:
+    def question(self, now: float, assigned_slots: Sequence[AssignedSlot]) -> OwnershipQuestion | None:
         """Return what to ask the coordinator now; None if nothing."""
         if not self.held or now < self._ask_at:
             return None
-        return Question(self._sleeps, now, tuple(holdings))
+        return OwnershipQuestion(self._sleeps, now, tuple(assigned_slots))
 
     def failed(self, now: float) -> None:
         """The coordinator could not be asked."""
@@ -117,11 +117,11 @@ class Waking:
     def answered(
         self,
         now: float,
-        question: Question,
+        question: OwnershipQuestion,
         owners: Mapping[PhysicalPartition, Owner],
         me: str | None,
-        holdings: Sequence[Holding],
-    ) -> list[Holding]:
+        assigned_slots: Sequence[AssignedSlot],
+    ) -> list[AssignedSlot]:
         """Take an answer; return the slots that are lost. ``settle`` follows.
 
         Args:
@@ -129,12 +129,12 @@ class Waking:
             question: what was asked.
             owners: whom the coordinator names.
             me: this member's id, None or "" while it has none.
-            holdings: what the member holds now.
+            assigned_slots: what the member holds now.
         """
         if question.sleep != self._sleeps and now - question.at > self._known_for:
             return []  # else a machine so busy that every turn comes late would never go on
         self._told, self._ask_at = True, now + AGAIN_SECONDS
-        asked = [h for h in holdings if _among(h, question.holdings)]
+        asked = [h for h in assigned_slots if _among(h, question.assigned_slots)]
         named = [(h, owners[h.place].member) for h in asked if me and h.place in owners]
         self._confirmed = [h for h, owner in named if owner == me]
         return [h for h, owner in named if owner != me]
@@ -143,47 +143,47 @@ class Waking:
         """Librdkafka has told of a loss behind the sleep: slots that come now are new."""
         self._told = True
 
-    def settle(self, holdings: Sequence[Holding]) -> None:
+    def settle(self, assigned_slots: Sequence[AssignedSlot]) -> None:
         """Let go if everything that is held now is the member's for certain."""
-        if self._told and all(_among(h, self._confirmed) for h in holdings):
+        if self._told and all(_among(h, self._confirmed) for h in assigned_slots):
             self.held = False
 
 
-def _among(holding: Holding, holdings: Sequence[Holding]) -> bool:
-    return any(holding is other for other in holdings)
+def _among(assigned: AssignedSlot, assigned_slots: Sequence[AssignedSlot]) -> bool:
+    return any(assigned is other for other in assigned_slots)
 
 
 log = logging.getLogger(__name__)
 
 
-class Confirming:
-    """Holds records back behind a sleep until the coordinator has confirmed the slots; ``Waking`` decides.
+class OwnershipGuard:
+    """Holds records back after a sleep until the coordinator has confirmed the slots: see ``OwnershipCheck``.
 
-    Owned by the engine's thread. The question is asked in the errands' thread.
+    Owned by the engine's thread. The question is asked in the executor's thread.
     """
 
     def __init__(self, context: Context, membership: Membership) -> None:
         self._context = context
         self._membership = membership
-        self._waking = Waking(context.settings.known_for, monotonic())
-        self._asked: tuple[Question, Future[Members]] | None = None
+        self._check = OwnershipCheck(context.settings.known_for, monotonic())
+        self._asked: tuple[OwnershipQuestion, Future[Members]] | None = None
         self._lost_before = 0
         self._trouble: KpsplitError | None = None
 
     @property
     def held(self) -> bool:
         """Tell whether nothing is handed out until the coordinator has confirmed the slots."""
-        return self._waking.held
+        return self._check.held
 
     @property
     def until(self) -> float:
         """Until when records may be handed out, unless the engine turns before."""
-        return self._waking.until
+        return self._check.until
 
     def turned(self, now: float) -> None:
         """Note a turn of the engine: before it reads, behind requests, which may change the sink."""
         context = self._context
-        if self._waking.turned(now, shared=self._membership.subscribed or bool(self._holdings())):
+        if self._check.turned(now, shared=self._membership.subscribed or bool(self._assigned_slots())):
             log.info("kpsplit: this member has not run for a while; the group is asked who owns its slots")
             context.counts["held_after_sleep"] += 1
             self._lost_before = context.counts["slots_lost"]
@@ -206,30 +206,30 @@ class Confirming:
             (question, answer), self._asked = self._asked, None
             self._take(question, answer, nested)
         if self._context.counts["slots_lost"] != self._lost_before:
-            self._waking.expelled()
-        self._waking.settle(self._holdings())
-        if not self._waking.held:
+            self._check.expelled()
+        self._check.settle(self._assigned_slots())
+        if not self._check.held:
             self._forget_trouble()
         elif self._asked is None:
             self._ask()
 
     def _ask(self) -> None:
-        question = self._waking.question(monotonic(), self._holdings())
+        question = self._check.question(monotonic(), self._assigned_slots())
         if question is not None:
-            self._asked = question, self._context.errands.run(self._context.ledger.members)
+            self._asked = question, self._context.executor.run(self._context.group_offsets.members)
 
-    def _take(self, question: Question, answer: Future[Members], nested: bool) -> None:
+    def _take(self, question: OwnershipQuestion, answer: Future[Members], nested: bool) -> None:
         now, context = monotonic(), self._context
         try:
             members = answer.result()
         except KpsplitError as error:
-            self._waking.failed(now)
+            self._check.failed(now)
             self._trouble = KpsplitError(
                 f"records are held back after a sleep: {error.message}", hint="the group is asked again"
             )
             raise self._trouble from error
         me = context.group.memberid()
-        gone = self._waking.answered(now, question, members.assigned, me, self._holdings())
+        gone = self._check.answered(now, question, members.assigned, me, self._assigned_slots())
         if gone and not nested:
             log.warning("kpsplit: %d slots were given to other members during a sleep", len(gone))
             self._membership.lose(gone)
@@ -242,15 +242,15 @@ class Confirming:
     def _keep_open(self) -> None:
         self._context.sink.keep_open(self.until)
 
-    def _holdings(self) -> list[Holding]:
-        return [h for h in self._context.holdings if not h.by_hand]
+    def _assigned_slots(self) -> list[AssignedSlot]:
+        return [h for h in self._context.assigned_slots if not h.by_hand]
 
 
 PEERS_AGAIN_SECONDS = 1.0
 PEERS_EVERY_SECONDS = 60.0
 
 
-class Peers:
+class PeerAssignments:
     """Tells the state store who owns what in the group, so that it follows the slots it keeps warm copies of.
 
     Only the coordinator knows the whole assignment. It is asked after each rebalance that this member
@@ -269,7 +269,7 @@ class Peers:
 
     def turn(self) -> None:
         """Ask when it is time, take the answer when it is there."""
-        store = self._context.keeping.store
+        store = self._context.state_binding.store
         if store is None or not store.standbys or not self._membership.subscribed:
             return
         now, seen = monotonic(), self._rebalances()
@@ -278,8 +278,8 @@ class Peers:
                 self._take(self._answer, now)
         elif seen != self._seen or now >= self._at:
             self._seen = seen
-            ledger = self._context.ledger
-            self._answer = self._context.errands.run(ledger.members)
+            group_offsets = self._context.group_offsets
+            self._answer = self._context.executor.run(group_offsets.members)
 
     def _rebalances(self) -> object:
         counts = self._context.counts
@@ -298,7 +298,7 @@ class Peers:
 
     def _tell(self, members: Members) -> bool:
         """Tell the store; False while this member does not know its own name."""
-        store, me = self._context.keeping.store, self._context.group.memberid()
+        store, me = self._context.state_binding.store, self._context.group.memberid()
         if store is None or not me:
             return False
         owned: dict[str, list[OwnedSlot]] = defaultdict(list)

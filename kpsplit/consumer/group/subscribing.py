@@ -16,7 +16,7 @@ from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.context import Context, kafka_error
 from kpsplit.consumer.group.membership import Membership
 from kpsplit.consumer.group.subscriptions import Mode, Subscribed, resolve, subtopics
-from kpsplit.consumer.slots.assigned import Stage
+from kpsplit.consumer.slots.assigned import SlotStage
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.records.keys import slots_topic
@@ -76,11 +76,11 @@ class Subscribing:
         if self._membership.away or self._wanted is None:
             self._leave_for_now()
             return
-        views = self._context.views
-        if not views.ready or not self._known(self._wanted):
+        metadata = self._context.metadata
+        if not metadata.ready or not self._known(self._wanted):
             return
-        names = resolve(self._wanted, self._listed or (), subtopics(views.view.states.values()))
-        topics = [views.subscribed(name) for name in sorted(names)]
+        names = resolve(self._wanted, self._listed or (), subtopics(metadata.view.states.values()))
+        topics = [metadata.subscribed(name) for name in sorted(names)]
         self._follow_modes(topics)
         self._follow_growth(topics)
         wanted = frozenset(t.group_topic for t in topics)
@@ -104,13 +104,13 @@ class Subscribing:
     def _out(self, *, by_hand: bool = True) -> bool:
         """Tell whether nothing is left of the membership; ``by_hand``: nor of what was assigned by hand."""
         group = self._context.group
-        held = [h for h in self._context.holdings if by_hand or not h.by_hand]
+        held = [h for h in self._context.assigned_slots if by_hand or not h.by_hand]
         return not group.topics and not group.assignment and not held
 
     def _follow_modes(self, topics: Sequence[Subscribed]) -> None:
         modes = {t.group_topic: t.mode for t in topics}
-        for holding in self._context.holdings.on((Stage.WANTED,)):
-            holding.mode = modes.get(holding.place.topic, Mode.MOVING)
+        for assigned in self._context.assigned_slots.on((SlotStage.WANTED,)):
+            assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)
 
     def _follow_growth(self, topics: Sequence[Subscribed]) -> None:
         """Have slots added where topics have grown; tell ``error_cb`` of partitions that nobody can read."""
@@ -129,9 +129,9 @@ class Subscribing:
         if self._listing is not None and self._listing.done():
             self._take_list(self._listing)
         if self._listing is None and monotonic() >= self._list_at:
-            asker = self._context.asker
-            self._listing = self._context.errands.run(
-                lambda: frozenset(asker.client.list_topics(timeout=LIST_SECONDS).topics)
+            query_client = self._context.query_client
+            self._listing = self._context.executor.run(
+                lambda: frozenset(query_client.client.list_topics(timeout=LIST_SECONDS).topics)
             )
         return self._listed is not None
 

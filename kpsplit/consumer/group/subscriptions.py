@@ -3,7 +3,7 @@
 A topic that is not enrolled is subscribed to itself: each of its partitions is one slot, the whole key
 space. Of an enrolled topic the *slots topic* is subscribed to, whose partitions are the slots. In between,
 while an enrolment is not settled, the topic is subscribed to and nothing of it is handed out. The first owner
-of a slot waits until nobody has the partition itself any more (``Ledger.starts``).
+of a slot waits until nobody has the partition itself any more (``GroupOffsets.starts``).
 An enrolment is settled when its record says so, or when a member has known it for a lease: so nobody waits
 for an operator that died in between.
 """

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kpsplit.consumer.commit.payload import Cover, Place
+from kpsplit.consumer.commit.payload import CommitCoverage, RecordPlace
 from kpsplit.consumer.commit.writes import Processed
 from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.run.handlers import Output
-from kpsplit.consumer.run.lanes import Entry, Home
+from kpsplit.consumer.run.lanes import LaneEntry, SlotQueue
 
 WANTED_SHARE = 2
 """A commit is wanted when one part in so many of the room is taken."""
@@ -25,7 +25,7 @@ WANTED_SHARE = 2
 class Kept(NamedTuple):
     """What the record at a place gave."""
 
-    place: Place
+    place: RecordPlace
     outputs: tuple[Output, ...]
     size: int
 
@@ -34,7 +34,7 @@ class Kept(NamedTuple):
 class Transfer:
     """Outputs that go into one transaction, in an order that keeps that of every lane."""
 
-    taken: tuple[tuple[Home, Kept], ...]
+    taken: tuple[tuple[SlotQueue, Kept], ...]
 
     def outputs(self) -> Iterator[Output]:
         """Return the records to be written."""
@@ -51,7 +51,7 @@ class Outbox:
     def __init__(self, room: int) -> None:
         self.bytes = 0
         self._room = room
-        self._kept: dict[Home, dict[Place, Kept]] = {}
+        self._kept: dict[SlotQueue, dict[RecordPlace, Kept]] = {}
 
     @property
     def full(self) -> bool:
@@ -63,38 +63,38 @@ class Outbox:
         """Tell whether a commit should not wait for its time."""
         return self.bytes >= self._room // WANTED_SHARE
 
-    def add(self, home: Home, entry: Entry, outputs: tuple[Output, ...]) -> None:
+    def add(self, slot_queue: SlotQueue, entry: LaneEntry, outputs: tuple[Output, ...]) -> None:
         """Keep what a record gave."""
         kept = Kept(entry.place, outputs, sum(output.size for output in outputs))
-        self._kept.setdefault(home, {})[kept.place] = kept
+        self._kept.setdefault(slot_queue, {})[kept.place] = kept
         self.bytes += kept.size
 
-    def forget(self, home: Home) -> None:
+    def forget(self, slot_queue: SlotQueue) -> None:
         """A slot has left: whoever gets it processes its records again from the committed cursor."""
-        self.bytes -= sum(kept.size for kept in self._kept.pop(home, {}).values())
+        self.bytes -= sum(kept.size for kept in self._kept.pop(slot_queue, {}).values())
 
     def keeps(self, slot: OwnedSlot) -> bool:
         """Tell whether anything of a slot waits."""
-        return any(home.slot == slot for home in self._kept)
+        return any(slot_queue.slot == slot for slot_queue in self._kept)
 
     def covered(self, processed: Sequence[Processed]) -> Transfer:
         """Return the outputs of the records that a commit calls processed."""
-        covers = {p.parent: Cover(p) for p in processed}
+        covers = {p.parent: CommitCoverage(p) for p in processed}
         return Transfer(
             tuple(
-                (home, kept)
-                for home, found in self._kept.items()
-                if home.slot.parent in covers
+                (slot_queue, kept)
+                for slot_queue, found in self._kept.items()
+                if slot_queue.slot.parent in covers
                 for kept in found.values()
-                if covers[home.slot.parent].holds(kept.place)
+                if covers[slot_queue.slot.parent].holds(kept.place)
             )
         )
 
     def committed(self, transfer: Transfer) -> None:
         """Forget what was committed."""
-        for home, kept in transfer.taken:
-            found = self._kept.get(home)
+        for slot_queue, kept in transfer.taken:
+            found = self._kept.get(slot_queue)
             if found is not None and found.pop(kept.place, None) is not None:
                 self.bytes -= kept.size
                 if not found:
-                    del self._kept[home]
+                    del self._kept[slot_queue]

@@ -15,12 +15,12 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer.commit.payload import LoadError
+from kpsplit.consumer.commit.payload import CommitPayloadError
 from kpsplit.consumer.commit.writes import Processed
 from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.run.handlers import Output, OutputError, dead_letter
 from kpsplit.consumer.run.outbox import Transfer
-from kpsplit.consumer.run.work_queue import Desk
+from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.errors import UsageError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
@@ -131,20 +131,20 @@ _FOR_GOOD = {
 """Refusals of an output that come again; a topic that is not known may be there later."""
 
 
-class OutputCarrier:
+class OutputParticipant:
     """Implements ``Carrier``: takes the outputs of exactly those records along that a commit covers."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, work_queue: WorkQueue) -> None:
+        self._work_queue = work_queue
         self._topics: set[str] = set()
 
-    def load(self, processed: Sequence[Processed]) -> OutputLoad:
+    def payload(self, processed: Sequence[Processed]) -> OutputPayload:
         """Return what goes with a commit."""
-        return OutputLoad(self._desk, self._desk.covered(processed), self._topics)
+        return OutputPayload(self._work_queue, self._work_queue.covered(processed), self._topics)
 
     def keeps(self, slot: OwnedSlot) -> bool:
         """Tell whether outputs of a slot wait for a commit."""
-        return self._desk.keeps(slot)
+        return self._work_queue.keeps(slot)
 
     def make_producer(self, config: Mapping[str, Any]) -> Any:
         """Make the producer that commits."""
@@ -155,11 +155,11 @@ class OutputCarrier:
         producer.abandon()
 
 
-class OutputLoad:
+class OutputPayload:
     """Implements ``Load``: what goes with one commit. ``topics``: those that are known to exist."""
 
-    def __init__(self, desk: Desk, transfer: Transfer, topics: set[str]) -> None:
-        self._desk = desk
+    def __init__(self, work_queue: WorkQueue, transfer: Transfer, topics: set[str]) -> None:
+        self._work_queue = work_queue
         self._transfer = transfer
         self._topics = topics
 
@@ -180,7 +180,7 @@ class OutputLoad:
             if refusal is None:
                 raise
             # It waits on with the others, so no commit will ever come out well.
-            self._desk.end(refusal)
+            self._work_queue.end(refusal)
             raise refusal from error
 
     def _write(self, producer: Any, deadline: Deadline) -> None:
@@ -202,7 +202,7 @@ class OutputLoad:
 
     def committed(self) -> None:
         """The transaction was committed."""
-        self._desk.committed(self._transfer)
+        self._work_queue.committed(self._transfer)
 
     def aborted(self) -> None:
         """The transaction was aborted: the outputs wait for the next, which is put together anew."""
@@ -224,7 +224,7 @@ def _find(producer: Any, topic: str, deadline: Deadline) -> None:
         if error is None or error.code() not in _NOT_THERE:
             return
         if monotonic() >= until:
-            raise LoadError(
+            raise CommitPayloadError(
                 f"an output is for topic {topic}, which does not exist; nothing was committed",
                 hint="create the topic: the commit is tried again",
             )

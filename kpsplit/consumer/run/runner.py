@@ -21,11 +21,11 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.commit.committer import Committer, Parts
 from kpsplit.consumer.commit.group_offsets import merged
-from kpsplit.consumer.commit.payload import Carrier
+from kpsplit.consumer.commit.payload import TransactionParticipant
 from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.engine import timed_out
-from kpsplit.consumer.fetch.batch import Sink
+from kpsplit.consumer.fetch.batch import RecordSink
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.run.handlers import (
     Handler,
@@ -40,17 +40,17 @@ from kpsplit.consumer.run.outputs import (
     DeadLetters,
     Letters,
     LettersInTransactions,
-    OutputCarrier,
+    OutputParticipant,
     following_producer,
 )
 from kpsplit.consumer.run.policies import Judge, Policy, Stop, check_policy
 from kpsplit.consumer.run.remote import packed
-from kpsplit.consumer.run.work_queue import Desk, RunStats
+from kpsplit.consumer.run.work_queue import RunStats, WorkQueue
 from kpsplit.consumer.run.workers import CoroutineWorkers, ProcessWorkers, ThreadWorkers
 from kpsplit.consumer.session import Session
-from kpsplit.consumer.slots.assigned import IN_SINK, Holding, Stage, Start
+from kpsplit.consumer.slots.assigned import IN_SINK, AssignedSlot, SlotStage, SlotStart
 from kpsplit.consumer.slots.initializer import begin, start_anew
-from kpsplit.consumer.slots.pieces import Ahead
+from kpsplit.consumer.slots.pieces import PieceProgress
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
@@ -153,46 +153,56 @@ def run(
         auto_commit_interval=commit_seconds or consumer._settings.auto_commit_interval,
     )
     outbox = Outbox(settings.buffer_bytes) if transactional else None
-    desk = Desk(workers, settings.buffer_bytes, Judge(policy), outbox, consumer._state)
+    work_queue = WorkQueue(workers, settings.buffer_bytes, Judge(policy), outbox, consumer._state)
     make = partial(following_producer, consumer._connection)
     letters: Letters = LettersInTransactions() if transactional else DeadLetters(make)
-    team = _workers(desk, workers, executor, handler, letters, transactional=transactional)
-    carrier = OutputCarrier(desk) if transactional else None
+    team = _workers(work_queue, workers, executor, handler, letters, transactional=transactional)
+    participant = OutputParticipant(work_queue) if transactional else None
     try:
-        attached = Attached(desk, settings, lambda: asdict(desk.stats()), carrier)
-        return _Run(consumer, desk, team, drain_seconds).run(attached)
+        attached = Attached(work_queue, settings, lambda: asdict(work_queue.stats()), participant)
+        return _Run(consumer, work_queue, team, drain_seconds).run(attached)
     finally:
         letters.close(LETTER_SECONDS)
 
 
 def _workers(
-    desk: Desk, count: int, executor: str, handler: Handler, letters: Letters, *, transactional: bool
+    work_queue: WorkQueue,
+    count: int,
+    executor: str,
+    handler: Handler,
+    letters: Letters,
+    *,
+    transactional: bool,
 ) -> Workers:
     if executor == "process":
-        return ProcessWorkers(desk, count, packed(handler), letters, transactional=transactional)
+        return ProcessWorkers(work_queue, count, packed(handler), letters, transactional=transactional)
     if is_async(handler):
-        return CoroutineWorkers(desk, count, asynchronous(handler, transactional=transactional), letters)
-    return ThreadWorkers(desk, [synchronous(handler, transactional=transactional)] * count, letters)
+        return CoroutineWorkers(
+            work_queue, count, asynchronous(handler, transactional=transactional), letters
+        )
+    return ThreadWorkers(work_queue, [synchronous(handler, transactional=transactional)] * count, letters)
 
 
 class _Run:
     """From the first record to the last commit. The application's thread, but for ``_listen``."""
 
-    def __init__(self, consumer: Running, desk: Desk, workers: Workers, drain_seconds: float) -> None:
+    def __init__(
+        self, consumer: Running, work_queue: WorkQueue, workers: Workers, drain_seconds: float
+    ) -> None:
         self._consumer = consumer
-        self._desk = desk
+        self._work_queue = work_queue
         self._workers = workers
         self._drain_seconds = drain_seconds
         self._asked: Future[Parts] | None = None
 
     def run(self, attached: Attached) -> RunStats:
         """Do it all; return how everything stood at the end."""
-        consumer, desk = self._consumer, self._desk
+        consumer, work_queue = self._consumer, self._work_queue
         session = consumer._running()
         if session.context.sink is not consumer._buffer:
             raise KpsplitError("run() is under way already", hint="give it more workers instead")
         self._workers.start()
-        desk.on_attention = consumer._buffer.ask_attention
+        work_queue.on_attention = consumer._buffer.ask_attention
         before: Attached | None = None
         try:
             consumer._all_processed()
@@ -201,39 +211,39 @@ class _Run:
                 self._serve(session)
                 self._drain(session)
                 self._commit(session)
-            stats = desk.stats()
+            stats = work_queue.stats()
         finally:
-            desk.end()
-            desk.on_attention = _nothing
+            work_queue.end()
+            work_queue.on_attention = _nothing
             if before is not None:
                 session.ask(lambda: attach(session.context, session.engine.committer, before))
             consumer._buffer.attended()
-        if desk.error is not None:
-            raise desk.error
+        if work_queue.error is not None:
+            raise work_queue.error
         return stats
 
     def _serve(self, session: Session) -> None:
         """Run callbacks and take notice of events until the run has to end."""
         buffer = self._consumer._buffer
         try:
-            while not self._desk.over.is_set():
+            while not self._work_queue.over.is_set():
                 buffer.attended()
                 event = self._consumer._attend()
                 if event is not None:
                     self._note(event.error())
-                elif self._desk.wants_commit():
+                elif self._work_queue.wants_commit():
                     self._ask_commit(session)
                 # Whoever attends takes back every call for attention, also that of the run's end.
-                elif not session.events and not self._desk.over.is_set():
+                elif not session.events and not self._work_queue.over.is_set():
                     buffer.wait(None)
         except KeyboardInterrupt:
-            self._desk.end()
+            self._work_queue.end()
         except Exception as error:  # noqa: BLE001 - a callback's, or the engine's: told by run()
-            self._desk.end(error)
+            self._work_queue.end(error)
 
     def _note(self, error: KafkaError) -> None:
         if error.fatal() or error.code() in _ENDS_THE_RUN:
-            self._desk.end(KafkaException(error))
+            self._work_queue.end(KafkaException(error))
         elif error.code() != KafkaError._PARTITION_EOF:
             log.warning("kpsplit: %s", error.str())
 
@@ -244,7 +254,7 @@ class _Run:
 
     def _drain(self, session: Session) -> None:
         """Let what is being worked on be finished; callbacks of the application go on meanwhile."""
-        self._desk.end()
+        self._work_queue.end()
         deadline = Deadline(self._drain_seconds)
         try:
             while not self._workers.join(Deadline(min(0.1, deadline.left()))) and deadline.left() > 0:
@@ -252,7 +262,7 @@ class _Run:
         except KeyboardInterrupt:
             log.warning("kpsplit: interrupted again; what is being worked on is given up")
         if not self._workers.join(Deadline(0.0)):
-            busy = self._desk.stats().busy
+            busy = self._work_queue.stats().busy
             log.warning("kpsplit: %d records were not finished in time; they are not committed", busy)
             self._workers.abandon()
             self._workers.join(Deadline(1.0))
@@ -266,11 +276,11 @@ class _Run:
             if exception is None or (error is not None and error.code() == KafkaError._NO_OFFSET):
                 return
             # An output that cannot be written is in every commit.
-            if isinstance(self._desk.error, OutputError) or (
+            if isinstance(self._work_queue.error, OutputError) or (
                 error is not None and error.code() in _NOT_AGAIN
             ):
                 break
-        self._desk.end(exception)
+        self._work_queue.end(exception)
 
     def _commit_once(self, session: Session, deadline: Deadline) -> KafkaException | None:
         asked = session.ask(lambda: commit_now(session.context, session.engine.committer))
@@ -285,7 +295,7 @@ class _Run:
         try:
             session.events.serve()
         except Exception as error:  # noqa: BLE001 - a callback's: told by run() when everything is committed
-            self._desk.end(error)
+            self._work_queue.end(error)
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
@@ -303,7 +313,7 @@ class _Run:
 
     def _listen(self, stops: queue.SimpleQueue[bool]) -> None:
         if stops.get():
-            self._desk.end()
+            self._work_queue.end()
 
 
 def _nothing() -> None:
@@ -328,10 +338,10 @@ def _terminated(stops: queue.SimpleQueue[bool]) -> Iterator[None]:
 class Attached:
     """What records go to: a sink, the settings and statistics that go with it, what commits carry besides."""
 
-    sink: Sink
+    sink: RecordSink
     settings: ConsumerSettings
     stats: Callable[[], Mapping[str, Any] | None]
-    carrier: Carrier | None = None
+    participant: TransactionParticipant | None = None
 
 
 def attach(context: Context, committer: Committer, new: Attached) -> Attached:
@@ -339,68 +349,68 @@ def attach(context: Context, committer: Committer, new: Attached) -> Attached:
 
     Outputs that wait for a commit go with the carrier: their slots start anew from what is committed.
     """
-    before = Attached(context.sink, context.settings, context.run_stats, context.carrier)
+    before = Attached(context.sink, context.settings, context.run_stats, context.participant)
     start_anew(context, _unsure(context))
-    processed = {h.slot: _processed(context, h) for h in context.holdings.on(IN_SINK)}
+    processed = {h.slot: _processed(context, h) for h in context.assigned_slots.on(IN_SINK)}
     # Behind the positions: what a worker that was not waited for adds now is beyond them.
     _take_back_outputs(context, committer)
-    holdings = context.holdings.on(IN_SINK)
-    slots = [holding.slot for holding in holdings]
+    assigned_slots = context.assigned_slots.on(IN_SINK)
+    slots = [assigned.slot for assigned in assigned_slots]
     context.reader.disown(slots)
     before.sink.dropped(slots)
     context.sink, context.settings = new.sink, new.settings
-    context.run_stats, context.carrier = new.stats, new.carrier
+    context.run_stats, context.participant = new.stats, new.participant
     context.stored.clear()  # it is in the places where slots restart; kept, it would take later commits back
-    for holding in holdings:
-        _restart(context, holding, processed[holding.slot])
+    for assigned in assigned_slots:
+        _restart(context, assigned, processed[assigned.slot])
     return before
 
 
-def _unsure(context: Context) -> list[Holding]:
+def _unsure(context: Context) -> list[AssignedSlot]:
     """Return the slots with state of which a record is being worked on: whether it will count is open."""
-    if context.keeping.store is None:
+    if context.state_binding.store is None:
         return []
-    return [h for h in context.holdings.on(IN_SINK) if not context.sink.release([h.slot])]
+    return [h for h in context.assigned_slots.on(IN_SINK) if not context.sink.release([h.slot])]
 
 
 def _take_back_outputs(context: Context, committer: Committer) -> None:
     """Have records whose outputs were not committed count as not processed."""
-    carrier = context.carrier
-    if carrier is None:
+    participant = context.participant
+    if participant is None:
         return
-    found = [(h, h.start) for h in context.holdings.on(IN_SINK) if carrier.keeps(h.slot)]
+    found = [(h, h.start) for h in context.assigned_slots.on(IN_SINK) if participant.keeps(h.slot)]
     begun = [(h, start) for h, start in found if not h.committed]
     start_anew(context, [h for h, _ in found])
     if committer.idle():
         # The log has nothing of them: a reset of the group to the end would pass their records over.
-        for holding, start in begun:
-            if holding.stage is Stage.WANTED and start is not None:
-                holding.start, holding.stage = start, Stage.FOUND
+        for assigned, start in begun:
+            if assigned.stage is SlotStage.WANTED and start is not None:
+                assigned.start, assigned.stage = start, SlotStage.FOUND
 
 
 def commit_now(context: Context, committer: Committer) -> Future[Parts]:
     """Commit what is processed; the future raises _NO_OFFSET where that is nothing new."""
     future: Future[Parts] = Future()
-    committer.ask(committer.changed(context.holdings.on(IN_SINK)), future)
+    committer.ask(committer.changed(context.assigned_slots.on(IN_SINK)), future)
     return future
 
 
-def _processed(context: Context, holding: Holding) -> Sequence[Cursor]:
+def _processed(context: Context, assigned: AssignedSlot) -> Sequence[Cursor]:
     """Return how far a slot is processed, or what ``store_offsets`` was told of it."""
-    stored = context.processed(holding)
-    if stored or holding.start is None:
+    stored = context.processed(assigned)
+    if stored or assigned.start is None:
         return stored
-    return holding.start.pieces
+    return assigned.start.pieces
 
 
-def _restart(context: Context, holding: Holding, pieces: Sequence[Cursor]) -> None:
-    committed = holding.start is not None and holding.start.committed
-    holding.start = Start(tuple(pieces), committed=committed)
-    context.ahead.pop(holding.slot, None)
-    if holding.stage is Stage.READING:
-        begin(context, holding)
+def _restart(context: Context, assigned: AssignedSlot, pieces: Sequence[Cursor]) -> None:
+    committed = assigned.start is not None and assigned.start.committed
+    assigned.start = SlotStart(tuple(pieces), committed=committed)
+    context.ahead.pop(assigned.slot, None)
+    if assigned.stage is SlotStage.READING:
+        begin(context, assigned)
         return
     if len(pieces) > 1:
-        context.ahead[holding.slot] = Ahead(tuple(pieces))
-    context.sink.taken(holding.slot, merged(context.lineage(holding.parent), holding.start))
-    context.sink.release([holding.slot])
+        context.ahead[assigned.slot] = PieceProgress(tuple(pieces))
+    context.sink.taken(assigned.slot, merged(context.lineage(assigned.parent), assigned.start))
+    context.sink.release([assigned.slot])

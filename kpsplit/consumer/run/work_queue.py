@@ -15,9 +15,9 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from kpsplit.consumer.commit.writes import Processed
-from kpsplit.consumer.fetch.batch import NOWHERE, Batch, Crowded, OwnedSlot
+from kpsplit.consumer.fetch.batch import NOWHERE, Backpressured, Batch, OwnedSlot
 from kpsplit.consumer.run.handlers import Output
-from kpsplit.consumer.run.lanes import Home, Lane, LaneScheduler, LaneState
+from kpsplit.consumer.run.lanes import Lane, LaneScheduler, LaneState, SlotQueue
 from kpsplit.consumer.run.outbox import Outbox, Transfer
 from kpsplit.consumer.run.policies import DeadLetter, Final, Judge, Rest, Skip, Stop, stopped
 from kpsplit.errors import ConflictError, KpsplitError
@@ -67,7 +67,7 @@ class RunStats:
     crowded: tuple[str, ...] = ()
 
 
-class Desk:
+class WorkQueue:
     """Implements ``Sink`` for ``run()``: the engine calls that part, workers and the runner the other.
 
     Args:
@@ -114,8 +114,8 @@ class Desk:
     def taken(self, slot: OwnedSlot, cursor: Cursor) -> None:
         """See ``Sink``."""
         with self.lock:
-            for home in self.scheduler.taken(slot, cursor):
-                self._forget(home)
+            for slot_queue in self.scheduler.taken(slot, cursor):
+                self._forget(slot_queue)
 
     def offer(self, batch: Batch) -> None:
         """See ``Sink``. Only this thread changes which lanes there are, so dividing needs no lock."""
@@ -129,12 +129,12 @@ class Desk:
         """Return the bytes of records that are not processed and of outputs that are not committed."""
         return self.scheduler.waiting_bytes + (self._outbox.bytes if self._outbox else 0)
 
-    def crowded(self) -> Crowded:
+    def backpressured(self) -> Backpressured:
         """See ``Sink``: a slow or failing key keeps nothing waiting but what is read together with it."""
-        if not self.scheduler.crowded:
+        if not self.scheduler.backpressured:
             return NOWHERE
         with self.lock:
-            return self.scheduler.crowded_ranges()
+            return self.scheduler.backpressured_ranges()
 
     def keep_open(self, until: float) -> None:
         """See ``Sink``."""
@@ -174,8 +174,8 @@ class Desk:
     def dropped(self, slots: Iterable[OwnedSlot]) -> None:
         """See ``Sink``."""
         with self.lock:
-            for home in self.scheduler.dropped(slots):
-                self._forget(home)
+            for slot_queue in self.scheduler.dropped(slots):
+                self._forget(slot_queue)
 
     # -- the workers' side ---------------------------------------------------------------------------
 
@@ -300,7 +300,7 @@ class Desk:
                 states.count(LaneState.BUSY),
                 states.count(LaneState.PARKED),
                 scheduler.waiting_bytes,
-                tuple(f"{lane.home.slot.parent} {lane.range}" for lane in scheduler.crowded),
+                tuple(f"{lane.slot_queue.slot.parent} {lane.range}" for lane in scheduler.backpressured),
             )
 
     # -- inside, with the lock held ------------------------------------------------------------------
@@ -319,7 +319,7 @@ class Desk:
     def _attempted(self, lane: Lane, state: StateHooks) -> bool:
         """Give a lane's next try its unit of work, that of the state that the slot has now."""
         try:
-            lane.attempt = state.attempt(lane.home.slot, lane.queue[0].place)
+            lane.attempt = state.attempt(lane.slot_queue.slot, lane.queue[0].place)
         except KpsplitError as error:
             self._wait_for_state(lane, error)
             return False
@@ -327,7 +327,7 @@ class Desk:
 
     def _published(self, lane: Lane) -> bool:
         """Publish what a try wrote, now that its record counts; nothing does where the slot has left."""
-        if lane.home.gone:
+        if lane.slot_queue.gone:
             return True
         try:
             lane.attempt.publish()
@@ -338,22 +338,22 @@ class Desk:
 
     def _wait_for_state(self, lane: Lane, error: KpsplitError) -> None:
         """The engine is about to have the slot start anew: then this lane is no more."""
-        log.info("kpsplit: %s: %s", lane.home.slot, error)
+        log.info("kpsplit: %s: %s", lane.slot_queue.slot, error)
         self._woken(self.scheduler.park(lane))
         if not isinstance(error, ConflictError):  # the store was closed, or its disk failed
             self._end(error)
 
-    def _forget(self, home: Home) -> None:
+    def _forget(self, slot_queue: SlotQueue) -> None:
         if self._outbox is not None:
             full = self._outbox.full
-            self._outbox.forget(home)
+            self._outbox.forget(slot_queue)
             if full:
                 self.wake(-1)
 
     def _done(self, lane: Lane, outputs: tuple[Output, ...] = ()) -> None:
-        self._stats.late += lane.home.gone
-        if outputs and self._outbox is not None and not lane.home.gone:
-            self._outbox.add(lane.home, lane.queue[0], outputs)
+        self._stats.late += lane.slot_queue.gone
+        if outputs and self._outbox is not None and not lane.slot_queue.gone:
+            self._outbox.add(lane.slot_queue, lane.queue[0], outputs)
         if outputs or self._stuck:
             self._look_for_room()
         # The worker that comes from this record takes one of the lanes that are ready now itself.

@@ -1,6 +1,6 @@
 """Workers: threads, threads with a process each (``remote``), and tasks of one event loop in its own thread.
 
-A thread without a lane sleeps on a condition. One of those that sleep, the *keeper*, sleeps no longer than
+A thread without a lane sleeps on a condition. One of those that sleep, the *timer*, sleeps no longer than
 until the next lane has rested; when it is woken for something else, another takes its place.
 """
 
@@ -22,7 +22,7 @@ from kpsplit.consumer.run.lanes import Lane
 from kpsplit.consumer.run.outputs import Letters
 from kpsplit.consumer.run.policies import DeadLetter, Rest
 from kpsplit.consumer.run.remote import GivenUpError, RemoteHandler
-from kpsplit.consumer.run.work_queue import Desk
+from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
 
@@ -37,14 +37,14 @@ ALL = 1 << 30
 class ThreadWorkers:
     """One thread for each call; ``calls`` may be the same one for all."""
 
-    def __init__(self, desk: Desk, calls: Sequence[Call], letters: Letters) -> None:
-        self._desk = desk
+    def __init__(self, work_queue: WorkQueue, calls: Sequence[Call], letters: Letters) -> None:
+        self._work_queue = work_queue
         self._letters = letters
-        self._condition = threading.Condition(desk.lock)
+        self._condition = threading.Condition(work_queue.lock)
         self._resting: list[tuple[float, int, Lane]] = []
-        self._keeper = inf
-        """Until when the keeper sleeps."""
-        desk.wake = self._wake
+        self._timer = inf
+        """Until when the timer sleeps."""
+        work_queue.wake = self._wake
         self._threads = [
             threading.Thread(target=self._work, args=(call,), name=f"kpsplit-worker-{number}", daemon=True)
             for number, call in enumerate(calls)
@@ -56,7 +56,7 @@ class ThreadWorkers:
             thread.start()
 
     def join(self, deadline: Deadline) -> bool:
-        """Wait until every thread has ended after ``desk.end()``; False if some were not in time."""
+        """Wait until every thread has ended after ``work_queue.end()``; False if some were not in time."""
         for thread in self._threads:
             thread.join(deadline.left())
         return not any(thread.is_alive() for thread in self._threads)
@@ -71,7 +71,7 @@ class ThreadWorkers:
             self._serve(call)
         except BaseException as error:
             log.exception("kpsplit: internal error in a worker")
-            self._desk.end(error)
+            self._work_queue.end(error)
 
     def _serve(self, call: Call) -> None:
         lane = self._next()
@@ -80,7 +80,7 @@ class ThreadWorkers:
                 with lane.attempt:
                     outputs = call(lane.record)
             except GivenUpError:
-                self._desk.give_back(lane)
+                self._work_queue.give_back(lane)
                 lane = self._next()
             except BaseException as error:  # noqa: BLE001 - the policy decides; an exit in a thread ends the run
                 self._failed(lane, error)
@@ -92,10 +92,10 @@ class ThreadWorkers:
         """Note that a lane's record was processed, then wait for a lane; None when the run is over."""
         with self._condition:
             if done is not None:
-                self._desk.processed(done, outputs)
-            while not self._desk.closed:
+                self._work_queue.processed(done, outputs)
+            while not self._work_queue.closed:
                 self._wake_rested()
-                lane = self._desk.take()
+                lane = self._work_queue.take()
                 if lane is not None:
                     return lane
                 self._sleep()
@@ -103,7 +103,7 @@ class ThreadWorkers:
 
     def _failed(self, lane: Lane, error: BaseException) -> None:
         record = lane.record
-        step = self._desk.failed(lane, error)
+        step = self._work_queue.failed(lane, error)
         if isinstance(step, Rest):
             with self._condition:
                 heapq.heappush(self._resting, (monotonic() + step.seconds, lane.serial, lane))
@@ -111,28 +111,28 @@ class ThreadWorkers:
             try:
                 outputs = self._letters.deliver(record, error, step.topic)
             except KpsplitError as undelivered:
-                self._desk.undeliverable(lane, undelivered)
+                self._work_queue.undeliverable(lane, undelivered)
             else:
-                self._desk.done_with_letter(lane, outputs)
+                self._work_queue.done_with_letter(lane, outputs)
 
     # -- waiting, with the lock held -----------------------------------------------------------------
 
     def _sleep(self) -> None:
         due = self._resting[0][0] if self._resting else inf
-        if due >= self._keeper:
+        if due >= self._timer:
             self._condition.wait()
             return
-        self._keeper = due
+        self._timer = due
         self._condition.wait(max(0.0, due - monotonic()))
-        if self._keeper == due:
-            self._keeper = inf
+        if self._timer == due:
+            self._timer = inf
 
     def _wake_rested(self) -> None:
         """Let lanes go on that have rested; this worker takes one itself."""
         ready = 0
         while self._resting and self._resting[0][0] <= monotonic():
-            ready += self._desk.try_again(heapq.heappop(self._resting)[2])
-        if ready > 1 or (self._resting and self._resting[0][0] < self._keeper):
+            ready += self._work_queue.try_again(heapq.heappop(self._resting)[2])
+        if ready > 1 or (self._resting and self._resting[0][0] < self._timer):
             self._condition.notify(max(1, ready - 1))
 
     def _wake(self, lanes: int) -> None:
@@ -143,10 +143,10 @@ class ProcessWorkers(ThreadWorkers):
     """``handler`` is from ``remote.packed``; the processes are started, all at once, by ``start``."""
 
     def __init__(
-        self, desk: Desk, count: int, handler: bytes, letters: Letters, *, transactional: bool
+        self, work_queue: WorkQueue, count: int, handler: bytes, letters: Letters, *, transactional: bool
     ) -> None:
         self._handlers = [RemoteHandler(handler, transactional=transactional) for _ in range(count)]
-        super().__init__(desk, self._handlers, letters)
+        super().__init__(work_queue, self._handlers, letters)
 
     def start(self) -> None:
         """Start the processes, then the threads.
@@ -165,7 +165,7 @@ class ProcessWorkers(ThreadWorkers):
         super().start()
 
     def join(self, deadline: Deadline) -> bool:
-        """Wait until every worker has ended after ``desk.end()``; False if some were not in time."""
+        """Wait until every worker has ended after ``work_queue.end()``; False if some were not in time."""
         ended = super().join(deadline)
         if ended:
             self._close()
@@ -188,8 +188,8 @@ AsyncCall = Callable[[Any], Awaitable[tuple[Output, ...]]]
 class CoroutineWorkers:
     """``count`` tasks. Everything that has no lock belongs to the loop's thread."""
 
-    def __init__(self, desk: Desk, count: int, call: AsyncCall, letters: Letters) -> None:
-        self._desk = desk
+    def __init__(self, work_queue: WorkQueue, count: int, call: AsyncCall, letters: Letters) -> None:
+        self._work_queue = work_queue
         self._count = count
         self._call = call
         self._letters = letters
@@ -199,14 +199,14 @@ class CoroutineWorkers:
         self._abandoned = False
         """Workers are cancelled by us; any other cancellation is a handler's own."""
         self._thread = threading.Thread(target=self._run, name="kpsplit-coroutines", daemon=True)
-        desk.wake = self._wake
+        work_queue.wake = self._wake
 
     def start(self) -> None:
         """Start the loop."""
         self._thread.start()
 
     def join(self, deadline: Deadline) -> bool:
-        """Wait until every task has ended after ``desk.end()``; False if some were not in time."""
+        """Wait until every task has ended after ``work_queue.end()``; False if some were not in time."""
         self._thread.join(deadline.left())
         return not self._thread.is_alive()
 
@@ -243,31 +243,31 @@ class CoroutineWorkers:
                 await self._go_on()  # a handler has cancelled the task of an idle worker
             except BaseException as error:
                 log.exception("kpsplit: internal error in a worker")
-                self._desk.end(error)
+                self._work_queue.end(error)
                 over = True
 
     async def _serve(self) -> None:
-        desk = self._desk
+        work_queue = self._work_queue
         while (lane := await self._next()) is not None:
             try:
                 with lane.attempt:
                     outputs = await self._call(lane.record)
             except asyncio.CancelledError as error:
                 if self._abandoned:
-                    desk.give_back(lane)
+                    work_queue.give_back(lane)
                     raise
                 await self._failed(lane, _failure(error))
             except BaseException as error:  # noqa: BLE001 - the policy decides; an exit in a task ends the run
                 await self._failed(lane, error)
             else:
-                desk.done(lane, outputs)
+                work_queue.done(lane, outputs)
 
     async def _next(self) -> Lane | None:
         """Wait for a lane; None when the run is over."""
-        desk = self._desk
-        while not desk.closed:
-            with desk.lock:
-                lane = desk.take()
+        work_queue = self._work_queue
+        while not work_queue.closed:
+            with work_queue.lock:
+                lane = work_queue.take()
             if lane is not None:
                 return lane
             # Nothing is missed: who makes a lane ready now wakes through the loop, so behind this line.
@@ -288,20 +288,20 @@ class CoroutineWorkers:
     async def _failed(self, lane: Lane, error: BaseException) -> None:
         await self._go_on()
         record = lane.record
-        step = self._desk.failed(lane, error)
+        step = self._work_queue.failed(lane, error)
         if isinstance(step, Rest):
             self._loop.call_later(step.seconds, self._try_again, lane)
         elif isinstance(step, DeadLetter):
             try:
                 outputs = await asyncio.to_thread(self._letters.deliver, record, error, step.topic)
             except KpsplitError as undelivered:
-                self._desk.undeliverable(lane, undelivered)
+                self._work_queue.undeliverable(lane, undelivered)
             else:
-                self._desk.done_with_letter(lane, outputs)
+                self._work_queue.done_with_letter(lane, outputs)
 
     def _try_again(self, lane: Lane) -> None:
-        with self._desk.lock:
-            ready = self._desk.try_again(lane)
+        with self._work_queue.lock:
+            ready = self._work_queue.try_again(lane)
         self._wake_now(ready)
 
     # -- waiting -------------------------------------------------------------------------------------

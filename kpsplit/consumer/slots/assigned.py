@@ -14,12 +14,12 @@ from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 
 EARLIEST: Literal["earliest"] = "earliest"
-GivenStart = Cursor | Literal["earliest"]
+AssignedOffset = Cursor | Literal["earliest"]
 """A place, or wherever the partition begins when it is asked for: retention moves that."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class StartRequest:
     """A slot whose start is asked for; ``given``: where its partition begins if the group has no commit.
 
     ``shared``: other members of the group may have read the partition as a whole until now. ``reset``: its
@@ -29,13 +29,13 @@ class Wanted:
     lineage: Lineage
     mode: Mode
     range: KeyRange
-    given: GivenStart | None = None
+    given: AssignedOffset | None = None
     shared: bool = False
     reset: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class SlotStart:
     """Where a slot starts: one cursor per piece that was committed on its own.
 
     ``stale``: the commits are of a newer lineage than the view's. ``committed``: the log says so already.
@@ -46,7 +46,7 @@ class Start:
     committed: bool = False
 
 
-class Stage(StrEnum):
+class SlotStage(StrEnum):
     """What is done for a slot."""
 
     WANTED = "wanted"
@@ -64,14 +64,14 @@ class Stage(StrEnum):
     """It has no start, and the application has not given one."""
 
 
-STARTING = frozenset({Stage.WANTED, Stage.ASKED, Stage.FOUND})
+STARTING = frozenset({SlotStage.WANTED, SlotStage.ASKED, SlotStage.FOUND})
 """The sink does not know these yet."""
 
-IN_SINK = frozenset({Stage.READING, Stage.HELD, Stage.LEAVING})
+IN_SINK = frozenset({SlotStage.READING, SlotStage.HELD, SlotStage.LEAVING})
 
 
 @dataclass(slots=True)
-class Holding:
+class AssignedSlot:
     """One slot of this member.
 
     ``place`` is the partition of the group's topic that stands for it. ``committed``: what the group's log
@@ -85,8 +85,8 @@ class Holding:
     slot: OwnedSlot
     place: PhysicalPartition
     mode: Mode
-    stage: Stage = Stage.WANTED
-    start: Start | None = None
+    stage: SlotStage = SlotStage.WANTED
+    start: SlotStart | None = None
     committed: tuple[Cursor, ...] = ()
     by_hand: bool = False
     final: bool = False
@@ -101,14 +101,14 @@ class Holding:
         return self.slot.parent
 
 
-class Holdings:
+class AssignedSlots:
     """All slots of this member."""
 
     def __init__(self) -> None:
-        self._by_slot: dict[OwnedSlot, Holding] = {}
-        self._ordered: tuple[Holding, ...] = ()
+        self._by_slot: dict[OwnedSlot, AssignedSlot] = {}
+        self._ordered: tuple[AssignedSlot, ...] = ()
 
-    def __iter__(self) -> Iterator[Holding]:
+    def __iter__(self) -> Iterator[AssignedSlot]:
         """Iterate over a snapshot, in the order of the slots."""
         return iter(self._ordered)
 
@@ -120,35 +120,35 @@ class Holdings:
         """Tell whether a slot is held."""
         return slot in self._by_slot
 
-    def add(self, holdings: Iterable[Holding]) -> None:
+    def add(self, assigned_slots: Iterable[AssignedSlot]) -> None:
         """Hold slots."""
-        self._by_slot.update({h.slot: h for h in holdings})
+        self._by_slot.update({h.slot: h for h in assigned_slots})
         self._order()
 
-    def remove(self, holdings: Iterable[Holding]) -> None:
+    def remove(self, assigned_slots: Iterable[AssignedSlot]) -> None:
         """Hold them no more."""
-        for holding in holdings:
-            self._by_slot.pop(holding.slot, None)
+        for assigned in assigned_slots:
+            self._by_slot.pop(assigned.slot, None)
         self._order()
 
     def _order(self) -> None:
         self._ordered = tuple(self._by_slot[slot] for slot in sorted(self._by_slot))
 
-    def at(self, places: Iterable[PhysicalPartition]) -> list[Holding]:
+    def at(self, places: Iterable[PhysicalPartition]) -> list[AssignedSlot]:
         """Return the slots that stand at partitions of the group's topics."""
         wanted = set(places)
         return [h for h in self if h.place in wanted]
 
-    def of(self, parent: PhysicalPartition) -> list[Holding]:
+    def of(self, parent: PhysicalPartition) -> list[AssignedSlot]:
         """Return the slots of a logical partition."""
         return [h for h in self if h.parent == parent]
 
-    def on(self, stages: Iterable[Stage]) -> list[Holding]:
+    def on(self, stages: Iterable[SlotStage]) -> list[AssignedSlot]:
         """Return the slots in some stages."""
         wanted = frozenset(stages)
         return [h for h in self._ordered if h.stage in wanted]
 
-    def any_on(self, stages: frozenset[Stage]) -> bool:
+    def any_on(self, stages: frozenset[SlotStage]) -> bool:
         """Tell whether a slot is in one of some stages."""
         return any(h.stage in stages for h in self._ordered)
 
@@ -157,7 +157,7 @@ class Holdings:
         return tuple(sorted({h.parent for h in self._by_slot.values()}))
 
 
-class Given:
+class AssignedOffsets:
     """Where partitions begin for a program that keeps its positions itself and gives them in on_assign. Pure.
 
     What it gave is of the whole logical partition, whichever of its slots were there. So it holds for slots
@@ -169,9 +169,9 @@ class Given:
     """
 
     def __init__(self) -> None:
-        self._starts: dict[PhysicalPartition, GivenStart] = {}
+        self._starts: dict[PhysicalPartition, AssignedOffset] = {}
 
-    def take(self, starts: Mapping[PhysicalPartition, GivenStart | None]) -> None:
+    def take(self, starts: Mapping[PhysicalPartition, AssignedOffset | None]) -> None:
         """Keep what on_assign gave; None leaves a partition to the group's commits."""
         self.forget(starts)
         self._starts.update({parent: start for parent, start in starts.items() if start is not None})
@@ -181,6 +181,6 @@ class Given:
         for parent in parents:
             self._starts.pop(parent, None)
 
-    def start(self, parent: PhysicalPartition) -> GivenStart | None:
+    def start(self, parent: PhysicalPartition) -> AssignedOffset | None:
         """Return where a partition begins, None if the program gave nothing for it."""
         return self._starts.get(parent)

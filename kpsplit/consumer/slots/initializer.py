@@ -24,8 +24,8 @@ from kpsplit.consumer.commit.group_offsets import (
 from kpsplit.consumer.context import Context, kafka_error, named
 from kpsplit.consumer.events import Callback
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots.assigned import GivenStart, Holding, Stage, Start, Wanted
-from kpsplit.consumer.slots.pieces import Ahead
+from kpsplit.consumer.slots.assigned import AssignedOffset, AssignedSlot, SlotStage, SlotStart, StartRequest
+from kpsplit.consumer.slots.pieces import PieceProgress
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -35,23 +35,23 @@ log = logging.getLogger(__name__)
 REST_SECONDS = 0.25
 _PASSING = (UnreachableError, DeadlineExceededError)
 
-Announce = Callable[[list[Holding]], Callback | None]
+Announce = Callable[[list[AssignedSlot]], Callback | None]
 """Has the application's on_assign called, for slots that are about to be read."""
 
-AskGiven = Callable[[PhysicalPartition], GivenStart | None]
+AskGiven = Callable[[PhysicalPartition], AssignedOffset | None]
 """Tells where a partition begins for the application, if it has said so."""
 
 
-class Starter:
+class SlotInitializer:
     """Brings slots from WANTED to READING. One look-up at a time; it covers every slot that waits."""
 
     def __init__(self, context: Context, announce: Announce, given: AskGiven) -> None:
         self._context = context
         self._announce = announce
         self._given = given
-        self._asked: list[Holding] = []
+        self._asked: list[AssignedSlot] = []
         self._answer: Future[list[Found]] | None = None
-        self._told: tuple[Callback, list[Holding]] | None = None
+        self._told: tuple[Callback, list[AssignedSlot]] | None = None
         self._rest_until = 0.0
         self._undecided_until = 0.0
 
@@ -65,46 +65,46 @@ class Starter:
 
     def waits(self) -> bool:
         """Tell whether a slot is on its way; one that an enrolment holds up is not."""
-        return bool(self._context.holdings.on((Stage.ASKED, Stage.FOUND))) or any(
-            self._ready(h) for h in self._context.holdings.on((Stage.WANTED,))
+        return bool(self._context.assigned_slots.on((SlotStage.ASKED, SlotStage.FOUND))) or any(
+            self._ready(h) for h in self._context.assigned_slots.on((SlotStage.WANTED,))
         )
 
-    def _ready(self, holding: Holding) -> bool:
-        views = self._context.views
-        return holding.mode is not Mode.MOVING and (holding.mode is not Mode.PLAIN or views.fresh())
+    def _ready(self, assigned: AssignedSlot) -> bool:
+        metadata = self._context.metadata
+        return assigned.mode is not Mode.MOVING and (assigned.mode is not Mode.PLAIN or metadata.fresh())
 
     def _reset(self) -> None:
         """Begin partitions anew whose offset is outside their log, once what was read is processed."""
-        reading = self._context.holdings.on((Stage.READING,))
+        reading = self._context.assigned_slots.on((SlotStage.READING,))
         start_anew(self._context, [h for h in reading if h.reset and self._worked_off(h)])
 
-    def _worked_off(self, holding: Holding) -> bool:
-        read = self._context.reader.cursor(holding.slot).positions
-        return all(cursor.positions == read for cursor in self._context.sink.cursor(holding.slot))
+    def _worked_off(self, assigned: AssignedSlot) -> bool:
+        read = self._context.reader.cursor(assigned.slot).positions
+        return all(cursor.positions == read for cursor in self._context.sink.cursor(assigned.slot))
 
     def _ask(self) -> None:
         context = self._context
         if self._answer is not None or monotonic() < self._rest_until:
             return
-        self._asked = [h for h in context.holdings.on((Stage.WANTED,)) if self._ready(h)]
+        self._asked = [h for h in context.assigned_slots.on((SlotStage.WANTED,)) if self._ready(h)]
         if not self._asked:
             self._undecided_until = monotonic() + UNDECIDED_SECONDS
             return
         wanted = [
-            Wanted(
+            StartRequest(
                 context.lineage(h.parent), h.mode, h.slot.range, self._given(h.parent), _shared(h), h.reset
             )
             for h in self._asked
         ]
-        for holding in self._asked:
-            holding.stage = Stage.ASKED
-        self._answer = context.errands.run(lambda: context.ledger.starts(wanted))
+        for assigned in self._asked:
+            assigned.stage = SlotStage.ASKED
+        self._answer = context.executor.run(lambda: context.group_offsets.starts(wanted))
 
     def _take_answer(self) -> None:
         if self._answer is None or not self._answer.done():
             return
         answer, self._answer = self._answer, None
-        waiting = {id(h) for h in self._held(self._asked) if h.stage is Stage.ASKED}
+        waiting = {id(h) for h in self._held(self._asked) if h.stage is SlotStage.ASKED}
         try:
             found = answer.result()
         except (KpsplitError, KafkaException) as error:
@@ -120,13 +120,13 @@ class Starter:
             self._failed(cause, [h for h, start in starts if start is cause])
         for parent in {start.parent for _, start in starts if isinstance(start, NoOffsetError)}:
             self._no_offset(parent, [h for h, _ in starts if h.parent == parent])
-        for holding, start in starts:
-            if isinstance(start, Start):
-                self._found(holding, start)
+        for assigned, start in starts:
+            if isinstance(start, SlotStart):
+                self._found(assigned, start)
 
-    def _judged(self, starts: list[tuple[Holding, Found]]) -> list[tuple[Holding, Found]]:
+    def _judged(self, starts: list[tuple[AssignedSlot, Found]]) -> list[tuple[AssignedSlot, Found]]:
         """Take commits of a newer lineage for wrong when the view has had time to reach it."""
-        stale = [h for h, start in starts if isinstance(start, Start) and start.stale]
+        stale = [h for h, start in starts if isinstance(start, SlotStart) and start.stale]
         if not stale or monotonic() < self._undecided_until:
             return starts
         names = ", ".join(sorted({str(h.parent) for h in stale}))
@@ -136,26 +136,26 @@ class Starter:
         )
         return [(h, error if h in stale else start) for h, start in starts]
 
-    def _found(self, holding: Holding, start: Start) -> None:
+    def _found(self, assigned: AssignedSlot, start: SlotStart) -> None:
         if start.stale:
-            self._context.views.want_refresh()
+            self._context.metadata.want_refresh()
             self._rest_until = monotonic() + REST_SECONDS / 5
-            holding.stage = Stage.WANTED
+            assigned.stage = SlotStage.WANTED
             return
-        holding.start, holding.reset = start, False
-        holding.committed = start.pieces if start.committed else ()
-        holding.stage = Stage.FOUND
+        assigned.start, assigned.reset = start, False
+        assigned.committed = start.pieces if start.committed else ()
+        assigned.stage = SlotStage.FOUND
 
-    def _no_offset(self, parent: PhysicalPartition, waiting: list[Holding]) -> None:
-        for holding in waiting:
-            holding.stage = Stage.STOPPED
+    def _no_offset(self, parent: PhysicalPartition, waiting: list[AssignedSlot]) -> None:
+        for assigned in waiting:
+            assigned.stage = SlotStage.STOPPED
         self._context.events.tell(reset_error(parent), **named(parent))
 
-    def _failed(self, error: Exception, waiting: list[Holding]) -> None:
+    def _failed(self, error: Exception, waiting: list[AssignedSlot]) -> None:
         context = self._context
         self._rest_until = monotonic() + REST_SECONDS
-        for holding in waiting:
-            holding.stage = Stage.WANTED
+        for assigned in waiting:
+            assigned.stage = SlotStage.WANTED
         if isinstance(error, DeadlineExceededError) and monotonic() < self._undecided_until:
             return
         if context.trouble is None or str(context.trouble) != str(error):
@@ -168,7 +168,7 @@ class Starter:
     def _tell(self) -> None:
         if self._told is not None or self._answer is not None:
             return
-        found = [h for h in self._context.holdings.on((Stage.FOUND,)) if self._restored(h)]
+        found = [h for h in self._context.assigned_slots.on((SlotStage.FOUND,)) if self._restored(h)]
         if not found:
             return
         callback = self._announce(found)
@@ -177,131 +177,133 @@ class Starter:
         else:
             self._told = (callback, found)
 
-    def _restored(self, holding: Holding) -> bool:
+    def _restored(self, assigned: AssignedSlot) -> bool:
         """Tell whether a slot has its state; one that waits for it holds up no other."""
         context = self._context
         try:
-            return context.keeping.restored(holding.slot, context.sink)
+            return context.state_binding.restored(assigned.slot, context.sink)
         except KpsplitError as error:
-            log.warning("kpsplit: the state of %s cannot be restored: %s", holding.slot, error)
-            reason = KafkaError(KafkaError._STATE, f"the state of {holding.slot} cannot be restored: {error}")
-            context.events.tell(reason, **named(holding.parent))
+            log.warning("kpsplit: the state of %s cannot be restored: %s", assigned.slot, error)
+            reason = KafkaError(
+                KafkaError._STATE, f"the state of {assigned.slot} cannot be restored: {error}"
+            )
+            context.events.tell(reason, **named(assigned.parent))
             return False
 
     def _begin_told(self) -> None:
         if self._told is None or not self._told[0].done:
             return
         (_, found), self._told = self._told, None
-        self._begin([h for h in self._held(found) if h.stage is Stage.FOUND])
+        self._begin([h for h in self._held(found) if h.stage is SlotStage.FOUND])
 
-    def _held(self, holdings: list[Holding]) -> list[Holding]:
+    def _held(self, assigned_slots: list[AssignedSlot]) -> list[AssignedSlot]:
         """Return those that are held still; a slot that went and came back is held anew."""
-        now = {id(h) for h in self._context.holdings}
-        return [h for h in holdings if id(h) in now]
+        now = {id(h) for h in self._context.assigned_slots}
+        return [h for h in assigned_slots if id(h) in now]
 
-    def _begin(self, found: list[Holding]) -> None:
-        for holding in found:
-            begin(self._context, holding)
+    def _begin(self, found: list[AssignedSlot]) -> None:
+        for assigned in found:
+            begin(self._context, assigned)
 
 
-def _shared(holding: Holding) -> bool:
+def _shared(assigned: AssignedSlot) -> bool:
     """Tell whether others may have read the partition of a slot as a whole."""
-    return holding.mode is Mode.SLOTS and not holding.by_hand
+    return assigned.mode is Mode.SLOTS and not assigned.by_hand
 
 
-def must_be_held(context: Context, holding: Holding) -> bool:
+def must_be_held(context: Context, assigned: AssignedSlot) -> bool:
     """Tell whether nothing more of a slot may be handed out: its topic is shared in another way now.
 
     Not where the view is only old: no first owner of a key range begins while this member has the partition.
     """
-    if holding.mode is Mode.SLOTS or holding.by_hand:
+    if assigned.mode is Mode.SLOTS or assigned.by_hand:
         return False
-    return context.views.subscribed(holding.parent.topic).mode is not holding.mode
+    return context.metadata.subscribed(assigned.parent.topic).mode is not assigned.mode
 
 
-def may_begin(context: Context, holding: Holding) -> bool:
+def may_begin(context: Context, assigned: AssignedSlot) -> bool:
     """Tell whether a slot may be handed out that was not until now.
 
     A partition as a whole only by a fresh view: slots of the topic may have owners already.
     """
-    fresh = holding.mode is not Mode.PLAIN or holding.by_hand or context.views.fresh()
-    return fresh and not must_be_held(context, holding)
+    fresh = assigned.mode is not Mode.PLAIN or assigned.by_hand or context.metadata.fresh()
+    return fresh and not must_be_held(context, assigned)
 
 
-def hold(context: Context, holding: Holding) -> None:
+def hold(context: Context, assigned: AssignedSlot) -> None:
     """Hand out nothing more of a slot for now."""
-    context.reader.disown([holding.slot])
-    context.sink.release([holding.slot])
+    context.reader.disown([assigned.slot])
+    context.sink.release([assigned.slot])
     context.counts["slots_withheld"] += 1
-    holding.stage = Stage.HELD
+    assigned.stage = SlotStage.HELD
 
 
-def begin(context: Context, holding: Holding) -> None:
+def begin(context: Context, assigned: AssignedSlot) -> None:
     """Read a slot from its start, if it may be handed out still: restoring its state may have taken long."""
-    start, parent = holding.start, holding.parent
+    start, parent = assigned.start, assigned.parent
     if start is None:
         return
     lineage = context.lineage(parent)
     cursor = merged(lineage, start)
     if len(start.pieces) > 1:
-        context.ahead[holding.slot] = Ahead(start.pieces)
-    context.reader.update(context.views.state(parent))
-    context.reader.own(holding.slot, cursor)
-    context.sink.taken(holding.slot, cursor)
-    holding.stage = Stage.READING
-    if not may_begin(context, holding):
-        hold(context, holding)
+        context.ahead[assigned.slot] = PieceProgress(start.pieces)
+    context.reader.update(context.metadata.state(parent))
+    context.reader.own(assigned.slot, cursor)
+    context.sink.taken(assigned.slot, cursor)
+    assigned.stage = SlotStage.READING
+    if not may_begin(context, assigned):
+        hold(context, assigned)
 
 
-def start_anew(context: Context, holdings: list[Holding]) -> None:
+def start_anew(context: Context, assigned_slots: list[AssignedSlot]) -> None:
     """Have slots start again from what the log says; of those that leave nothing more is committed."""
-    if holdings:
-        context.take_back(holdings)
-    for holding in holdings:
-        holding.stage = Stage.STOPPED if holding.stage is Stage.LEAVING else Stage.WANTED
-        holding.start, holding.committed = None, ()
+    if assigned_slots:
+        context.take_back(assigned_slots)
+    for assigned in assigned_slots:
+        assigned.stage = SlotStage.STOPPED if assigned.stage is SlotStage.LEAVING else SlotStage.WANTED
+        assigned.start, assigned.committed = None, ()
 
 
-def start_at(context: Context, holding: Holding, start: Start) -> None:
+def start_at(context: Context, assigned: AssignedSlot, start: SlotStart) -> None:
     """Move a slot, whatever is done for it: a seek, or offsets that on_assign gave."""
-    holding.start, holding.reset = start, False
-    if holding.stage in (Stage.READING, Stage.HELD):
-        cursor = merged(context.lineage(holding.parent), start)
-        context.ahead.pop(holding.slot, None)
-        context.sink.taken(holding.slot, cursor)
-        if holding.stage is Stage.READING:
-            context.reader.seek(holding.slot, cursor)
+    assigned.start, assigned.reset = start, False
+    if assigned.stage in (SlotStage.READING, SlotStage.HELD):
+        cursor = merged(context.lineage(assigned.parent), start)
+        context.ahead.pop(assigned.slot, None)
+        context.sink.taken(assigned.slot, cursor)
+        if assigned.stage is SlotStage.READING:
+            context.reader.seek(assigned.slot, cursor)
         else:
-            context.sink.release([holding.slot])
-    elif holding.stage in (Stage.STOPPED, Stage.WANTED, Stage.ASKED):
-        holding.stage = Stage.FOUND
+            context.sink.release([assigned.slot])
+    elif assigned.stage in (SlotStage.STOPPED, SlotStage.WANTED, SlotStage.ASKED):
+        assigned.stage = SlotStage.FOUND
 
 
-class Withholding:
+class EnrolmentGuard:
     """Moves slots between READING and HELD. ``commit`` has what is processed of slots committed."""
 
-    def __init__(self, context: Context, commit: Callable[[list[Holding]], None]) -> None:
+    def __init__(self, context: Context, commit: Callable[[list[AssignedSlot]], None]) -> None:
         self._context = context
         self._commit = commit
 
     def turn(self) -> None:
         """Hold what must not be handed out now, let go what may be again."""
-        for holding in self._context.holdings.on((Stage.READING, Stage.HELD)):
-            if holding.stage is Stage.READING and must_be_held(self._context, holding):
-                self._hold(holding)
-            elif holding.stage is Stage.HELD and may_begin(self._context, holding):
-                self._let_go(holding)
+        for assigned in self._context.assigned_slots.on((SlotStage.READING, SlotStage.HELD)):
+            if assigned.stage is SlotStage.READING and must_be_held(self._context, assigned):
+                self._hold(assigned)
+            elif assigned.stage is SlotStage.HELD and may_begin(self._context, assigned):
+                self._let_go(assigned)
 
-    def _hold(self, holding: Holding) -> None:
-        hold(self._context, holding)
+    def _hold(self, assigned: AssignedSlot) -> None:
+        hold(self._context, assigned)
         if self._context.settings.auto_commit:
-            self._commit([holding])
+            self._commit([assigned])
 
-    def _let_go(self, holding: Holding) -> None:
+    def _let_go(self, assigned: AssignedSlot) -> None:
         context = self._context
-        if not context.sink.release([holding.slot]):
+        if not context.sink.release([assigned.slot]):
             return  # what the application still works on would be handed out again
-        cursors, lineage = context.sink.cursor(holding.slot), context.lineage(holding.parent)
-        pieces = context.settled(holding.slot, cursors, lineage)
-        holding.start = Start(pieces, committed=bool(holding.committed))
-        begin(context, holding)
+        cursors, lineage = context.sink.cursor(assigned.slot), context.lineage(assigned.parent)
+        pieces = context.settled(assigned.slot, cursors, lineage)
+        assigned.start = SlotStart(pieces, committed=bool(assigned.committed))
+        begin(context, assigned)

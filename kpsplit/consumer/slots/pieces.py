@@ -19,7 +19,7 @@ from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import Lineage, Segment
 
 
-class Ahead:
+class PieceProgress:
     """What the pieces of a slot had processed when it was taken."""
 
     def __init__(self, pieces: Sequence[Cursor]) -> None:

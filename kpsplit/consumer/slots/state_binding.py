@@ -9,9 +9,9 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from kpsplit.consumer.commit.payload import Cover
+from kpsplit.consumer.commit.payload import CommitCoverage
 from kpsplit.consumer.commit.writes import Processed
-from kpsplit.consumer.fetch.batch import OwnedSlot, Sink
+from kpsplit.consumer.fetch.batch import OwnedSlot, RecordSink
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
 
@@ -24,7 +24,7 @@ AGAIN_SECONDS = 5.0
 """When a slot whose state cannot be restored is tried again."""
 
 
-class Keeping:
+class StateBinding:
     """See the module. ``store`` is None where the application keeps no state."""
 
     def __init__(self, store: StateHooks | None = None) -> None:
@@ -33,13 +33,13 @@ class Keeping:
         self._taken: set[OwnedSlot] = set()
         self._refused: dict[OwnedSlot, tuple[float, str]] = {}
 
-    def restored(self, slot: OwnedSlot, sink: Sink) -> bool:
+    def restored(self, slot: OwnedSlot, sink: RecordSink) -> bool:
         """Tell whether the state of a slot is there; begin to restore it where that was not done yet.
 
         Called when the slot's start is known. That was looked up when every commit of this member was over or
-        given up, so no write of an earlier tenure that counts comes behind the end that is asked for now. And
-        the application has finished what it was handed out before: a write for a record of that tenure, which
-        will be handed out again, finds no state to change.
+        given up, so no write of an earlier assignment that counts comes after the end that is asked for now.
+        And the application has finished what it was handed out before: a write for a record of that
+        assignment, which will be handed out again, finds no state to change.
 
         Raises:
             KpsplitError: it cannot be restored; told once for each reason, and tried again later.
@@ -58,7 +58,7 @@ class Keeping:
             self._refused.pop(slot, None)
         return ready
 
-    def _take(self, store: StateHooks, slot: OwnedSlot, sink: Sink) -> bool:
+    def _take(self, store: StateHooks, slot: OwnedSlot, sink: RecordSink) -> bool:
         mark = self._marks.setdefault(slot, sink.mark())
         if not sink.passed(mark) or monotonic() < self._refused.get(slot, (0.0, ""))[0]:
             return False
@@ -102,7 +102,7 @@ class Keeping:
         """
         if self.store is None:
             return None
-        covers = {p.parent: Cover(p) for p in processed}
+        covers = {p.parent: CommitCoverage(p) for p in processed}
         return self.store.before_commit([slot for slot in slots if slot in self._taken], covers)
 
     def broken(self, slots: Iterable[OwnedSlot]) -> list[OwnedSlot]:

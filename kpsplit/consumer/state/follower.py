@@ -19,7 +19,7 @@ from typing import TypeVar
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from kpsplit.consumer.state.changelog import Changelogs, check_record
-from kpsplit.consumer.state.marker import ChangelogFacts, Marker, Start, start_from
+from kpsplit.consumer.state.marker import ChangelogFacts, Marker, RestoreStart, start_from
 from kpsplit.consumer.state.owned import OwnedState
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.consumer.state.storage import Storage
@@ -94,7 +94,7 @@ class Copy:
 
     @classmethod
     def begin(
-        cls, slot: SlotId, owned: OwnedState | None, topic: str, start: Start, end: int, asked_ms: int
+        cls, slot: SlotId, owned: OwnedState | None, topic: str, start: RestoreStart, end: int, asked_ms: int
     ) -> Copy:
         """Return the copy that starts there and is complete at ``end``, as asked at ``asked_ms``."""
         return cls(slot, owned, topic, start.marker, start.marker.position, end, asked_ms)

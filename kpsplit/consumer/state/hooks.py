@@ -16,7 +16,7 @@ from typing import Protocol
 
 from confluent_kafka import Producer
 
-from kpsplit.consumer.commit.payload import Cover, Place
+from kpsplit.consumer.commit.payload import CommitCoverage, RecordPlace
 from kpsplit.consumer.state.slots import Slot
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -103,7 +103,7 @@ class StateHooks(Protocol):
             KpsplitError: it cannot be; ``released`` and ``taken`` try again.
         """
 
-    def attempt(self, slot: Slot, place: Place) -> StateAttempt:
+    def attempt(self, slot: Slot, place: RecordPlace) -> StateAttempt:
         """Return the unit of one try of a handler on the record at a place.
 
         Raises:
@@ -114,7 +114,7 @@ class StateHooks(Protocol):
         """Tell whether something of a slot waits for a commit."""
 
     def before_commit(
-        self, slots: Iterable[Slot], covers: Mapping[PhysicalPartition, Cover] | None = None
+        self, slots: Iterable[Slot], covers: Mapping[PhysicalPartition, CommitCoverage] | None = None
     ) -> StateCommit:
         """Take what waits of these slots into a commit.
 

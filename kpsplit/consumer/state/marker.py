@@ -65,20 +65,20 @@ class Wiped(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class RestoreStart:
     """From where a slot is restored; ``wiped``: its local state counts for nothing, and why."""
 
     marker: Marker
     wiped: Wiped | None
 
 
-def start_from(marker: Marker | None, changelog: ChangelogFacts, now_ms: int) -> Start:
+def start_from(marker: Marker | None, changelog: ChangelogFacts, now_ms: int) -> RestoreStart:
     """Decide whether a slot's local state is a copy of the changelog that may be continued."""
     fresh = Marker(changelog.topic_id, changelog.low, now_ms)
     if marker is None:
-        return Start(fresh, None)
+        return RestoreStart(fresh, None)
     reason = _reason_to_wipe(marker, changelog, now_ms)
-    return Start(fresh, reason) if reason else Start(marker, None)
+    return RestoreStart(fresh, reason) if reason else RestoreStart(marker, None)
 
 
 def _reason_to_wipe(marker: Marker, changelog: ChangelogFacts, now_ms: int) -> Wiped | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from threading import Lock
 
-from kpsplit.consumer.commit.payload import Place
+from kpsplit.consumer.commit.payload import RecordPlace
 from kpsplit.consumer.state.marker import Marker
 from kpsplit.consumer.state.pending import Covers, Pending, Writes
 from kpsplit.consumer.state.slots import SlotId
@@ -88,7 +88,7 @@ class OwnedState:
         above.update({k: v for k, v in own.items() if lo <= k and (hi is None or k < hi)})
         return _merged(sorted(above.items()), below)
 
-    def add(self, writes: Writes, place: Place | None = None) -> None:
+    def add(self, writes: Writes, place: RecordPlace | None = None) -> None:
         """Take writes for the commit that covers the record at a place; None: for the next commit.
 
         Raises:

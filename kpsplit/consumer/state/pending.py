@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from kpsplit.consumer.commit.payload import Place
+from kpsplit.consumer.commit.payload import RecordPlace
 from kpsplit.errors import ConflictError
 
 Writes = Mapping[bytes, bytes | None]
 """Values by key; None: the key is deleted."""
 
-Covers = Callable[[Place], bool]
+Covers = Callable[[RecordPlace], bool]
 """Tells whether a commit calls the record at a place processed."""
 
 
 @dataclass(slots=True)
 class _Version:
     sequence: int
-    place: Place | None
+    place: RecordPlace | None
     value: bytes | None
 
 
@@ -57,7 +57,7 @@ class Pending:
             if lo <= key and (hi is None or key < hi)
         }
 
-    def add(self, writes: Writes, place: Place | None = None) -> None:
+    def add(self, writes: Writes, place: RecordPlace | None = None) -> None:
         """Take writes that belong to the record at a place; None: that belong to no record."""
         self._sequence += 1
         for key, value in writes.items():

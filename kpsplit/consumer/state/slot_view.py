@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from kpsplit.consumer.commit.payload import Place
+from kpsplit.consumer.commit.payload import RecordPlace
 from kpsplit.consumer.state.changelog import MAX_RECORD_BYTES
 from kpsplit.consumer.state.owned import OwnedState
 from kpsplit.consumer.state.slots import SlotId, successor
@@ -29,7 +29,7 @@ class Work:
         place: the record's; None: the writes go with the next commit, whatever it covers.
     """
 
-    def __init__(self, owned: OwnedState, place: Place | None = None) -> None:
+    def __init__(self, owned: OwnedState, place: RecordPlace | None = None) -> None:
         self.owned = owned
         self._place = place
         self._writes: dict[bytes, bytes | None] = {}
@@ -163,7 +163,7 @@ class SlotView(Generic[K, V]):
         find: Callable[[SlotId], OwnedState],
         keys: Serde[K],
         values: Serde[V],
-        place: Place | None = None,
+        place: RecordPlace | None = None,
         work: Work | None = None,
     ) -> None:
         self.slot = slot

@@ -13,7 +13,7 @@ from typing import Any
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.commit.payload import Cover, Place, place_of
+from kpsplit.consumer.commit.payload import CommitCoverage, RecordPlace, place_of
 from kpsplit.consumer.state.changelog import ChangelogCommit, Part, PlainWriter
 from kpsplit.consumer.state.follower import Follower, standbys
 from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
@@ -239,7 +239,7 @@ class StateStore:
             raise owned.error
         return owned is not None and owned.marker is not None and owned.slot not in self._broken
 
-    def attempt(self, slot: Slot | SlotId, place: Place) -> Attempt:
+    def attempt(self, slot: Slot | SlotId, place: RecordPlace) -> Attempt:
         """Return the unit of one try of a handler on the record at a place.
 
         Raises:
@@ -255,7 +255,7 @@ class StateStore:
     def before_commit(
         self,
         slots: Iterable[Slot | SlotId],
-        covers: Mapping[PhysicalPartition, Cover] | None = None,
+        covers: Mapping[PhysicalPartition, CommitCoverage] | None = None,
     ) -> ChangelogCommit:
         """Take what waits of slots into a commit: what belongs to records that it covers, or to none.
 
@@ -336,7 +336,7 @@ class StateStore:
             raise SlotGoneError(f"{slot} is not owned by this process", hint="use the slot of the record")
         return owned
 
-    def _slot_of(self, message: Message) -> tuple[SlotId, Place]:
+    def _slot_of(self, message: Message) -> tuple[SlotId, RecordPlace]:
         topic, partition, key = message.topic(), message.partition(), message.key()
         slots = self._divisions.get((topic, partition))
         if topic is None or partition is None or slots is None:
@@ -364,7 +364,7 @@ class StateStore:
                     self._broken.add(owned.slot)
 
     def _commit(
-        self, owned: list[OwnedState], covers: Mapping[PhysicalPartition, Cover] | None
+        self, owned: list[OwnedState], covers: Mapping[PhysicalPartition, CommitCoverage] | None
     ) -> ChangelogCommit:
         commit = ChangelogCommit(self._writer, self._rewind)
         try:
