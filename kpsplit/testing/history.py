@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from kpsplit.errors import UsageError
 from kpsplit.splitter.key_range import key_hash
@@ -109,66 +109,6 @@ class FoundAnomalies:
 def in_words(findings: Iterable[Finding]) -> str:
     """Return findings for people, one line each with its first examples."""
     return "\n".join(f"{f.anomaly}: {f.count}, e.g. {'; '.join(f.examples)}" for f in findings)
-
-
-NOTHING = -1
-"""Below every logical offset."""
-
-
-class SegmentRead:
-    """What the lineage says about a segment, flat for speed, and how far it was read.
-
-    ``last``: the latest logical offset read from it, ``NOTHING`` at first.
-    """
-
-    __slots__ = (
-        "_base",
-        "_end",
-        "_hi",
-        "_inherited",
-        "_lo",
-        "_predecessors",
-        "_source",
-        "_start",
-        "_stride",
-        "kind",
-        "last",
-    )
-
-    def __init__(self, segment: Segment, predecessors: tuple[Self, ...]) -> None:
-        self.kind: SegmentKind = segment.kind
-        self.last = NOTHING
-        self._lo, self._hi = segment.range.lo, segment.range.hi
-        self._source, self._start, self._end = segment.source, segment.start, segment.end
-        self._base, self._stride = segment.progression.base, segment.progression.stride
-        self._predecessors = predecessors
-        self._inherited: int | None = None
-
-    @classmethod
-    def all_of(cls, lineage: Lineage) -> dict[int, Self]:
-        """Return all segments of a lineage by their ids."""
-        found: dict[int, Self] = {}
-        for segment in lineage:
-            found[segment.id] = cls(segment, tuple(found[i] for i in segment.predecessors))
-        return found
-
-    def logical(self, source: PhysicalPartition, offset: int) -> int | None:
-        """Return the logical offset that belongs to a physical place, None if it is outside the segment."""
-        if source != self._source or offset < self._start or (self._end is not None and offset >= self._end):
-            return None
-        return self._base + self._stride * (offset - self._start)
-
-    def takes(self, hash_: int) -> bool:
-        """Return whether a key hash lies in the segment's range."""
-        return self._lo <= hash_ < self._hi
-
-    def floor(self) -> int:
-        """Return the logical offset that the next record must be above."""
-        if self.last != NOTHING:
-            return self.last
-        if self._inherited is None:  # asked for when the predecessors have been read
-            self._inherited = max((p.floor() for p in self._predecessors), default=NOTHING)
-        return self._inherited
 
 
 Key = bytes | int | None
@@ -385,7 +325,7 @@ class HistoryChecker:
             if (partition := self._partitions.get(send.partition)) is not None
         )
 
-    def _check_place(self, partition: _PartitionRead, segment: SegmentRead, delivery: Delivery) -> None:
+    def _check_place(self, partition: _PartitionRead, segment: _SegmentRead, delivery: Delivery) -> None:
         """Check what the record's place and key alone can show."""
         logical = delivery.logical_offset
         if segment.logical(delivery.source, delivery.offset) != logical:
@@ -400,7 +340,7 @@ class HistoryChecker:
         if delivery.key is not None and not segment.takes(_hash(delivery.key)):
             self._note(Anomaly.WRONG_SEGMENT, delivery, f"key hash {_hash(delivery.key):08x} is outside it")
 
-    def _check_against(self, send: Send, segment: SegmentRead, delivery: Delivery) -> None:
+    def _check_against(self, send: Send, segment: _SegmentRead, delivery: Delivery) -> None:
         """Check a record's first delivery against how it was sent."""
         if send.partition is not delivery.partition and send.partition != delivery.partition:
             self._note(Anomaly.WRONG_PLACE, delivery, f"it was sent to {send.partition}")
@@ -460,6 +400,57 @@ def check_history(
     return checker.report()
 
 
+_NOTHING = -1
+"""Below every logical offset."""
+
+
+class _SegmentRead:
+    """What the lineage says about a segment, flat for speed, and how far it was read.
+
+    ``last``: the latest logical offset read from it, ``_NOTHING`` at first.
+    """
+
+    __slots__ = (
+        "_base",
+        "_end",
+        "_hi",
+        "_inherited",
+        "_lo",
+        "_predecessors",
+        "_source",
+        "_start",
+        "_stride",
+        "kind",
+        "last",
+    )
+
+    def __init__(self, segment: Segment, predecessors: tuple[_SegmentRead, ...]) -> None:
+        self.kind: SegmentKind = segment.kind
+        self.last = _NOTHING
+        self._lo, self._hi = segment.range.lo, segment.range.hi
+        self._source, self._start, self._end = segment.source, segment.start, segment.end
+        self._base, self._stride = segment.progression.base, segment.progression.stride
+        self._predecessors = predecessors
+        self._inherited: int | None = None
+
+    def logical(self, source: PhysicalPartition, offset: int) -> int | None:
+        """Return the logical offset that belongs to a physical place, None if it is outside the segment."""
+        if source != self._source or offset < self._start or (self._end is not None and offset >= self._end):
+            return None
+        return self._base + self._stride * (offset - self._start)
+
+    def takes(self, hash_: int) -> bool:
+        return self._lo <= hash_ < self._hi
+
+    def floor(self) -> int:
+        """Return the logical offset that the next record must be above."""
+        if self.last != _NOTHING:
+            return self.last
+        if self._inherited is None:  # asked for when the predecessors have been read
+            self._inherited = max((p.floor() for p in self._predecessors), default=_NOTHING)
+        return self._inherited
+
+
 class _PartitionRead:
     """One logical partition as its reading goes on."""
 
@@ -467,7 +458,10 @@ class _PartitionRead:
 
     def __init__(self, lineage: Lineage) -> None:
         self.lineage = lineage
-        self.segments = SegmentRead.all_of(lineage)
+        self.segments: dict[int, _SegmentRead] = {}
+        for segment in lineage:
+            before = tuple(self.segments[i] for i in segment.predecessors)
+            self.segments[segment.id] = _SegmentRead(segment, before)
         self.used_offsets: set[int] = set()
         self.last_sequence: dict[tuple[str, Key], int] = {}
 
@@ -484,10 +478,8 @@ def _same_key(one: Key, other: Key) -> bool:
 
 
 def _where_reported(send: Send, delivery: Delivery) -> bool:
-    return send.logical_offset in (None, delivery.logical_offset) and send.place in (
-        None,
-        (delivery.source, delivery.offset),
-    )
+    place = (delivery.source, delivery.offset)
+    return send.logical_offset in (None, delivery.logical_offset) and send.place in (None, place)
 
 
 def _reported(send: Send) -> str:
