@@ -59,3 +59,10 @@ def test_nothing_is_cited_that_is_not_in_the_repository() -> None:
     for source in (ROOT / "kpsplit").rglob("*.py"):
         text = source.read_text(encoding="utf-8")
         assert not re.search(r"\bthe design\b|\bdesign,? sections?\b", text, flags=re.IGNORECASE), source
+
+
+def test_no_message_of_a_sequence_diagram_has_a_semicolon() -> None:
+    """Mermaid ends a statement at a semicolon, so the picture would be an error message."""
+    for page in (ROOT / "docs").rglob("*.md"):
+        for picture in re.findall(r"```mermaid\nsequenceDiagram(.*?)```", page.read_text("utf-8"), re.DOTALL):
+            assert ";" not in picture, page.name
