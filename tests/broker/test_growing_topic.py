@@ -12,8 +12,8 @@ from kpsplit import Producer
 from kpsplit.admin import Admin
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.gather import Gatherer
+from kpsplit.spark_jobs.verification.checks import slots_findings
 from kpsplit.spark_jobs.verification.findings import Severity
-from kpsplit.spark_jobs.verification.lineage_checks import slots_findings
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import slots_topic
 from tests.broker.consuming import Log, Member, shared, wait_for

@@ -36,6 +36,7 @@ from kpsplit.spark_jobs.report import Times, beginnings, report_page
 from kpsplit.spark_jobs.session import reason
 from kpsplit.spark_jobs.snapshot import LogEnds, LostReason, Snapshot, why_gone
 from kpsplit.spark_jobs.verification import job
+from kpsplit.spark_jobs.verification.checks import first_shared, marker_findings, segment_totals
 from kpsplit.spark_jobs.verification.commit_checks import drained
 from kpsplit.spark_jobs.verification.findings import (
     MOST,
@@ -47,8 +48,6 @@ from kpsplit.spark_jobs.verification.findings import (
     result_line,
     summary_lines,
 )
-from kpsplit.spark_jobs.verification.lineage_checks import first_shared
-from kpsplit.spark_jobs.verification.record_checks import marker_findings, segment_totals
 from kpsplit.spark_jobs.verification.sequence_checks import joined, members, missing
 from kpsplit.spark_jobs.verification.start import JudgedFrom
 from kpsplit.splitter.key_range import WHOLE

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from kpsplit.admin_cli.commands.verify import conclude, write_page
 from kpsplit.errors import CheckFailedError, KpsplitError
 from kpsplit.spark_jobs.snapshot import LogEnds, LostReason, Snapshot
+from kpsplit.spark_jobs.verification.checks import uncertified_findings
 from kpsplit.spark_jobs.verification.counts import BLOCK, Bucket, SegmentSpan, SequenceBlock
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity, Verdict
-from kpsplit.spark_jobs.verification.record_checks import uncertified_findings
 from kpsplit.spark_jobs.verification.sequence_checks import (
     Decider,
     Holes,

@@ -12,6 +12,20 @@ from kpsplit.spark_jobs.regions import all_regions
 from kpsplit.spark_jobs.schemas import REGIONS, Fate, small_frame
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification import bitmaps
+from kpsplit.spark_jobs.verification.checks import (
+    boundaries_agree,
+    certificate_findings,
+    foreign_records,
+    lineage_sound,
+    logical_offsets_unique,
+    lost_findings,
+    marker_findings,
+    segment_totals,
+    slots_findings,
+    suspects,
+    uncertified_findings,
+    unjudged,
+)
 from kpsplit.spark_jobs.verification.commit_checks import (
     commits_leave_no_gap,
     commits_move_forward,
@@ -20,22 +34,6 @@ from kpsplit.spark_jobs.verification.commit_checks import (
 )
 from kpsplit.spark_jobs.verification.counts import BlockKey, SegmentSpan, Total, Who
 from kpsplit.spark_jobs.verification.findings import COUNTED, Check, Finding, Severity, Verdict, limited
-from kpsplit.spark_jobs.verification.lineage_checks import (
-    boundaries_agree,
-    lineage_sound,
-    logical_offsets_unique,
-    lost_findings,
-    slots_findings,
-)
-from kpsplit.spark_jobs.verification.record_checks import (
-    certificate_findings,
-    foreign_records,
-    marker_findings,
-    segment_totals,
-    suspects,
-    uncertified_findings,
-    unjudged,
-)
 from kpsplit.spark_jobs.verification.sequence_checks import Decider
 from kpsplit.spark_jobs.verification.sequence_scan import SequenceScan, SequenceScanner
 from kpsplit.spark_jobs.verification.start import (
