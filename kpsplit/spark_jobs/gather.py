@@ -37,7 +37,6 @@ from kpsplit.spark_jobs.snapshot import (
     why_gone,
     without_boundary,
 )
-from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.key_range import without_slots
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState, Phase
@@ -141,7 +140,7 @@ class Gatherer:
                         "wait for it, or end it with kafka-transactions.sh",
                     )
                 elif [s.revision for s in again] == [s.revision for s in states]:
-                    self._note_garbage(tail.view)
+                    self._note_garbage(tail)
                     return again, bounds, gone
                 states = again
         finally:
@@ -153,7 +152,7 @@ class Gatherer:
             tail.read_to_end(self._limit)
             enrolment = tail.view.enrolments.get(self._topic)
             self._slots = None if enrolment is None else enrolment.slots
-            states = tuple(_state(tail.view, parent) for parent in parents)
+            states = tuple(state_of(tail, parent) for parent in parents)
             busy = next((s for s in states if s.phase is Phase.FENCED), None)
             if busy is None:
                 return states
@@ -288,8 +287,8 @@ class Gatherer:
         place = message.partition() or 0, message.offset() or 0
         return LoggedCommit(key.group, key.parent, key.range, commit, *place)
 
-    def _note_garbage(self, view: ControlView) -> None:
-        if view.garbage:
+    def _note_garbage(self, tail: ControlTail) -> None:
+        if (view := tail.view).garbage:
             self._garbage.append(f"{CONTROL_TOPIC}: {view.garbage} unreadable records ({view.last_garbage})")
 
 
@@ -305,8 +304,13 @@ def held_up(
     return None
 
 
-def _state(view: ControlView, parent: PhysicalPartition) -> PartitionState:
-    state = view.state(parent)
+def state_of(tail: ControlTail, parent: PhysicalPartition) -> PartitionState:
+    """Return the state of a logical partition as far as the control topic was read.
+
+    Raises:
+        UsageError: its topic is not enrolled.
+    """
+    state = tail.view.state(parent)
     if state is None:
-        raise view.not_enrolled(parent.topic)
+        raise tail.view.not_enrolled(parent.topic)
     return state

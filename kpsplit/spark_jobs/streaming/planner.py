@@ -13,7 +13,7 @@ from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
-from kpsplit.spark_jobs.gather import Gatherer
+from kpsplit.spark_jobs.gather import Gatherer, state_of
 from kpsplit.spark_jobs.regions import Bound, Region, timestamp_ms
 from kpsplit.spark_jobs.snapshot import LostReason, Snapshot, why_gone
 from kpsplit.spark_jobs.streaming.plan import (
@@ -106,7 +106,7 @@ class ClusterSnapshot:
             UsageError: the topic is gone, or not enrolled. KpsplitError: the control topic cannot be read.
         """
         self._tail.read_to_end(Deadline(self._settings.patience))
-        self._seen = {p.partition: self._state(p) for p in self._parents()}
+        self._seen = {p.partition: state_of(self._tail, p) for p in self._parents()}
         return self._seen
 
     def states_since(self, *positions: StreamPositions) -> dict[int, PartitionState]:
@@ -162,12 +162,6 @@ class ClusterSnapshot:
                 )
             wanted = tuple(range(len(found.partitions)))
         return [PhysicalPartition(topic, number) for number in wanted]
-
-    def _state(self, parent: PhysicalPartition) -> PartitionState:
-        state = self._tail.view.state(parent)
-        if state is None:
-            raise self._tail.view.not_enrolled(parent.topic)
-        return state
 
     def _topic_id(self, topic: str) -> str | None:
         found = self._admin.known(topic)
