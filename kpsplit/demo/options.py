@@ -7,10 +7,25 @@ import random
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from kpsplit.demo.traffic import Line, owner_of
 from kpsplit.kafka.connection import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class JsonLine:
+    """What is sent through a pipe, as one line."""
+
+    def encode(self) -> str:
+        """Return the line."""
+        return json.dumps(asdict(self)) + "\n"
+
+    @classmethod
+    def decode(cls, line: str) -> Self:
+        """Read such a line."""
+        return cls(**json.loads(line))
+
 
 # -- orders and news of a writer -------------------------------------------------------------------
 
@@ -33,7 +48,7 @@ class WriterKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class WriterOrders:
+class WriterOrders(JsonLine):
     """What one writer is to do. Sent through a pipe: ``properties`` may hold secrets.
 
     ``input`` and ``expression``: the file and what finds its keys; None: records with skewed keys.
@@ -54,12 +69,8 @@ class WriterOrders:
     expression: str | None = None
     stock: int | None = None
 
-    def encode(self) -> str:
-        """Return one line."""
-        return json.dumps(asdict(self)) + "\n"
-
     @classmethod
-    def decode(cls, line: str) -> WriterOrders:
+    def decode(cls, line: str) -> Self:
         """Read such a line."""
         fields = json.loads(line)
         return cls(**{**fields, "kind": WriterKind(fields["kind"]), "writers": tuple(fields["writers"])})
@@ -78,7 +89,7 @@ class WriterStage(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class WriterNews:
+class WriterNews(JsonLine):
     """What a writer reports, several times a second.
 
     ``waiting``: accepted and not reported yet. ``held``, ``strays``, ``pauses_ms``: what
@@ -96,12 +107,8 @@ class WriterNews:
     held_in: dict[str, int] = field(default_factory=dict)
     error: str | None = None
 
-    def encode(self) -> str:
-        """Return one line."""
-        return json.dumps(asdict(self)) + "\n"
-
     @classmethod
-    def decode(cls, line: str) -> WriterNews:
+    def decode(cls, line: str) -> Self:
         """Read such a line."""
         fields = json.loads(line)
         return cls(
@@ -117,7 +124,7 @@ FINISH = "finish\n"
 
 
 @dataclass(frozen=True, slots=True)
-class MemberOrders:
+class MemberOrders(JsonLine):
     """What one member is to do. Sent through a pipe: ``properties`` may hold secrets."""
 
     name: str
@@ -127,18 +134,9 @@ class MemberOrders:
     journal: str
     session_ms: int
 
-    def encode(self) -> str:
-        """Return one line."""
-        return json.dumps(asdict(self)) + "\n"
-
-    @classmethod
-    def decode(cls, line: str) -> MemberOrders:
-        """Read such a line."""
-        return cls(**json.loads(line))
-
 
 @dataclass(frozen=True, slots=True)
-class MemberNews:
+class MemberNews(JsonLine):
     """What a member reports, several times a second.
 
     ``slots``: how many it owns; ``lost_at``: when slots were first taken from it that it had not given up.
@@ -149,15 +147,6 @@ class MemberNews:
     lost_at: float | None = None
     done: bool = False
     error: str | None = None
-
-    def encode(self) -> str:
-        """Return one line."""
-        return json.dumps(asdict(self)) + "\n"
-
-    @classmethod
-    def decode(cls, line: str) -> MemberNews:
-        """Read such a line."""
-        return cls(**json.loads(line))
 
 
 PARTITIONS = 6

@@ -6,19 +6,19 @@ stdout, and ends when its stdin does; while Spark works by SIGTERM.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from kpsplit.demo.display import Display
+from kpsplit.demo.options import JsonLine
 from kpsplit.demo.processes import ChildProcess, die_with_parent
 from kpsplit.demo.result import DemoVerdict
 from kpsplit.errors import KpsplitError
@@ -33,41 +33,23 @@ TIMES_SECONDS = 20.0
 """Limit for reading the clock times of the report."""
 
 
-@dataclass(frozen=True)
-class VerificationQuestion:
+@dataclass(frozen=True, slots=True)
+class VerificationQuestion(JsonLine):
     """What to verify: a topic. ``properties`` may hold secrets; ``report`` is where the report goes."""
 
     properties: dict[str, Any]
     topic: str
     report: str
 
-    def encode(self) -> str:
-        """Return it as a line."""
-        return f"{json.dumps(asdict(self))}\n"
 
-    @classmethod
-    def decode(cls, line: str) -> Self:
-        """Read such a line."""
-        return cls(**json.loads(line))
-
-
-@dataclass(frozen=True)
-class VerificationAnswer:
+@dataclass(frozen=True, slots=True)
+class VerificationAnswer(JsonLine):
     """What came out. ``error``: why it could not be judged, None if it could."""
 
     clean: bool = False
     told: str = ""
     seconds: float = 0.0
     error: str | None = None
-
-    def encode(self) -> str:
-        """Return it as a line."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def decode(cls, line: str) -> Self:
-        """Read such a line."""
-        return cls(**json.loads(line))
 
 
 def answered(question: VerificationQuestion) -> VerificationAnswer:
@@ -97,7 +79,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Spark's temporary files are removed at the exit
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a JVM writes warnings there
-        answers.write(f"{answered(VerificationQuestion.decode(sys.stdin.readline())).encode()}\n")
+        answers.write(answered(VerificationQuestion.decode(sys.stdin.readline())).encode())
         answers.flush()
         sys.stdin.read()
 
