@@ -19,15 +19,15 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from kpsplit.control import doctor, enrolment, own_topics
+from kpsplit.control import doctor, enrolment, examination, own_topics
 from kpsplit.control.doctor import Findings, SetAside
 from kpsplit.control.group_progress import PartitionProgress, group_progress
 from kpsplit.control.operations import PartitionOperations
 from kpsplit.control.planning import Planner
 from kpsplit.control.plans import Check, HotKey, Plan
 from kpsplit.control.retirement import Retirable
-from kpsplit.control.seeking import Forgettable, Seek, Seeker, Target, Whence
-from kpsplit.control.session import Session, ignore_steps
+from kpsplit.control.seeking import Forgettable, Seek, Seeker, SeekTarget, Whence
+from kpsplit.control.session import ClusterSession, ignore_steps
 from kpsplit.control.status import PartitionStatus, Report, statuses
 from kpsplit.errors import ConflictError
 from kpsplit.kafka.connection import Connection
@@ -56,7 +56,7 @@ __all__ = [
     "Outcome",
     "PartitionStatus",
     "PartitionProgress",
-    "Target",
+    "SeekTarget",
     "Whence",
     "Seek",
     "Retirable",
@@ -88,7 +88,7 @@ class Admin:
 
     def __init__(self, config: Mapping[str, Any] | Connection, timeout_seconds: float = 60.0) -> None:
         connection = config if isinstance(config, Connection) else Connection(config)
-        self._session = Session(connection, timeout_seconds)
+        self._session = ClusterSession(connection, timeout_seconds)
         self._planner = Planner(connection, self._session.admin)
 
     def __enter__(self) -> Self:
@@ -328,7 +328,7 @@ class Admin:
 
     def findings(self) -> Findings:
         """Look at everything that kpsplit owns and return what ``doctor`` judges."""
-        return doctor.examine(self._session.connection, self._session.admin, self._session.begin())
+        return examination.examine(self._session.connection, self._session.admin, self._session.begin())
 
     def view(self) -> ControlView:
         """Return the control topic's view, read to its present end."""
@@ -347,7 +347,7 @@ class Admin:
         group: str,
         parent: PhysicalPartition,
         range_: KeyRange,
-        target: Target,
+        target: SeekTarget,
         *,
         new_group: bool = False,
     ) -> Seek:
@@ -401,7 +401,7 @@ class Admin:
         Raises:
             ConflictError: something else stands there now; nothing was removed.
         """
-        doctor.forget(self._session, records)
+        examination.forget(self._session, records)
 
     def _on(self, parent: PhysicalPartition, observer: Observer) -> PartitionOperations:
         return PartitionOperations(self._session, self._planner, parent, observer)

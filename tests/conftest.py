@@ -23,9 +23,8 @@ from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
-from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.served import await_served
 from tests.measured import summary
 
 SERVED_SECONDS = 60.0

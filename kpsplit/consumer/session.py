@@ -19,14 +19,7 @@ from kpsplit.consumer.context import Context, Notice, kafka_error, named
 from kpsplit.consumer.engine import Engine, timed_out
 from kpsplit.consumer.events import Events
 from kpsplit.consumer.fetch.buffer import FetchBuffer
-from kpsplit.consumer.fetch.gaps import (
-    EndReached,
-    ForeignFound,
-    GapFound,
-    GapReason,
-    ReadingEvent,
-    Unreadable,
-)
+from kpsplit.consumer.fetch.gaps import EndReached, ForeignFound, GapFound, ReadingEvent, Unreadable
 from kpsplit.consumer.fetch.reader import SlotReader
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.subscriptions import Mode
@@ -37,6 +30,7 @@ from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.ports import Deadline as DeadlinePort
+from kpsplit.splitter.reading import GapReason
 
 if TYPE_CHECKING:
     from kpsplit.consumer.state.hooks import StateHooks

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from kpsplit.control.plans import Check
 from kpsplit.control.sampling import Sample, partitioner_check, sample_partition
-from kpsplit.control.session import Session, lease_seconds, wait_a_lease
+from kpsplit.control.session import ClusterSession, lease_seconds, wait_a_lease
 from kpsplit.control.slots_topic import SlotsTopics
 from kpsplit.errors import ConflictError, DeadlineExceededError, UsageError, behind_a_change
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.control_log import ControlTail, offsets_partition
+from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.groups import range_commits
 from kpsplit.kafka.offset_log import offset_log_partitions
 from kpsplit.kafka.producers_log import AcknowledgedWriter
@@ -25,7 +25,13 @@ from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import Enrolment, Partitioner, encode_enrolment
-from kpsplit.splitter.records.keys import CONTROL_TOPIC, OFFSETS_TOPIC, enrolment_key, slots_topic
+from kpsplit.splitter.records.keys import (
+    CONTROL_TOPIC,
+    OFFSETS_TOPIC,
+    enrolment_key,
+    offsets_partition,
+    slots_topic,
+)
 
 
 def withdraw_commits(
@@ -226,14 +232,14 @@ class Enroller:
         self._observe(StepDone(name, monotonic() - started, enrolment.topic))
 
 
-def enroller(session: Session, observer: Observer) -> Enroller:
+def enroller(session: ClusterSession, observer: Observer) -> Enroller:
     """Return what writes enrolments."""
     slots_topics = SlotsTopics(session.connection, session.admin)
     return Enroller(session.tail(), session.writer, slots_topics, observer)
 
 
 def enrol(
-    session: Session, topic: str, partitioner: Partitioner, observer: Observer, slots: int | None
+    session: ClusterSession, topic: str, partitioner: Partitioner, observer: Observer, slots: int | None
 ) -> Enrolment:
     """Enrol a topic, or repair what its enrolment lacks; as ``Admin.enrol``."""
     deadline = session.begin()

@@ -8,7 +8,7 @@ from kpsplit.control.plans import Plan
 from kpsplit.control.preconditions import LOG_WHOLE, refusal
 from kpsplit.control.retirement import Retirable, Retirement
 from kpsplit.control.runner import Runner, refuse_moved_on
-from kpsplit.control.session import Session
+from kpsplit.control.session import ClusterSession
 from kpsplit.control.status import Report
 from kpsplit.errors import UsageError, behind_a_change
 from kpsplit.splitter.driver import Observer
@@ -22,7 +22,7 @@ class PartitionOperations:
     """The operations of one partition. One thread."""
 
     def __init__(
-        self, session: Session, planner: Planner, parent: PhysicalPartition, observer: Observer
+        self, session: ClusterSession, planner: Planner, parent: PhysicalPartition, observer: Observer
     ) -> None:
         self._session = session
         self._planner = planner

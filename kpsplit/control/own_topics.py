@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kpsplit.control.session import Session, wait_a_lease
+from kpsplit.control.session import ClusterSession, wait_a_lease
 from kpsplit.errors import CheckFailedError, ConflictError, UsageError, behind_a_change
-from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
+from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, await_served
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.producers_log import AcknowledgedWriter
-from kpsplit.kafka.served import await_served
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import DEFAULT_LEASE_MS, Settings, decode_settings, encode_settings
@@ -178,7 +177,7 @@ def write_settings(writer: AcknowledgedWriter, settings: Settings, deadline: Dea
     writer.write(CONTROL_TOPIC, SETTINGS_KEY, encode_settings(settings), deadline)
 
 
-def initialise(session: Session, lease_ms: int | None, offsets_partitions: int | None) -> list[str]:
+def initialise(session: ClusterSession, lease_ms: int | None, offsets_partitions: int | None) -> list[str]:
     """Create kpsplit's topics and write the settings; as ``Admin.initialise``."""
     deadline = session.begin()
     if offsets_partitions is not None and not 1 <= offsets_partitions <= MOST_OFFSETS_PARTITIONS:

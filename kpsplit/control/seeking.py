@@ -49,7 +49,7 @@ class Whence(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SeekTarget:
     """Where a seek goes; ``number`` is the logical offset, or milliseconds since 1970."""
 
     whence: Whence
@@ -62,7 +62,7 @@ class Seek:
 
     group: str
     state: PartitionState
-    target: Target
+    target: SeekTarget
     cursor: Cursor
     at_end: bool = False
     """The target lies behind all records, although it is not ``latest``."""
@@ -81,7 +81,7 @@ class Forgettable:
 def cursor_at(
     state: PartitionState,
     range_: KeyRange,
-    target: Target,
+    target: SeekTarget,
     starts: Mapping[PhysicalPartition, int],
     ends: Mapping[PhysicalPartition, int],
     young: Mapping[PhysicalPartition, int],
@@ -123,7 +123,7 @@ class Seeker:
         group: str,
         state: PartitionState,
         range_: KeyRange,
-        target: Target,
+        target: SeekTarget,
         deadline: Deadline,
         *,
         new_group: bool = False,
@@ -145,7 +145,7 @@ class Seeker:
             young = self._admin.offsets_at(starts, target.number)
         known = starts, {p: e.offset for p, e in ends.items()}, young
         cursor = cursor_at(state, range_, target, *known)
-        latest = cursor_at(state, range_, Target(Whence.LATEST), *known)
+        latest = cursor_at(state, range_, SeekTarget(Whence.LATEST), *known)
         exact = target.whence in (Whence.OFFSET, Whence.TIMESTAMP)
         return Seek(group, state, target, cursor, at_end=exact and cursor == latest)
 

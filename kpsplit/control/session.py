@@ -52,7 +52,7 @@ def lease_seconds(tail: ControlTail) -> float:
     return tail.view.settings.lease_ms / 1000 * LEASE_MARGIN
 
 
-class Session:
+class ClusterSession:
     """One cluster and the clients to it.
 
     Attributes:

@@ -21,10 +21,9 @@ from kpsplit.control.own_topics import REPLICATION
 from kpsplit.control.subtopics import TAKES_NOTHING
 from kpsplit.errors import CheckFailedError, ConflictError, KpsplitError
 from kpsplit.kafka.clock import monotonic
-from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts
+from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts, await_served
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
-from kpsplit.kafka.served import await_served
 from kpsplit.splitter.key_range import MAX_SLOTS, check_slots, default_slots, unread_text, without_slots
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline

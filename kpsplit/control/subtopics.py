@@ -15,10 +15,9 @@ from kpsplit.errors import (
     UsageError,
 )
 from kpsplit.kafka.clock import Deadline as RealDeadline
-from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts, allowed_on
+from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts, allowed_on, await_served
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import RIGHTS_HINT
-from kpsplit.kafka.served import await_served
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Attempt
 from kpsplit.splitter.ports import Deadline

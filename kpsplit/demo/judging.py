@@ -19,12 +19,11 @@ from kpsplit.demo.journal import NO_KEY, Worked
 from kpsplit.errors import RecordError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.splitter.commits import cursor_of
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import Lineage
-from kpsplit.splitter.records.keys import OFFSETS_TOPIC
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition
 from kpsplit.splitter.records.offsets import CommitKey, RangeCommit, decode_range_commit, parse_offset_key
 
 COMMITS_SECONDS = 60.0

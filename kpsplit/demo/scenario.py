@@ -26,9 +26,8 @@ from kpsplit.demo.timeline import FENCE_OFF, OperationTimeline, Timeline, TimeSp
 from kpsplit.demo.watch import Watch
 from kpsplit.errors import CheckFailedError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline, monotonic
-from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.served import await_served
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState

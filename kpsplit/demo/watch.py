@@ -15,12 +15,12 @@ from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.kafka.offset_log import OffsetTail
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.keys import offsets_partition
 
 
 class Background(ABC):

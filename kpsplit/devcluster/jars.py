@@ -40,7 +40,7 @@ from kpsplit.devcluster.java import Java, find_java
 from kpsplit.errors import KpsplitError
 
 
-class Progress:
+class DownloadProgress:
     """Counts steps of one activity: rewritten in place on a terminal, every tenth step in a log.
 
     Args:
@@ -153,7 +153,7 @@ LIST = "jars.sha256"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedJars:
     """What is to be fetched.
 
     Attributes:
@@ -223,7 +223,7 @@ def put_in_place(folder: Path, make: Callable[[Path], None]) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def fetch(wanted: Wanted, java: Java, work: Path) -> None:
+def fetch(wanted: WantedJars, java: Java, work: Path) -> None:
     """Let Ivy put the jars into ``work``/jars, and everything of its own into ``work``/ivy.
 
     With the machine's certificate authorities where a bundled Java does not know them.
@@ -241,7 +241,7 @@ def fetch(wanted: Wanted, java: Java, work: Path) -> None:
         raise KpsplitError(f"fetching {wanted.name} failed:\n{_reason(log)}", hint=hint + wanted.next_step)
 
 
-def ivy_jar(wanted: Wanted) -> Path:
+def ivy_jar(wanted: WantedJars) -> Path:
     """Return Ivy's own jar, among PySpark's.
 
     Raises:
@@ -258,7 +258,9 @@ def ivy_jar(wanted: Wanted) -> Path:
     return found[-1]
 
 
-def _run(wanted: Wanted, java: Java, ivy: Path, work: Path, options: Sequence[str]) -> tuple[int, list[str]]:
+def _run(
+    wanted: WantedJars, java: Java, ivy: Path, work: Path, options: Sequence[str]
+) -> tuple[int, list[str]]:
     """Run Ivy once; return its exit code and what it wrote."""
     # Both types: some of the jars are published as OSGi bundles. No repository is named: Ivy has a default.
     command = [
@@ -269,7 +271,7 @@ def _run(wanted: Wanted, java: Java, ivy: Path, work: Path, options: Sequence[st
     ]
     log: list[str] = []
     with (
-        Progress(f"fetching {wanted.name}", total=wanted.count) as progress,
+        DownloadProgress(f"fetching {wanted.name}", total=wanted.count) as progress,
         subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process,
@@ -329,7 +331,7 @@ def _fetch_verified(java: Java, work: Path) -> None:
     """Download into a folder, and refuse what the list does not name."""
     expected = expected_jars()
     named = f"Kafka {KAFKA_VERSION}", _HERE / "ivy.xml", ("the embedded cluster", "demo")
-    fetch(Wanted(*named, count=len(expected), next_step=_NEXT_STEP), java, work)
+    fetch(WantedJars(*named, count=len(expected), next_step=_NEXT_STEP), java, work)
     if wrong := faults(work / "jars", expected):
         raise KpsplitError(
             f"Kafka's jars are not the expected ones: {'; '.join(wrong[:3])}",

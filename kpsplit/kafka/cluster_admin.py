@@ -8,22 +8,82 @@ from typing import Any
 
 from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import (
+    AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
     ConfigSource,
     NewTopic,
     ResourceType,
+    TopicMetadata,
 )
 
-from kpsplit.errors import AuthorizationError, UsageError
+from kpsplit.errors import AuthorizationError, DeadlineExceededError, UsageError
 from kpsplit.kafka.admin_answers import ANSWER_SECONDS, ExistsError, MissingError
 from kpsplit.kafka.clock import monotonic
+from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of
-from kpsplit.kafka.log_ends import LogEnd, LogEnds
+from kpsplit.kafka.log_ends import LogEnd, LogEndQueries
 from kpsplit.kafka.topic_facts import PartitionFacts, TopicFacts
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.rights import Operation
+
+_LOOK_PAUSE = 0.02
+_ASK_SECONDS = 2.0
+
+
+def await_served(
+    connection: Connection,
+    brokers: Mapping[int, str],
+    topics: Mapping[str, int],
+    deadline: Deadline,
+) -> None:
+    """Return when each broker's own metadata has the topics, with leaders and every replica in sync.
+
+    A producer that asks any broker then finds the new partitions at once. A broker that ends while we wait
+    is asked until the deadline: an operation is not begun on a cluster that is losing brokers.
+
+    Args:
+        connection: how to reach them.
+        brokers: address by id.
+        topics: partition count by name.
+        deadline: of the whole wait.
+
+    Raises:
+        DeadlineExceededError: not in time; the message names the broker that was waited for.
+    """
+    for broker, address in brokers.items():
+        # Limited to one broker: as long as this client has asked nothing else it is connected to no other.
+        one = connection.open_admin(
+            "served", reconnect_backoff_max_ms=connection.longest_pause(500), **_limited_to(address)
+        )
+        while not all(_serves(one, topic, count, deadline) for topic, count in topics.items()):
+            if deadline.left() <= 0:
+                names = ", ".join(topics)
+                raise DeadlineExceededError(f"broker {broker} ({address}) does not serve {names} in time")
+            time.sleep(_LOOK_PAUSE)
+
+
+def _limited_to(address: str) -> dict[str, object]:
+    return {"bootstrap_servers": address, "metadata_broker_list": address, "enable_sparse_connections": True}
+
+
+def _serves(one: AdminClient, topic: str, partitions: int, deadline: Deadline) -> bool:
+    try:
+        listed = one.list_topics(topic, timeout=max(0.05, min(_ASK_SECONDS, deadline.left())))
+    except KafkaException:
+        return False
+    found = listed.topics.get(topic)
+    return found is not None and found.error is None and complete(found, partitions)
+
+
+def complete(topic: TopicMetadata, partitions: int) -> bool:
+    """Tell whether metadata has all partitions of a topic, each with a leader and all replicas in sync."""
+    return len(topic.partitions) == partitions and all(
+        p.leader >= 0 and set(p.isrs) == set(p.replicas) for p in topic.partitions.values()
+    )
+
 
 __all__ = ["ANSWER_SECONDS", "ClusterAdmin", "LogEnd", "PartitionFacts", "TopicFacts", "no_partition"]
 
@@ -31,7 +91,7 @@ _PATIENCE = 1.5
 _PAUSE = 0.1
 
 
-class ClusterAdmin(LogEnds):
+class ClusterAdmin(LogEndQueries):
     """Admin calls with kpsplit's errors. Not thread safe."""
 
     def brokers(self, seconds: float = ANSWER_SECONDS) -> dict[int, str]:

@@ -32,11 +32,11 @@ from kpsplit.errors import (
 )
 from kpsplit.kafka.clock import AbandonedError, bounded
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.control_log import MIN_TIMEOUT, TRANSACTION_TIMEOUT_MS, TakingId, offsets_partition
+from kpsplit.kafka.control_log import MIN_TIMEOUT, TRANSACTION_TIMEOUT_MS, TakingId
 from kpsplit.kafka.error_map import error_of, translate, translated
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
-from kpsplit.splitter.records.keys import OFFSETS_TOPIC
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition
 from kpsplit.splitter.records.offsets import CommitKey, RangeCommit
 
 _log = logging.getLogger(__name__)

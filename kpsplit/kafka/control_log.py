@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from binascii import crc32
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -37,6 +36,7 @@ from kpsplit.splitter.records.keys import (
     CONTROL_TOPIC,
     OFFSETS_TOPIC,
     control_partition,
+    offsets_partition,
     operator_transactional_id,
     partition_key,
 )
@@ -91,11 +91,6 @@ READ_BACK_SECONDS = 10.0
 WITHDRAW_SECONDS = 1.0
 FENCE_READ_BACK_SECONDS = 1.0
 """The same for a fence: behind max-pause there is nothing to wait for."""
-
-
-def offsets_partition(parent: PhysicalPartition, count: int) -> int:
-    """Return the partition of the offset log that holds everything about a logical partition."""
-    return crc32(partition_key(parent)) % count
 
 
 class ControlTail(LogTail):

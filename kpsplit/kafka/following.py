@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import confluent_kafka
-
-from kpsplit.kafka.connection import Client
 
 
 class FollowingConsumer(confluent_kafka.Consumer):
     """A consumer that is told nothing once it begins to close: the client library does not guard that."""
 
-    leave: Callable[[Client], None] | None = None
+    leave: Callable[[Any], None] | None = None
 
     def close(self) -> None:
         """Leave, and close."""

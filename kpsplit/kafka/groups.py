@@ -21,7 +21,6 @@ from kpsplit.errors import AuthorizationError, ConflictError, KpsplitError, Unre
 from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.kafka.error_map import RIGHTS_HINT, error_of, translate, translated
 from kpsplit.kafka.kafka_python import KafkaPythonError, NotExpressibleError, ask_kafka_python
 from kpsplit.kafka.offset_log import OffsetTail
@@ -31,7 +30,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import Enrolment
-from kpsplit.splitter.records.keys import OFFSETS_TOPIC, slots_topic
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition, slots_topic
 from kpsplit.splitter.rights import EVERY_GROUP
 
 MEMBER_LETTERS = 8

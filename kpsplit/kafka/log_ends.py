@@ -242,7 +242,7 @@ class LogEnd:
     leader_epoch: int | None
 
 
-class LogEnds(AdminAnswers):
+class LogEndQueries(AdminAnswers):
     """Asks for offsets of many partitions at once; asks again while leaders move. Not thread safe."""
 
     def end_offsets(

@@ -16,7 +16,7 @@ from kpsplit.errors import ConflictError, KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import OperationLog
-from kpsplit.splitter.claimed_log import Announce, ClaimQueue, Go, Wait
+from kpsplit.splitter.claimed_log import Announce, ClaimQueue, Go, WaitForTurn
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Abort, EndedBy, PartitionState, Phase
@@ -64,17 +64,17 @@ class Takeover:
             self._thread = threading.Thread(target=self._run, name="kpsplit-takeover", daemon=True)
             self._thread.start()
 
-    def look(self, view: ControlView) -> Announce | Wait | Go:
+    def look(self, view: ControlView) -> Announce | WaitForTurn | Go:
         """Return whose turn it is as far as the view tells; who is at it hears of that, too."""
         state, now = view.state(self._parent), monotonic()
         revision = 0 if state is None else state.revision
         decision = self._queue.decide(revision, view.claims.get(self._parent, ()), now)
-        self._waits = isinstance(decision, Wait)
+        self._waits = isinstance(decision, WaitForTurn)
         if self._waits:
             self._due = max(self._due, now + self._spread)
         return decision
 
-    def begins(self, decision: Announce | Wait | Go) -> bool:
+    def begins(self, decision: Announce | WaitForTurn | Go) -> bool:
         """Tell whether to begin the claim now; what is to be announced first is.
 
         So only one producer opens clients and asks brokers that may be slow already. An announcement that is

@@ -26,25 +26,20 @@ from kpsplit.errors import (
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.control_log import ControlTail, offsets_partition
+from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.log_slice import read_slice
 from kpsplit.kafka.log_tail import LogTail
-from kpsplit.spark_jobs.snapshot import (
-    LogEnds,
-    LoggedCommit,
-    LostReason,
-    Snapshot,
-    why_gone,
-    without_boundary,
-)
+from kpsplit.spark_jobs.snapshot import LogEnds, LoggedCommit, Snapshot, without_boundary
 from kpsplit.splitter.key_range import without_slots
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState, Phase
+from kpsplit.splitter.reading import GapReason, wrong_topic
 from kpsplit.splitter.records.keys import (
     CONTROL_TOPIC,
     OFFSETS_TOPIC,
     OWN_TOPICS,
     PRODUCERS_TOPIC,
+    offsets_partition,
     slots_topic,
 )
 from kpsplit.splitter.records.offsets import (
@@ -126,7 +121,7 @@ class Gatherer:
     def _states_and_bounds(
         self, parents: list[PhysicalPartition]
     ) -> tuple[
-        tuple[PartitionState, ...], dict[PhysicalPartition, LogEnds], dict[PhysicalPartition, LostReason]
+        tuple[PartitionState, ...], dict[PhysicalPartition, LogEnds], dict[PhysicalPartition, GapReason]
     ]:
         tail = ControlTail(self._connection)
         try:
@@ -173,10 +168,10 @@ class Gatherer:
 
     def _bounds(
         self, states: Iterable[PartitionState]
-    ) -> tuple[dict[PhysicalPartition, LogEnds], dict[PhysicalPartition, LostReason]]:
+    ) -> tuple[dict[PhysicalPartition, LogEnds], dict[PhysicalPartition, GapReason]]:
         owners = {source: state for state in states for source in state.lineage.sources()}
         ids = {topic: self._topic_id(topic) for topic in {source.topic for source in owners}}
-        reasons = {source: why_gone(state, source, ids[source.topic]) for source, state in owners.items()}
+        reasons = {source: wrong_topic(state, source, ids[source.topic]) for source, state in owners.items()}
         there = [source for source, reason in reasons.items() if reason is None]
         high = self._admin.end_offsets(there)  # first: only an open transaction keeps stable below it
         stable = self._admin.end_offsets(there, IsolationLevel.READ_COMMITTED)
@@ -187,7 +182,7 @@ class Gatherer:
             if s in low and s in stable and s in high
         }
         gone = {s: reason for s, reason in reasons.items() if reason is not None}
-        return bounds, gone | {s: LostReason.MISSING for s in there if s not in bounds}
+        return bounds, gone | {s: GapReason.MISSING for s in there if s not in bounds}
 
     def _unread(self, states: Iterable[PartitionState]) -> frozenset[PhysicalPartition]:
         """Return the partitions that were added and have no slots, as far as we may look."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kpsplit.devcluster.jars import (
     LIST,
-    Wanted,
+    WantedJars,
     cache_folder,
     faults,
     fetch,
@@ -94,7 +94,7 @@ def _fetch_verified(java: Java, work: Path, spark: str) -> None:
     """Download into a folder; refuse what the package's list does not name, or make the list."""
     name = f"Spark's Kafka connector {spark}"
     fetch(
-        Wanted(
+        WantedJars(
             *(name, _HERE / "ivy.xml", ("reading Kafka with Spark", "spark")),
             properties={"kpsplit.spark": spark, "kpsplit.clients": KAFKA_CLIENTS},
         ),

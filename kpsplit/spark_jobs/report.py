@@ -143,7 +143,7 @@ def _gone(verdict: Verdict) -> Gone:
     found: dict[PhysicalPartition, dict[int, str]] = {}
     for lost in verdict.snapshot.lost():
         if lost.first == lost.segment.start and lost.behind == lost.segment.end:
-            found.setdefault(lost.state.parent, {})[lost.segment.id] = str(lost.reason)
+            found.setdefault(lost.state.parent, {})[lost.segment.id] = lost.reason.phrase
     return found
 
 

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
-from kpsplit.consumer.fetch.gaps import wrong_topic
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import GapReason
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 from kpsplit.splitter.records.offsets import Boundary, NewerCommit, RangeCommit
 from kpsplit.splitter.records.producers import ProducerRegistration
-
-
-class LostReason(StrEnum):
-    """Why records that a segment had cannot be read."""
-
-    EXPIRED = "retention removed them"
-    RETIRED = "the sub-topic was retired"
-    MISSING = "the topic is gone although nobody retired it"
-    MADE_ANEW = "the topic was deleted and made again"
-    CUT_OFF = "the log ends before the segment does"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +31,13 @@ class Lost:
     segment: Segment
     first: int
     behind: int | None
-    reason: LostReason
+    reason: GapReason
 
     def __str__(self) -> str:
         """Return it as people read it."""
         last = "" if self.behind is None else f" to {self.behind - 1}"
-        return (
-            f"segment {self.segment.id}: offsets {self.first}{last} of {self.segment.source}: {self.reason}"
-        )
+        extent = f"offsets {self.first}{last} of {self.segment.source}"
+        return f"segment {self.segment.id}: {extent}: {self.reason.phrase}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +69,7 @@ class Snapshot:
     topic: str
     states: tuple[PartitionState, ...]
     bounds: Mapping[PhysicalPartition, LogEnds]
-    gone: Mapping[PhysicalPartition, LostReason] = field(default_factory=dict)
+    gone: Mapping[PhysicalPartition, GapReason] = field(default_factory=dict)
     producers: tuple[ProducerRegistration, ...] = ()
     commits: tuple[LoggedCommit, ...] = ()
     boundaries: tuple[Boundary, ...] = ()
@@ -111,15 +99,15 @@ class Snapshot:
         bounds = self.bounds.get(segment.source)
         if reason is not None or bounds is None:
             nothing = segment.end == segment.start
-            whole = Lost(state, segment, segment.start, segment.end, reason or LostReason.MISSING)
+            whole = Lost(state, segment, segment.start, segment.end, reason or GapReason.MISSING)
             return [] if nothing else [whole]
         found = []
         if bounds.low > segment.start:
             behind = bounds.low if segment.end is None else min(bounds.low, segment.end)
-            found.append(Lost(state, segment, segment.start, behind, LostReason.EXPIRED))
+            found.append(Lost(state, segment, segment.start, behind, GapReason.EXPIRED))
         if segment.end is not None and bounds.high <= segment.end:
             found.append(
-                Lost(state, segment, max(bounds.high, segment.start), segment.end + 1, LostReason.CUT_OFF)
+                Lost(state, segment, max(bounds.high, segment.start), segment.end + 1, GapReason.CUT_OFF)
             )
         return [lost for lost in found if lost.behind is None or lost.first < lost.behind]
 
@@ -138,9 +126,3 @@ def without_boundary(
         latest = {s.range: s for s in opened}
         found += [(state, s) for s in latest.values() if (state.parent, s.range, s.id) not in there]
     return found
-
-
-def why_gone(state: PartitionState, source: PhysicalPartition, topic_id: str | None) -> LostReason | None:
-    """Return what ``wrong_topic`` says, in the words of a finding."""
-    reason = wrong_topic(state, source, topic_id)
-    return None if reason is None else LostReason[reason.name]

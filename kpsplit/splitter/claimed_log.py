@@ -56,7 +56,7 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitForTurn:
     """Somebody else has the turn for so long, or until the revision is another one."""
 
     seconds: float
@@ -76,7 +76,7 @@ class ClaimQueue:
         self.claimer = claimer
         self._first_seen: dict[Claim, float] = {}
 
-    def decide(self, revision: int, announced: Iterable[Claim], now: float) -> Announce | Wait | Go:
+    def decide(self, revision: int, announced: Iterable[Claim], now: float) -> Announce | WaitForTurn | Go:
         """Say what to do at ``now``; ``announced`` in the order of the log."""
         first = _whose_turn(revision, announced)
         if first is None:
@@ -84,7 +84,7 @@ class ClaimQueue:
         left = self._first_seen.setdefault(first, now) + turn_seconds(first.round) - now
         if left <= 0:
             return Announce(Claim(self.claimer, revision, first.round + 1))
-        return Go(first) if first.claimer == self.claimer else Wait(left)
+        return Go(first) if first.claimer == self.claimer else WaitForTurn(left)
 
     def has_turn(self, revision: int, announced: Iterable[Claim]) -> bool:
         """Tell whether the turn is ours, over or not: then nobody else is at work."""
@@ -154,7 +154,7 @@ class ClaimedLog(ABC):
             match self._queue.decide(state.revision, self._announced(deadline), self._now()):
                 case Announce(claim):
                     self._announce(claim, deadline)
-                case Wait(seconds):
+                case WaitForTurn(seconds):
                     self._wait(min(seconds, LOOK_SECONDS), deadline)
                 case Go(claim):
                     return claim

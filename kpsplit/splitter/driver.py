@@ -36,7 +36,7 @@ from kpsplit.splitter.partition_state import (
 )
 from kpsplit.splitter.ports import Clock, ControlPort, Deadline, Fit, TopicsPort, WritersPort
 from kpsplit.splitter.records.producers import ProducerRegistration
-from kpsplit.splitter.steps import Progress, Step
+from kpsplit.splitter.steps import AttemptProgress, Step
 
 CLEANUP_SECONDS = 30.0
 """How long a claim, and rolling back behind it, may take once the attempt's own deadline has passed."""
@@ -114,7 +114,7 @@ class Driver:
         if state.phase is Phase.FROZEN:
             raise _frozen(state)
         if state.attempt is not None and state.phase is Phase.COMMITTED:
-            return self._drive(state, Progress(state.attempt.id), deadline)
+            return self._drive(state, AttemptProgress(state.attempt.id), deadline)
         state = self._settle(state, EndedBy.TAKEOVER, "taken over by resume", deadline)
         last = state.last
         if last is None or last.result is Result.COMMITTED or last.ended_by is not EndedBy.TAKEOVER:
@@ -147,16 +147,16 @@ class Driver:
                 state = self._claim_unless_over(attempt.id, deadline, on_record=False)
                 if state == before:
                     state = self._record(before, Prepare(attempt), deadline)
-        return self._drive(state, Progress(attempt.id), deadline)
+        return self._drive(state, AttemptProgress(attempt.id), deadline)
 
-    def _drive(self, state: PartitionState, progress: Progress, deadline: Deadline) -> Outcome:
+    def _drive(self, state: PartitionState, progress: AttemptProgress, deadline: Deadline) -> Outcome:
         limit = deadline
         with self._rolled_back_on_error(progress.attempt_id, on_record=True):
             while True:
                 step = steps.decide(state, progress)
                 if isinstance(step, steps.Done):
                     return step.outcome
-                if isinstance(step, steps.Record) and isinstance(step.event, Fence):
+                if isinstance(step, steps.RecordEvent) and isinstance(step.event, Fence):
                     limit = self._pause_limit(state, deadline)
                 try:
                     state, progress = self._do(state, progress, step, limit)
@@ -204,13 +204,13 @@ class Driver:
         return self._ports.clock.deadline(min(deadline.left(), state.attempt.max_pause_ms / 1000))
 
     def _do(
-        self, state: PartitionState, progress: Progress, step: Step, limit: Deadline
-    ) -> tuple[PartitionState, Progress]:
+        self, state: PartitionState, progress: AttemptProgress, step: Step, limit: Deadline
+    ) -> tuple[PartitionState, AttemptProgress]:
         started = self._ports.clock.now()
         detail = ""
         topics = self._ports.topics
         match step:
-            case steps.Record(event):
+            case steps.RecordEvent(event):
                 if isinstance(event, Commit):
                     limit.check("the commit")
                     self._committing = True
@@ -344,7 +344,7 @@ class Driver:
             if attempt is not None and attempt.subtopic is not None:
                 state = self._delete_quietly(state, attempt.subtopic)
         elif forward and state.phase is Phase.COMMITTED and state.attempt is not None:
-            self._drive(state, Progress(state.attempt.id), deadline)
+            self._drive(state, AttemptProgress(state.attempt.id), deadline)
             state = self._claim(deadline, _nothing_under_way)
         return state
 

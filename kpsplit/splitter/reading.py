@@ -52,6 +52,35 @@ class ForeignReason(StrEnum):
     """A stamp of an epoch that was never reached."""
 
 
+class GapReason(StrEnum):
+    """Why records that a segment had cannot be read."""
+
+    EXPIRED = "expired"
+    """The log begins later: retention removed them, or somebody deleted them."""
+    RETIRED = "retired"
+    """The sub-topic was retired after every group had drained it."""
+    MISSING = "missing"
+    """The topic is gone although nobody retired it."""
+    MADE_ANEW = "made_anew"
+    """The topic was deleted and made again: what it holds now is something else."""
+    CUT_OFF = "cut_off"
+    """The log ends before the segment does: it was truncated."""
+
+    @property
+    def phrase(self) -> str:
+        """The reason in words."""
+        return _PHRASES[self]
+
+
+_PHRASES = {
+    GapReason.EXPIRED: "retention removed them",
+    GapReason.RETIRED: "the sub-topic was retired",
+    GapReason.MISSING: "the topic is gone although nobody retired it",
+    GapReason.MADE_ANEW: "the topic was deleted and made again",
+    GapReason.CUT_OFF: "the log ends before the segment does",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Deliver:
     """The record belongs to the segment and has this logical offset."""
@@ -170,3 +199,19 @@ def _outside(
     if not refreshed and source not in state.lineage.sources():
         return Wait()
     return Skip(SkipReason.STRAY) if stamp else Foreign(ForeignReason.BEHIND_THE_END)
+
+
+def wrong_topic(state: PartitionState, source: PhysicalPartition, topic_id: str | None) -> GapReason | None:
+    """Return why nothing of a topic can be read, None if it is the one that the lineage means.
+
+    Args:
+        state: the logical partition that has segments there.
+        source: the physical partition.
+        topic_id: Kafka's id of the topic that has the name now, None if there is none.
+    """
+    if state.is_retired(source.topic):
+        return GapReason.RETIRED
+    if topic_id is None:
+        return GapReason.MISSING
+    meant = state.topic_id_of(source.topic)
+    return GapReason.MADE_ANEW if meant and topic_id != meant else None

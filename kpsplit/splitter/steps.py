@@ -1,8 +1,8 @@
-"""What an operator does next, decided purely from the log and what this run has done (design, 7 and 8).
+"""What an operator does next, decided purely from the log and what this run has done (protocol, section 7.1).
 
-``decide`` is the only place that knows the order of the steps. What a run has done (``Progress``) belongs to
-one attempt id and is never carried over to another one; everything else comes from the control topic, so a
-run can stop at any line and the next claim goes on from what the log says.
+``decide`` is the only place that knows the order of the steps. What a run has done (``AttemptProgress``)
+belongs to one attempt id and is never carried over to another one; everything else comes from
+the control topic, so a run can stop at any line and the next claim goes on from what the log says.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kpsplit.splitter.records.marker import Marker, MarkerKind
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class AttemptProgress:
     """What this run has done for one attempt. None or False: not yet."""
 
     attempt_id: str
@@ -46,7 +46,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RecordEvent:
     """Write an event to the control topic and read it back."""
 
     event: Event
@@ -111,7 +111,7 @@ class Done:
 
 
 Step = (
-    Record
+    RecordEvent
     | CreateSubTopic
     | CoLocateLeaders
     | AwaitReady
@@ -122,7 +122,7 @@ Step = (
 )
 
 
-def decide(state: PartitionState, progress: Progress) -> Step:
+def decide(state: PartitionState, progress: AttemptProgress) -> Step:
     """Return the next step of an attempt.
 
     Raises:
@@ -176,36 +176,36 @@ def took_effect(state: PartitionState, attempt_id: str) -> bool | None:
     return None
 
 
-def _ended(state: PartitionState, progress: Progress) -> Done:
+def _ended(state: PartitionState, progress: AttemptProgress) -> Done:
     last = state.last
     if last is None or last.attempt.id != progress.attempt_id:
         raise FencedError(f"{state.parent}: attempt {progress.attempt_id} is not under way")
     return Done(last)
 
 
-def _preparing(state: PartitionState, attempt: Attempt, progress: Progress) -> Step:
+def _preparing(state: PartitionState, attempt: Attempt, progress: AttemptProgress) -> Step:
     if attempt.subtopic is not None and progress.subtopic_id is None:
         return CreateSubTopic(attempt)
     if attempt.kind is OperationKind.MERGE and not progress.colocated:
         return CoLocateLeaders(tuple(state.lineage.get(i).source for i in attempt.sources))
     if not progress.ready:
         return AwaitReady(attempt)
-    return Record(Fence(attempt.id, progress.subtopic_id))
+    return RecordEvent(Fence(attempt.id, progress.subtopic_id))
 
 
-def _fenced(state: PartitionState, attempt: Attempt, progress: Progress) -> Step:
+def _fenced(state: PartitionState, attempt: Attempt, progress: AttemptProgress) -> Step:
     if not progress.acknowledged:
         return AwaitAcknowledged(attempt)
     if progress.cuts is None:
         return AppendMarkers(planned_markers(state, attempt))
-    return Record(Commit(attempt.id, progress.cuts))
+    return RecordEvent(Commit(attempt.id, progress.cuts))
 
 
-def _committed(state: PartitionState, attempt: Attempt, progress: Progress) -> Step:
+def _committed(state: PartitionState, attempt: Attempt, progress: AttemptProgress) -> Step:
     emptied = state.to_seal()
     if emptied and not progress.sealed:
         return SealSubTopics(emptied)
-    return Record(Finish(attempt.id))
+    return RecordEvent(Finish(attempt.id))
 
 
 def planned_markers(state: PartitionState, attempt: Attempt) -> tuple[PlannedMarker, ...]:

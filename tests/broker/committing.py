@@ -13,10 +13,10 @@ from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.kafka.offset_log import OffsetTail, offset_log_partitions
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.keys import offsets_partition
 from kpsplit.splitter.records.offsets import Position, RangeCommit
 
 SECONDS = 120.0

@@ -10,9 +10,8 @@ from confluent_kafka import KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit.devcluster.cluster import DevCluster
-from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.keys import OFFSETS_TOPIC
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition
 from tests.broker.consuming import consumer, drain, shared, wait_for
 from tests.broker.operating import operating, split, write
 from tests.broker.topic_config import set_config

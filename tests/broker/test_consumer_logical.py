@@ -18,7 +18,7 @@ from confluent_kafka.admin import NewTopic
 
 from kpsplit import Producer
 from kpsplit.admin import Admin
-from kpsplit.control.seeking import Target, Whence
+from kpsplit.control.seeking import SeekTarget, Whence
 from kpsplit.splitter.key_range import KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.broker.consuming import consumer, drain, shared
@@ -251,7 +251,7 @@ def test_what_is_sought_back_for_a_range_that_cuts_slots_is_read_again_and_nothi
         one.subscribe([lived.topic])
         all_of(one, lived)
         one.commit(asynchronous=False)
-    operations.seek(operations.plan_seek(group, lived.parent, range_, Target(Whence.EARLIEST)))
+    operations.seek(operations.plan_seek(group, lived.parent, range_, SeekTarget(Whence.EARLIEST)))
     wanted = {r.value for r in lived.records if key_hash(r.key) in range_}
     assert 0 < len(wanted) < len(lived.records)
     with consumer(bootstrap, group) as again:

@@ -15,10 +15,9 @@ from kpsplit.control.group_progress import Basis
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import CheckFailedError
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.spark_jobs.gather import Gatherer
 from kpsplit.splitter.key_range import WHOLE
-from kpsplit.splitter.records.keys import OFFSETS_TOPIC, group_ids
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC, group_ids, offsets_partition
 from kpsplit.splitter.records.offsets import CommitKey, Position, RangeCommit
 from tests.broker.consuming import FAST, wait_for
 from tests.broker.guarded import ADMIN, Guarded

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kpsplit.consumer.fetch.gaps import Gap, GapReason
+from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.consumer.fetch.lineage_reader import LineageReader
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.errors import DeadlineExceededError
@@ -30,7 +30,7 @@ from kpsplit.splitter.partition_state import (
     Retire,
     Target,
 )
-from kpsplit.splitter.reading import ForeignReason, SkipReason
+from kpsplit.splitter.reading import ForeignReason, GapReason, SkipReason
 from kpsplit.splitter.records.marker import HEADER as MARKER
 from kpsplit.splitter.records.marker import Marker, MarkerKind
 from kpsplit.splitter.records.stamp import HEADER as STAMP

@@ -19,7 +19,7 @@ from kpsplit.errors import KpsplitError, UnreachableError
 from kpsplit.kafka import log_tail
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.log_ends import EndRequest, LogEnds
+from kpsplit.kafka.log_ends import EndRequest, LogEndQueries
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.broker.producing import eventually
@@ -78,7 +78,7 @@ def newest(admin: AdminClient, tries: dict[str, int]) -> int:
 def test_a_question_that_nobody_answers_has_no_result(alone: DevCluster) -> None:
     """A lease that was renewed on such an answer would be one that knows nothing of a fence."""
     connection = Connection({"bootstrap.servers": alone.bootstrap})
-    admin, logs = AdminClient(connection.client("ends")), LogEnds(connection)
+    admin, logs = AdminClient(connection.client("ends")), LogEndQueries(connection)
     assert ends(admin, SECONDS) == {0: RECORDS}  # they know the leader from here on
     assert logs.end_offsets([PLACE])[PLACE].offset == RECORDS
     with frozen(alone):
@@ -92,7 +92,7 @@ def test_a_question_that_nobody_answers_has_no_result(alone: DevCluster) -> None
 def test_partitions_that_were_added_since_a_client_looked_have_ends(alone: DevCluster) -> None:
     """librdkafka remembers how many partitions a topic has for 15 minutes, and asks no broker for others."""
     connection = Connection({"bootstrap.servers": alone.bootstrap})
-    logs, admin = LogEnds(connection), AdminClient({"bootstrap.servers": alone.bootstrap})
+    logs, admin = LogEndQueries(connection), AdminClient({"bootstrap.servers": alone.bootstrap})
     admin.create_topics([NewTopic("grows", 1, 1)])["grows"].result(SECONDS)
     places = [PhysicalPartition("grows", n) for n in range(3)]
     assert eventually(lambda: logs.end_offsets(places[:1]), "the topic's leader", SECONDS)
@@ -168,5 +168,5 @@ def test_a_probe_asks_for_a_log_s_bounds_until_it_is_told(
 
 def test_topics_that_are_all_missing_are_taken_for_missing(bootstrap: str) -> None:
     missing = [PhysicalPartition("never-made", 0), PhysicalPartition("nor-this-one", 2)]
-    log_ends = LogEnds(Connection({"bootstrap.servers": bootstrap}))
+    log_ends = LogEndQueries(Connection({"bootstrap.servers": bootstrap}))
     assert log_ends.end_offsets(missing) == {} == log_ends.start_offsets(missing)

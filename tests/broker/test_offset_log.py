@@ -27,12 +27,12 @@ from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.control_log import TRANSACTION_TIMEOUT_MS, OperationLog, offsets_partition
+from kpsplit.kafka.control_log import TRANSACTION_TIMEOUT_MS, OperationLog
 from kpsplit.kafka.following import FollowingProducer
 from kpsplit.kafka.offset_log import OffsetTail, offset_log_partitions
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.keys import OFFSETS_TOPIC
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition
 from tests.broker.committing import SECONDS, await_owned, commit_of, held, member, tailing, writer
 from tests.broker.operating import enrolled, operating
 from tests.conftest import MakeTopic

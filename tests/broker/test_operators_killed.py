@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 
 from kpsplit import Consumer, Producer
 from kpsplit.admin import Admin
-from kpsplit.control.seeking import Target, Whence
+from kpsplit.control.seeking import SeekTarget, Whence
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import SubTopicState
@@ -134,6 +134,6 @@ def test_a_group_commits_and_is_moved_on_although_somebody_has_deleted_a_sub_top
         member.commit(asynchronous=False)
     (progress,) = operations.offsets(group, parent.topic)
     assert progress.lag == 0
-    operations.seek(operations.plan_seek(group, parent, WHOLE, Target(Whence.EARLIEST)))
+    operations.seek(operations.plan_seek(group, parent, WHOLE, SeekTarget(Whence.EARLIEST)))
     (progress,) = operations.offsets(group, parent.topic)
     assert progress.lag is not None and progress.lag > 0

@@ -10,12 +10,13 @@ from confluent_kafka import Producer, TopicPartition
 
 from kpsplit.consumer.config import GapPolicy
 from kpsplit.consumer.fetch.batch import OwnedSlot
-from kpsplit.consumer.fetch.gaps import Gap, GapFound, GapReason, Unreadable
+from kpsplit.consumer.fetch.gaps import Gap, GapFound, Unreadable
 from kpsplit.kafka.logical_message import LogicalMessage
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import GapReason
 from kpsplit.splitter.records.marker import MarkerKind
 from tests.broker.operating import PAUSE_MS, enrolled, merge, operating, state_of
 from tests.broker.slot_reading import Member, Writer, slots_of

@@ -6,9 +6,8 @@ import pytest
 from confluent_kafka import Producer
 
 from kpsplit.admin import Admin
-from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.keys import OFFSETS_TOPIC
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition
 from tests.broker.consuming import consumer, drain, shared, wait_for
 from tests.broker.operating import write
 from tests.conftest import MakeTopic

@@ -18,7 +18,7 @@ from kpsplit.admin_cli.commands.seek import TargetType
 from kpsplit.admin_cli.failures import exit_code_of, line_of
 from kpsplit.admin_cli.main import cli
 from kpsplit.admin_cli.settings import check_sendable
-from kpsplit.control.seeking import Target, Whence
+from kpsplit.control.seeking import SeekTarget, Whence
 from kpsplit.errors import EXIT_OK, EXIT_USAGE, ConfigurationError
 from kpsplit.kafka.connection import MOST_PROPERTIES, read_properties
 from kpsplit.splitter.key_range import KeyRange
@@ -77,7 +77,7 @@ def test_any_text_is_a_value_or_a_usage_error_of_one_line(kind: Any, text: str) 
 def check_value(value: Any) -> None:
     """Fail unless what was read keeps the limits that the rest of the code counts on."""
     match value:
-        case Target(_, number) | int(number):
+        case SeekTarget(_, number) | int(number):
             assert 0 <= number <= MAX_OFFSET
         case float(seconds):
             assert 0 < seconds <= 24 * 3600
@@ -97,7 +97,7 @@ def test_a_range_is_read_back_in_both_forms_in_which_it_is_shown(range_: KeyRang
 
 @given(st.integers(0, MAX_OFFSET), st.integers(0, 6000))
 def test_an_offset_is_the_same_number_whatever_zeros_stand_before_it(offset: int, zeros: int) -> None:
-    assert TargetType().convert("0" * zeros + str(offset), None, None) == Target(Whence.OFFSET, offset)
+    assert TargetType().convert("0" * zeros + str(offset), None, None) == SeekTarget(Whence.OFFSET, offset)
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ class OperatorMoves(RealCode):
         operator = world.operator
         attempt = state.attempt
         assert attempt is not None
-        progress = steps.Progress(
+        progress = steps.AttemptProgress(
             attempt.id,
             subtopic_id=attempt.subtopic and "id",
             colocated=True,
@@ -71,7 +71,7 @@ class OperatorMoves(RealCode):
             sealed=operator.sealed,
         )
         match steps.decide(state, progress):
-            case steps.Record(event):
+            case steps.RecordEvent(event):
                 after = self._recorded(world, event)
                 over = isinstance(event, Finish)
                 fresh = Operator(

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from pyspark.sql import DataFrame, SparkSession
 
 from kpsplit.spark_jobs.schemas import RAW
-from kpsplit.spark_jobs.snapshot import LogEnds, LoggedCommit, LostReason, Snapshot
+from kpsplit.spark_jobs.snapshot import LogEnds, LoggedCommit, Snapshot
 from kpsplit.spark_jobs.verification.findings import Verdict
 from kpsplit.spark_jobs.verification.start import Since, Stretches
 from kpsplit.spark_jobs.verification.verifier import Verifier
@@ -36,6 +36,7 @@ from kpsplit.splitter.partition_state import (
     Prepare,
     Target,
 )
+from kpsplit.splitter.reading import GapReason
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC, subtopic_name
 from kpsplit.splitter.records.marker import HEADER as MARKER
 from kpsplit.splitter.records.marker import Marker, MarkerKind
@@ -240,7 +241,7 @@ class World:
             TOPIC,
             (state,),
             ends,
-            dict.fromkeys(self.retired, LostReason.RETIRED),
+            dict.fromkeys(self.retired, GapReason.RETIRED),
             producers=producers,
             commits=tuple(self.commits),
             boundaries=tuple(self.boundaries),

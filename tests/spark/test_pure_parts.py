@@ -34,7 +34,7 @@ from kpsplit.spark_jobs.regions import (
 )
 from kpsplit.spark_jobs.report import Times, beginnings, report_page
 from kpsplit.spark_jobs.session import reason
-from kpsplit.spark_jobs.snapshot import LogEnds, LostReason, Snapshot, why_gone
+from kpsplit.spark_jobs.snapshot import LogEnds, Snapshot
 from kpsplit.spark_jobs.verification import job
 from kpsplit.spark_jobs.verification.checks import first_shared, marker_findings, segment_totals
 from kpsplit.spark_jobs.verification.commit_checks import drained
@@ -52,6 +52,7 @@ from kpsplit.spark_jobs.verification.sequence_checks import joined, members, mis
 from kpsplit.spark_jobs.verification.start import JudgedFrom
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import MAX_OFFSET, Lineage, PhysicalPartition, Progression, Segment, SegmentKind
+from kpsplit.splitter.reading import GapReason, wrong_topic
 from kpsplit.splitter.records.producers import PauseReport
 from tests.spark.histories import World, lived
 from tests.unit.samples import life
@@ -160,9 +161,9 @@ def test_a_batch_between_the_wrong_ends_is_refused_not_read_whole(start: Bound, 
 def test_a_topic_that_is_gone_has_a_reason() -> None:
     state = lived(0).state
     phantom = next(s.source for s in state.lineage if s.kind is SegmentKind.PHANTOM)
-    assert why_gone(state, state.parent, "id") is None
-    assert why_gone(state, state.parent, "another") is LostReason.MADE_ANEW
-    assert why_gone(state, phantom, None) is LostReason.MISSING
+    assert wrong_topic(state, state.parent, "id") is None
+    assert wrong_topic(state, state.parent, "another") is GapReason.MADE_ANEW
+    assert wrong_topic(state, phantom, None) is GapReason.MISSING
 
 
 def test_security_settings_are_said_in_javas_words(tmp_path: Path) -> None:
@@ -414,14 +415,14 @@ def test_a_log_that_ends_before_its_segment_is_cut_off() -> None:
     place, end = whole.source, whole.end
     shorter = {**snapshot.bounds, place: LogEnds(0, end - 1, end - 1)}
     (lost,) = replace(snapshot, bounds=shorter).lost()
-    assert (lost.first, lost.behind, lost.reason) == (end - 1, end + 1, LostReason.CUT_OFF)
+    assert (lost.first, lost.behind, lost.reason) == (end - 1, end + 1, GapReason.CUT_OFF)
 
 
 @pytest.mark.parametrize(
     ("low", "gone", "told"),
     [
         (0, None, True),
-        (0, LostReason.RETIRED, False),
+        (0, GapReason.RETIRED, False),
         (1000, None, False),
     ],
     ids=["there", "went with its sub-topic", "expired"],

@@ -16,9 +16,8 @@ from kpsplit import Producer
 from kpsplit.consumer.fetch.physical_reader import PhysicalReader
 from kpsplit.errors import ConfigurationError, ConflictError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline
-from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.served import await_served
 from kpsplit.spark_jobs.regions import Bound
 from kpsplit.spark_jobs.streaming import fetch as fetching
 from kpsplit.spark_jobs.streaming.query import Query, StreamSettings

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from kpsplit.consumer.fetch.gaps import Gap, GapReason
+from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.control.group_progress import Basis, PartitionProgress, RangeProgress, SegmentLeft
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import GapReason
 from tests.fault.chaos.removal import Extent, Removal, excused, expected_gaps, extents, told_gap, untrue
 from tests.unit.samples import PARENT, UNSPLIT, committed, phantom, split_attempt
 

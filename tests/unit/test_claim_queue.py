@@ -10,7 +10,7 @@ from kpsplit.splitter.claimed_log import (
     Announce,
     ClaimQueue,
     Go,
-    Wait,
+    WaitForTurn,
     turn_seconds,
 )
 from kpsplit.splitter.records.control import Claim
@@ -26,8 +26,8 @@ def test_who_finds_no_announcement_makes_one_and_goes_when_it_is_the_first() -> 
 
 def test_the_second_waits_for_the_turn_of_the_first_and_then_announces_the_next_round() -> None:
     queue = ClaimQueue("second")
-    assert queue.decide(2, [FIRST, SECOND], 10.0) == Wait(TURN_SECONDS)
-    assert queue.decide(2, [FIRST, SECOND], 10.0 + TURN_SECONDS - 1) == Wait(1.0)
+    assert queue.decide(2, [FIRST, SECOND], 10.0) == WaitForTurn(TURN_SECONDS)
+    assert queue.decide(2, [FIRST, SECOND], 10.0 + TURN_SECONDS - 1) == WaitForTurn(1.0)
     again = queue.decide(2, [FIRST, SECOND], 10.0 + TURN_SECONDS)
     assert again == Announce(Claim("second", 2, 2))
     later = Claim("second", 2, 2)
@@ -39,7 +39,7 @@ def test_who_is_too_slow_stands_in_line_again() -> None:
     assert queue.decide(2, [FIRST], 0.0) == Go(FIRST)
     assert queue.decide(2, [FIRST], TURN_SECONDS) == Announce(Claim("first", 2, 2))
     overtaken = [FIRST, Claim("second", 2, 2), Claim("first", 2, 2)]
-    assert queue.decide(2, overtaken, TURN_SECONDS) == Wait(turn_seconds(2))
+    assert queue.decide(2, overtaken, TURN_SECONDS) == WaitForTurn(turn_seconds(2))
 
 
 def test_announcements_about_another_revision_say_nothing() -> None:
@@ -54,8 +54,8 @@ def test_turns_grow_up_to_a_limit(number: int) -> None:
 def test_a_turn_begins_with_its_own_announcement_whatever_was_withdrawn_before() -> None:
     """The second waits almost for the whole turn of the first, which gives up: now the third has the turn."""
     queue, third = ClaimQueue("second"), Claim("third", 2, 1)
-    assert queue.decide(2, [FIRST], 0.0) == Wait(TURN_SECONDS)
-    assert queue.decide(2, [third], TURN_SECONDS - 1) == Wait(TURN_SECONDS)
+    assert queue.decide(2, [FIRST], 0.0) == WaitForTurn(TURN_SECONDS)
+    assert queue.decide(2, [third], TURN_SECONDS - 1) == WaitForTurn(TURN_SECONDS)
 
 
 def test_who_has_the_turn_is_known_also_when_it_is_over() -> None:

@@ -19,7 +19,7 @@ from kpsplit.admin_cli.render.records import record_json, record_line, tally_lin
 from kpsplit.admin_cli.render.report import report_json, show_report
 from kpsplit.admin_cli.render.status import show_statuses, statuses_json
 from kpsplit.admin_cli.render.steps import StepProgress
-from kpsplit.consumer.fetch.gaps import Gap, GapReason
+from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.consumer.fetch.lineage_reader import Tally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.control.group_progress import Basis, PartitionProgress, RangeProgress, SegmentLeft
@@ -29,7 +29,7 @@ from kpsplit.kafka.groups import Owner
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.partition_state import OperationKind, Target
-from kpsplit.splitter.reading import SkipReason
+from kpsplit.splitter.reading import GapReason, SkipReason
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.producers import PauseReport, ProducerRegistration
 from kpsplit.splitter.records.stamp import Stamp

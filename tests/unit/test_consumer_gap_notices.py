@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpsplit.consumer.fetch.gaps import Gap, GapNotices, GapReason
+from kpsplit.consumer.fetch.gaps import Gap, GapNotices
+from kpsplit.splitter.reading import GapReason
 from tests.unit.engine_world import PARENT
 
 

@@ -13,12 +13,12 @@ from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots import initializer
 from kpsplit.consumer.slots.assigned import SlotStart, StartRequest
 from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError, UnreachableError
-from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.kafka.log_ends import Failed
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.records.keys import offsets_partition
 from kpsplit.splitter.records.offsets import Cause, CommitKey, Position, RangeCommit
 from tests.unit.engine_world import SLOTS, World, record, slot
 

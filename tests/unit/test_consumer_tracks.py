@@ -16,7 +16,6 @@ from kpsplit.consumer.fetch.gaps import (
     ForeignFound,
     Found,
     GapFound,
-    GapReason,
     LogBounds,
     ReadingEvent,
     Unreadable,
@@ -27,7 +26,7 @@ from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Abort, EndedBy, PartitionState
-from kpsplit.splitter.reading import ForeignReason
+from kpsplit.splitter.reading import ForeignReason, GapReason
 from tests.unit.consumer_samples import FIRST, HIGH, LOW, SECOND, WHOLE_SLOT, message, offsets
 from tests.unit.samples import PARENT, UNSPLIT, committed, fenced, life, operated, phantom, split_attempt
 

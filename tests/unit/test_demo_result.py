@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kpsplit.consumer.fetch.gaps import Gap, GapReason
+from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.consumer.fetch.lineage_reader import Tally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.control.status import Report
@@ -36,7 +36,7 @@ from kpsplit.demo.watch import SegmentDrain
 from kpsplit.pages.lineage import OVERFLOW_COLOUR
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import Lineage, SegmentKind
-from kpsplit.splitter.reading import ForeignReason
+from kpsplit.splitter.reading import ForeignReason, GapReason
 from kpsplit.splitter.records.producers import PauseReport
 from kpsplit.testing import Anomaly, Delivery, SendOutcome, check_history
 from tests.unit.samples import PARENT, life

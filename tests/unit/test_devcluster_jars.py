@@ -36,7 +36,7 @@ def downloads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def replace_ivy(monkeypatch: pytest.MonkeyPatch, download: Callable[[Path], None]) -> list[Path]:
     asked: list[Path] = []
 
-    def resolve(wanted: jars.Wanted, java: Java, work: Path) -> None:
+    def resolve(wanted: jars.WantedJars, java: Java, work: Path) -> None:
         asked.append(work)
         download(work)
 

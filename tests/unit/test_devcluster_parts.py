@@ -16,7 +16,7 @@ import pytest
 from kpsplit.devcluster import storage
 from kpsplit.devcluster.config import HOST, NodeAddress, PortReservation, can_share
 from kpsplit.devcluster.daemon import ProcessIdentity, RunningBroker, RunningCluster
-from kpsplit.devcluster.jars import Progress
+from kpsplit.devcluster.jars import DownloadProgress
 from kpsplit.devcluster.process import ManagedProcess, SupervisorClient
 from kpsplit.devcluster.storage import ClusterIdentity
 from kpsplit.errors import ConflictError, KpsplitError, UsageError
@@ -173,7 +173,7 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 
 def test_progress_in_a_log_is_a_line_for_every_tenth_step() -> None:
     stream = io.StringIO()
-    with Progress("fetching", total=12, stream=stream) as progress:
+    with DownloadProgress("fetching", total=12, stream=stream) as progress:
         for _ in range(12):
             progress.step()
     assert stream.getvalue().splitlines() == [f"fetching: {n} of 12 files" for n in (0, 10, 12)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kpsplit.control.group_progress import Basis, progress_of
-from kpsplit.control.seeking import Target, Whence, cursor_at
+from kpsplit.control.seeking import SeekTarget, Whence, cursor_at
 from kpsplit.kafka.groups import Members, Owner, owners
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.key_range import WHOLE, KeyRange
@@ -104,16 +104,16 @@ STARTS = {PARENT: 5, **{phantom(i): 0 for i in range(4)}}
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        (Target(Whence.EARLIEST), {0: 5}),
-        (Target(Whence.LATEST), {1: 1500, 2: 20, 3: 20}),
-        (Target(Whence.OFFSET, 0), {0: 5}),
-        (Target(Whence.OFFSET, 990), {0: 990}),
-        (Target(Whence.OFFSET, 1038), {1: 1009, 2: 8, 3: 8}),
-        (Target(Whence.OFFSET, 1 << 62), {1: 1500, 2: 20, 3: 20}),
-        (Target(Whence.TIMESTAMP, 1), {1: 1500, 2: 7, 3: 20}),
+        (SeekTarget(Whence.EARLIEST), {0: 5}),
+        (SeekTarget(Whence.LATEST), {1: 1500, 2: 20, 3: 20}),
+        (SeekTarget(Whence.OFFSET, 0), {0: 5}),
+        (SeekTarget(Whence.OFFSET, 990), {0: 990}),
+        (SeekTarget(Whence.OFFSET, 1038), {1: 1009, 2: 8, 3: 8}),
+        (SeekTarget(Whence.OFFSET, 1 << 62), {1: 1500, 2: 20, 3: 20}),
+        (SeekTarget(Whence.TIMESTAMP, 1), {1: 1500, 2: 7, 3: 20}),
     ],
 )
-def test_a_seek_stands_where_records_are_or_at_the_end(target: Target, expected: dict[int, int]) -> None:
+def test_a_seek_stands_where_records_are_or_at_the_end(target: SeekTarget, expected: dict[int, int]) -> None:
     young = {phantom(0): 7}
     cursor = cursor_at(LIFE.split, LEFT, target, STARTS, ENDS, young)
     assert cursor.readable(LIFE.split.lineage) == expected
@@ -122,7 +122,7 @@ def test_a_seek_stands_where_records_are_or_at_the_end(target: Target, expected:
 def test_a_seek_to_the_earliest_counts_what_was_deleted_with_its_topic_as_read() -> None:
     starts = {PARENT: 1001, phantom(1): 2}
     ends = {PARENT: 1500, phantom(1): 5}
-    cursor = cursor_at(LIFE.merged, LEFT, Target(Whence.EARLIEST), starts, ends, {})
+    cursor = cursor_at(LIFE.merged, LEFT, SeekTarget(Whence.EARLIEST), starts, ends, {})
     assert cursor.readable(LIFE.merged.lineage) == {1: 1001, 3: 2}
     assert cursor.moved(1, 1003).moved(3, 5).readable(LIFE.merged.lineage) == {9: 1004}
 

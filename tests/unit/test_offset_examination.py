@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.kafka.offset_log import OffsetExamination, UnfitRecord
 from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.records.keys import offsets_partition
 from kpsplit.splitter.records.offsets import CommitKey, Position, RangeCommit, boundaries
 from tests.unit.samples import PARENT, life
 

@@ -25,7 +25,7 @@ from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.control.group_progress import Basis, PartitionProgress, RangeProgress
 from kpsplit.control.plans import Check as PlanCheck
 from kpsplit.control.plans import Drain, HotKey
-from kpsplit.control.seeking import Seek, Target, Whence
+from kpsplit.control.seeking import Seek, SeekTarget, Whence
 from kpsplit.demo.page import page
 from kpsplit.demo.result import DemoVerdict, failed_line
 from kpsplit.errors import KpsplitError
@@ -105,7 +105,7 @@ A_RECORD = LogicalRecord(
         lambda console: verify._show(a_verdict(), console),
         lambda console: show_progress([a_progress()], console),
         lambda console: show_seek(
-            Seek(EVIL, STATE, Target(Whence.LATEST), Cursor(WHOLE, {9: 7000})), console
+            Seek(EVIL, STATE, SeekTarget(Whence.LATEST), Cursor(WHOLE, {9: 7000})), console
         ),
         lambda console: show_plan(BAD_PLAN, console),
         lambda console: show_outcome(OUTCOME, STATE, console),
@@ -153,7 +153,7 @@ def test_a_question_names_a_group_safely(monkeypatch: pytest.MonkeyPatch) -> Non
             return None
 
         def plan_seek(self, group: str, *_: object, **__: object) -> Seek:
-            return Seek(group, STATE, Target(Whence.LATEST), Cursor(WHOLE, {9: 7000}))
+            return Seek(group, STATE, SeekTarget(Whence.LATEST), Cursor(WHOLE, {9: 7000}))
 
         def seek(self, _: Seek) -> None:
             return None

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from kpsplit.errors import FutureVersionError, RecordError
-from kpsplit.spark_jobs.snapshot import LostReason
 from kpsplit.spark_jobs.streaming.plan import (
     Frontier,
     SegmentStretch,
@@ -20,6 +19,7 @@ from kpsplit.spark_jobs.streaming.plan import (
 from kpsplit.spark_jobs.streaming.query import StreamOffset, StreamPosition
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.reading import GapReason
 from tests.unit.samples import PARENT, life, phantom
 
 LIFE = life()
@@ -102,8 +102,8 @@ def test_what_retention_took_is_told_and_the_rest_is_kept() -> None:
 
 def test_a_sub_topic_that_is_gone_is_lost_as_a_whole() -> None:
     stretch = SegmentStretch(SPLIT.get(2), 3, 9)
-    kept, lost = without_lost([stretch], {}, {stretch.segment.source: LostReason.RETIRED})
-    assert not kept and [x.reason for x in lost] == [LostReason.RETIRED]
+    kept, lost = without_lost([stretch], {}, {stretch.segment.source: GapReason.RETIRED})
+    assert not kept and [x.reason for x in lost] == [GapReason.RETIRED]
 
 
 def test_the_offset_in_the_checkpoint_has_this_form() -> None:

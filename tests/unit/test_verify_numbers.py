@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kpsplit.admin_cli.commands.verify import conclude, write_page
 from kpsplit.errors import CheckFailedError, KpsplitError
-from kpsplit.spark_jobs.snapshot import LogEnds, LostReason, Snapshot
+from kpsplit.spark_jobs.snapshot import LogEnds, Snapshot
 from kpsplit.spark_jobs.verification.checks import uncertified_findings
 from kpsplit.spark_jobs.verification.counts import BLOCK, Bucket, SegmentSpan, SequenceBlock
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity, Verdict
@@ -39,6 +39,7 @@ from kpsplit.spark_jobs.verification.start import (
 )
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import GapReason
 from kpsplit.splitter.records.producers import Certificate, ProducerRegistration
 from tests.spark.histories import World, busy
 
@@ -140,7 +141,7 @@ def test_what_a_split_closed_lies_below_what_follows_and_a_merge_may_mix_it() ->
     whole = world.snapshot()
 
     def retired(*segments: int) -> Snapshot:
-        gone = {ids[i].source: LostReason.RETIRED for i in segments}
+        gone = {ids[i].source: GapReason.RETIRED for i in segments}
         bounds = {p: b for p, b in whole.bounds.items() if p not in gone}
         return replace(whole, bounds=bounds, gone=gone, producers=())
 

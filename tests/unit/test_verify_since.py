@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kpsplit.errors import UnreachableError
 from kpsplit.kafka.connection import Connection
-from kpsplit.spark_jobs.snapshot import LogEnds, LoggedCommit, LostReason, Snapshot
+from kpsplit.spark_jobs.snapshot import LogEnds, LoggedCommit, Snapshot
 from kpsplit.spark_jobs.verification import job
 from kpsplit.spark_jobs.verification.commit_checks import (
     commits_leave_no_gap,
@@ -33,6 +33,7 @@ from kpsplit.spark_jobs.verification.start import (
 )
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.reading import GapReason
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 from kpsplit.splitter.records.offsets import NewerCommit, Position, RangeCommit
 from tests.spark.histories import World, busy
@@ -88,7 +89,7 @@ def test_a_retired_log_is_given_once_what_follows_it_has_an_older_record() -> No
     reopened = world.state.lineage.segments[-1]
     whole = world.snapshot()
     bounds = {p: b for p, b in whole.bounds.items() if p != phantom.source}
-    snapshot = replace(whole, bounds=bounds, gone={phantom.source: LostReason.RETIRED})
+    snapshot = replace(whole, bounds=bounds, gone={phantom.source: GapReason.RETIRED})
     early = start_of(snapshot, since(world, {world.parent: reopened.start}))
     late = start_of(snapshot, since(world, {world.parent: reopened.start + 1}))
     assert (early.of(phantom.source), late.of(phantom.source)) == (0, phantom.end + 1)

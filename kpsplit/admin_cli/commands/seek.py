@@ -16,7 +16,7 @@ from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition
 
 if TYPE_CHECKING:
-    from kpsplit.control.seeking import Target
+    from kpsplit.control.seeking import SeekTarget
 
     _Base = click.ParamType[Any, Any]
 else:
@@ -33,18 +33,18 @@ class TargetType(_Base):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read the text that was given."""
-        from kpsplit.control.seeking import Target, Whence
+        from kpsplit.control.seeking import SeekTarget, Whence
 
         if not isinstance(value, str):
             return value
         if value in (Whence.EARLIEST, Whence.LATEST):
-            return Target(Whence(value))
+            return SeekTarget(Whence(value))
         if value.isascii() and value.isdecimal():
             digits = value.lstrip("0") or "0"
             if len(digits) > _DIGITS or int(digits) > MAX_OFFSET:
                 self.fail("the offset is over 2^63 - 1", param, ctx)
-            return Target(Whence.OFFSET, int(digits))
-        return Target(Whence.TIMESTAMP, self._milliseconds(value, param, ctx))
+            return SeekTarget(Whence.OFFSET, int(digits))
+        return SeekTarget(Whence.TIMESTAMP, self._milliseconds(value, param, ctx))
 
     def _milliseconds(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
@@ -85,7 +85,7 @@ def command(
     call: Call,
     partition: PhysicalPartition,
     group: str,
-    target: Target,
+    target: SeekTarget,
     keys: KeyRange | None,
     new_group: bool,
     dry_run: bool,

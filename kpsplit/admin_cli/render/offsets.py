@@ -14,7 +14,7 @@ from kpsplit.admin_cli.render.console import plain_table
 from kpsplit.admin_cli.render.human import count, utc
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.control.group_progress import Basis, PartitionProgress, RangeProgress, SegmentLeft
-from kpsplit.control.seeking import Seek, Target, Whence
+from kpsplit.control.seeking import Seek, SeekTarget, Whence
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.partition_state import PartitionState
 
@@ -69,7 +69,7 @@ def show_seek(seek: Seek, console: Console) -> None:
         console.print(Text(f"! there is no record at or after {target}: same as --to latest", style="yellow"))
 
 
-def target_text(target: Target) -> str:
+def target_text(target: SeekTarget) -> str:
     """Return where a seek goes, in words."""
     if target.whence is Whence.OFFSET:
         return f"offset {target.number}"

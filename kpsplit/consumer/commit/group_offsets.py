@@ -34,7 +34,6 @@ from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.control_log import offsets_partition
 from kpsplit.kafka.error_map import MISSING, error_of, translated
 from kpsplit.kafka.groups import Members, describe_members
 from kpsplit.kafka.log_ends import Failed
@@ -43,7 +42,7 @@ from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
-from kpsplit.splitter.records.keys import group_ids
+from kpsplit.splitter.records.keys import group_ids, offsets_partition
 from kpsplit.splitter.records.offsets import CommitKey, RangeCommit
 
 ANSWER_SECONDS = 10.0

@@ -4,27 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from enum import StrEnum
 
 from kpsplit.errors import KpsplitError
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.reading import ForeignReason
-
-
-class GapReason(StrEnum):
-    """Why records that a segment had cannot be read."""
-
-    EXPIRED = "expired"
-    """The log begins later: retention removed them, or somebody deleted them."""
-    RETIRED = "retired"
-    """The sub-topic was retired after every group had drained it."""
-    MISSING = "missing"
-    """The topic is gone although nobody retired it."""
-    MADE_ANEW = "made_anew"
-    """The topic was deleted and made again: what it holds now is something else."""
-    CUT_OFF = "cut_off"
-    """The log ends before the segment does: it was truncated."""
+from kpsplit.splitter.reading import ForeignReason, GapReason, wrong_topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,19 +202,3 @@ class EndReached:
 
 
 ReadingEvent = GapFound | ForeignFound | Unreadable | EndReached
-
-
-def wrong_topic(state: PartitionState, source: PhysicalPartition, topic_id: str | None) -> GapReason | None:
-    """Return why nothing of a topic can be read, None if it is the one that the lineage means.
-
-    Args:
-        state: the logical partition that has segments there.
-        source: the physical partition.
-        topic_id: Kafka's id of the topic that has the name now, None if there is none.
-    """
-    if state.is_retired(source.topic):
-        return GapReason.RETIRED
-    if topic_id is None:
-        return GapReason.MISSING
-    meant = state.topic_id_of(source.topic)
-    return GapReason.MADE_ANEW if meant and topic_id != meant else None

@@ -17,7 +17,7 @@ from typing import Self
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.fetch.gaps import Gap, GapReason, wrong_topic
+from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.consumer.fetch.logical_record import LogicalRecord, OurHeaders, read_headers, without_stamp
 from kpsplit.consumer.fetch.physical_reader import LostStartError, PhysicalReader
 from kpsplit.errors import DeadlineExceededError
@@ -30,6 +30,7 @@ from kpsplit.splitter.reading import (
     Deliver,
     Foreign,
     ForeignReason,
+    GapReason,
     Skip,
     SkipReason,
     Verdict,
@@ -37,6 +38,7 @@ from kpsplit.splitter.reading import (
     classify,
     own_stamp,
     unsettled,
+    wrong_topic,
 )
 from kpsplit.splitter.records.stamp import Stamp
 

@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from kpsplit.consumer.config import CLIENT_KBYTES, GapPolicy
 from kpsplit.consumer.fetch.batch import MESSAGE_BYTES, Backpressured, Batch, OwnedSlot
 from kpsplit.consumer.fetch.fetch_state import FetchState
-from kpsplit.consumer.fetch.gaps import Gap, ReadingEvent, Unreadable, wrong_topic
+from kpsplit.consumer.fetch.gaps import Gap, ReadingEvent, Unreadable
 from kpsplit.consumer.fetch.physical_reader import LogProbe
 from kpsplit.errors import ConfigurationError
 from kpsplit.kafka.clock import monotonic
@@ -29,6 +29,7 @@ from kpsplit.kafka.error_map import TRANSIENT_READS, translate, translated
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import wrong_topic
 
 __all__ = ["Batch", "OwnedSlot", "SlotReader"]
 

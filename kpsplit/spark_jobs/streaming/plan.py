@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from kpsplit.spark_jobs.snapshot import LostReason
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState, Phase
+from kpsplit.splitter.reading import GapReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,19 +156,19 @@ class LostStretch:
     """A stretch that was still to be read and is gone."""
 
     stretch: SegmentStretch
-    reason: LostReason
+    reason: GapReason
 
     def __str__(self) -> str:
         """Return it as people read it."""
         s = self.stretch
         extent = f"offsets {s.first} to {s.behind - 1} of {s.segment.source}"
-        return f"segment {s.segment.id}: {extent} are gone ({self.reason})"
+        return f"segment {s.segment.id}: {extent} are gone ({self.reason.phrase})"
 
 
 def without_lost(
     stretches: Iterable[SegmentStretch],
     lows: Mapping[PhysicalPartition, int],
-    gone: Mapping[PhysicalPartition, LostReason],
+    gone: Mapping[PhysicalPartition, GapReason],
 ) -> tuple[list[SegmentStretch], list[LostStretch]]:
     """Return what can still be read, and what cannot.
 
@@ -186,7 +186,7 @@ def without_lost(
             continue
         first = min(max(stretch.first, lows.get(source, 0)), stretch.behind)
         if first > stretch.first:
-            lost.append(LostStretch(replace(stretch, behind=first), LostReason.EXPIRED))
+            lost.append(LostStretch(replace(stretch, behind=first), GapReason.EXPIRED))
         if first < stretch.behind:
             kept.append(replace(stretch, first=first))
     return kept, lost

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from confluent_kafka import IsolationLevel
 
-from kpsplit.control.seeking import Target, Whence, cursor_at
+from kpsplit.control.seeking import SeekTarget, Whence, cursor_at
 from kpsplit.errors import ConflictError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
@@ -15,7 +15,7 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.spark_jobs.gather import Gatherer, state_of
 from kpsplit.spark_jobs.regions import Bound, Region, timestamp_ms
-from kpsplit.spark_jobs.snapshot import LostReason, Snapshot, why_gone
+from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.streaming.plan import (
     Frontier,
     SegmentStretch,
@@ -36,6 +36,7 @@ from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import GapReason, wrong_topic
 
 
 def beginning(connection: Connection, settings: StreamSettings, start: Bound) -> StreamPositions:
@@ -61,17 +62,17 @@ def beginning(connection: Connection, settings: StreamSettings, start: Bound) ->
     }
 
 
-def _target(start: Bound, at: int | None, partition: int) -> Target:
+def _target(start: Bound, at: int | None, partition: int) -> SeekTarget:
     if at is not None:
-        return Target(Whence.TIMESTAMP, at)
+        return SeekTarget(Whence.TIMESTAMP, at)
     if isinstance(start, Mapping):
         named = partition in start
-        return Target(Whence.OFFSET, start[partition]) if named else Target(Whence.EARLIEST)
-    return Target(Whence.LATEST if start == "latest" else Whence.EARLIEST)
+        return SeekTarget(Whence.OFFSET, start[partition]) if named else SeekTarget(Whence.EARLIEST)
+    return SeekTarget(Whence.LATEST if start == "latest" else Whence.EARLIEST)
 
 
 def _position_of(
-    snapshot: Snapshot, state: PartitionState, target: Target, young: Mapping[PhysicalPartition, int]
+    snapshot: Snapshot, state: PartitionState, target: SeekTarget, young: Mapping[PhysicalPartition, int]
 ) -> StreamPosition:
     starts = {source: bounds.low for source, bounds in snapshot.bounds.items()}
     if target.whence is Whence.OFFSET:
@@ -145,11 +146,11 @@ class ClusterSnapshot:
 
     def missing(
         self, state: PartitionState, stretches: Iterable[SegmentStretch]
-    ) -> tuple[dict[PhysicalPartition, int], dict[PhysicalPartition, LostReason]]:
+    ) -> tuple[dict[PhysicalPartition, int], dict[PhysicalPartition, GapReason]]:
         """Return where logs begin, and which hold nothing of ours any more."""
         sources = {s.segment.source for s in stretches}
         ids = {topic: self._topic_id(topic) for topic in {s.topic for s in sources}}
-        gone = {s: why for s in sources if (why := why_gone(state, s, ids[s.topic])) is not None}
+        gone = {s: why for s in sources if (why := wrong_topic(state, s, ids[s.topic])) is not None}
         return self._admin.start_offsets(sources - gone.keys()), gone
 
     def _parents(self) -> list[PhysicalPartition]:
@@ -189,7 +190,7 @@ class ClusterSnapshot:
         self._short_since = {s: self._short_since.get(s, monotonic()) for s in short}
         for source, since in self._short_since.items():
             if monotonic() - since > self.short_patience:
-                why = why_gone(short[source], source, self._topic_id(source.topic)) or LostReason.CUT_OFF
+                why = wrong_topic(short[source], source, self._topic_id(source.topic)) or GapReason.CUT_OFF
                 raise KpsplitError(
                     f"{source} does not hold what the query has read of it: {why}",
                     hint=f"look at: kpsplit status {short[source].parent}; begin anew with a new checkpoint",

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from kpsplit.spark_jobs.snapshot import LoggedCommit, LostReason, Snapshot
+from kpsplit.spark_jobs.snapshot import LoggedCommit, Snapshot
 from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
 from kpsplit.spark_jobs.verification.start import JudgedFrom
 from kpsplit.splitter.commits import CommitFold, cursor_of
@@ -14,6 +14,7 @@ from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KEY_SPACE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import GapReason
 from kpsplit.splitter.records.offsets import Cause, CommitKey, RangeCommit
 
 
@@ -190,7 +191,7 @@ def _unfinished(snapshot: Snapshot, fold: CommitFold, group: str, state: Partiti
         stands = (
             f"group {group} stands at {first} of segment {segment.id} for {piece}{others}; it ends at {end}"
         )
-        retired = snapshot.gone.get(segment.source) is LostReason.RETIRED
+        retired = snapshot.gone.get(segment.source) is GapReason.RETIRED
         missed = retired and any(begun and at > segment.start for at, _, begun in waiting)
         gone = ", and its sub-topic was retired" + (" in the middle of its reading" if missed else "")
         yield Finding(

@@ -25,10 +25,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kpsplit.spark_jobs.regions import FirstOffsets
-from kpsplit.spark_jobs.snapshot import Lost, LostReason, Snapshot
+from kpsplit.spark_jobs.snapshot import Lost, Snapshot
 from kpsplit.spark_jobs.verification.counts import SegmentSpan, Who
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import GapReason
 from kpsplit.splitter.records.producers import Certificate
 from kpsplit.splitter.records.stamp import instance_name
 
@@ -213,7 +214,7 @@ def lost(snapshot: Snapshot, start: JudgedFrom) -> list[Lost]:
 
 def is_defect(one: Lost) -> bool:
     """Tell whether what cannot be read should be there: neither retention nor ``retire`` removed it."""
-    return one.reason in (LostReason.CUT_OFF, LostReason.MISSING, LostReason.MADE_ANEW)
+    return one.reason in (GapReason.CUT_OFF, GapReason.MISSING, GapReason.MADE_ANEW)
 
 
 def not_whole(snapshot: Snapshot, start: JudgedFrom) -> set[tuple[int, int]]:
@@ -300,7 +301,7 @@ class _Gaps:
         for one, later, by_merge in self._of.get(writer.parent.partition, ()):
             if writer.certificate and not writer.certificate.delivered.get(str(one.segment.id)):
                 continue
-            if one.reason is LostReason.EXPIRED and one.segment.id in held:
+            if one.reason is GapReason.EXPIRED and one.segment.id in held:
                 bound = held[one.segment.id]
             else:
                 bound = min((first for s, first in held.items() if s in later), default=UNBOUNDED)

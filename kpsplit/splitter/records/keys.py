@@ -181,3 +181,8 @@ def control_partition(subject: PhysicalPartition | str | None) -> int:
     if not isinstance(subject, PhysicalPartition):
         return 0
     return 1 + (crc32(subject.topic.encode("ascii")) + subject.partition) % STATE_PARTITIONS
+
+
+def offsets_partition(parent: PhysicalPartition, count: int) -> int:
+    """Return the partition of the offset log that holds everything about a logical partition."""
+    return crc32(partition_key(parent)) % count

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from kpsplit.consumer.fetch.gaps import Gap, GapReason
+from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.control.group_progress import PartitionProgress
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
+from kpsplit.splitter.reading import GapReason
 
 _TOLD = re.compile(r"segment (\d+): offsets (\d+) to (\d+) of (\S+)/(\d+) cannot be read \(([a-z ]+)\)")
 

@@ -14,9 +14,8 @@ from kpsplit.admin import Admin
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.config import PortReservation
 from kpsplit.kafka.clock import Deadline, monotonic
-from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.served import await_served
 from kpsplit.splitter.records.control import Partitioner
 from tests.fault.chaos.brokers import Brokers
 from tests.fault.chaos.crew import Crew, Job

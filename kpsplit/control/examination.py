@@ -1,0 +1,150 @@
+"""Gathers what the doctor looks at, and removes the records that an operator gives up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from kpsplit.control.doctor import Findings, SetAside, producers_set_aside
+from kpsplit.control.facts import FactsGatherer
+from kpsplit.control.own_topics import own_topics
+from kpsplit.control.plans import wall_ms
+from kpsplit.control.preconditions import LogFacts
+from kpsplit.control.sampling import Sample, sample_partition
+from kpsplit.control.session import ClusterSession
+from kpsplit.errors import ConflictError, FutureVersionError
+from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
+from kpsplit.kafka.connection import Connection
+from kpsplit.kafka.control_log import ControlTail
+from kpsplit.kafka.offset_log import OffsetExamination
+from kpsplit.kafka.producers_log import ProducersLog
+from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.ports import Deadline
+from kpsplit.splitter.records.keys import (
+    CONTROL_TOPIC,
+    OFFSETS_TOPIC,
+    OWN_TOPICS,
+    PRODUCERS_TOPIC,
+)
+
+OVERFLOW_SAMPLED = 200
+"""So many of the newest records of an overflow are looked at."""
+
+
+def examine(connection: Connection, admin: ClusterAdmin, deadline: Deadline) -> Findings:
+    """Look at everything that kpsplit owns; with fresh readers, as other ones may have stopped."""
+    counts = admin.topics()
+    names = frozenset(counts)
+    offsets = OffsetExamination(counts.get(OFFSETS_TOPIC, 0))
+    if OFFSETS_TOPIC in names:
+        offsets.read(connection, deadline)
+    view, newer = _view(connection, names, deadline)
+    gatherer = FactsGatherer(connection, admin)
+    logs = {}
+    for parent, state in view.states.items():
+        places = {s.source for s in state.lineage}
+        logs[parent] = gatherer.logs(state, places, deadline)
+    return Findings(
+        view=view,
+        brokers=len(admin.brokers()),
+        counts=counts,
+        topics=_topics(admin, view, names),
+        logs=logs,
+        now_ms=wall_ms(),
+        newer=(newer,) if newer else (),
+        set_aside=tuple(
+            sorted([*_of_producers(connection, view, names, deadline), *_of_offsets(offsets, view)])
+        ),
+        open_transaction=gatherer.hung(_own_places(counts), deadline),
+        plain=_plain(connection, admin, view, logs, deadline),
+    )
+
+
+def _plain(
+    connection: Connection,
+    admin: ClusterAdmin,
+    view: ControlView,
+    logs: Mapping[PhysicalPartition, Mapping[PhysicalPartition, LogFacts]],
+    deadline: Deadline,
+) -> dict[PhysicalPartition, Sample]:
+    """Return the newest records in the overflow of each parent that is split, where there are any."""
+    found = {}
+    for parent, state in view.states.items():
+        end = logs[parent][parent].end if parent in logs[parent] else None
+        start = next((s.start for s in state.lineage.open_overflows() if s.source == parent), None)
+        if start is None or end is None or end <= start:
+            continue
+        most, count = min(OVERFLOW_SAMPLED, end - start), admin.partition_count(parent.topic)
+        logical = parent.partition, count
+        found[parent] = sample_partition(
+            *(connection, admin, parent, most, logical, deadline, state.home(parent))
+        )
+    return found
+
+
+def _view(
+    connection: Connection, names: frozenset[str], deadline: Deadline
+) -> tuple[ControlView, str | None]:
+    if CONTROL_TOPIC not in names:
+        return ControlView(), None
+    tail = ControlTail(connection)
+    try:
+        tail.read_to_end(deadline)
+    except FutureVersionError as error:
+        return tail.view, f"{CONTROL_TOPIC}: {error.message}"
+    finally:
+        tail.close()
+    return tail.view, None
+
+
+def _of_producers(
+    connection: Connection, view: ControlView, names: frozenset[str], deadline: Deadline
+) -> Iterator[SetAside]:
+    if PRODUCERS_TOPIC in names:
+        log = ProducersLog(connection)
+        try:
+            yield from producers_set_aside(view, log.read(deadline), log.garbage)
+        finally:
+            log.close()
+
+
+def _of_offsets(offsets: OffsetExamination, view: ControlView) -> Iterator[SetAside]:
+    """``view``: read after the offset log, so that it knows every segment that an honest commit lists."""
+
+    def segments(parent: PhysicalPartition) -> set[int] | None:
+        state = view.state(parent)
+        return None if state is None else {segment.id for segment in state.lineage}
+
+    for record in offsets.unfit(segments):
+        check, why = (
+            ("versions", record.why)
+            if record.newer
+            else ("garbage", f"not written by kpsplit ({record.why})")
+        )
+        yield SetAside(check, OFFSETS_TOPIC, why, record.partition, record.key)
+
+
+def _own_places(counts: Mapping[str, int]) -> list[PhysicalPartition]:
+    return [PhysicalPartition(name, n) for name in OWN_TOPICS for n in range(counts.get(name, 0))]
+
+
+def _topics(admin: ClusterAdmin, view: ControlView, names: frozenset[str]) -> dict[str, TopicFacts]:
+    wanted = {own.name for own in own_topics(None)} | set(view.enrolments)
+    wanted |= {t.name for state in view.states.values() for t in state.subtopics}
+    found = {name: admin.find(name) for name in sorted(wanted & names)}
+    return {name: topic for name, topic in found.items() if topic is not None}
+
+
+def forget(session: ClusterSession, records: Iterable[SetAside]) -> None:
+    """Remove records that were set aside; as ``Admin.forget_records``."""
+    deadline = session.begin()
+    wanted = set(records)
+    there = set(examine(session.connection, session.admin, deadline).set_aside)
+    if not wanted <= there:
+        missing = min(wanted - there).name
+        raise ConflictError(f"{missing} is not what it was any more", hint="run: kpsplit doctor")
+    deadline, where = session.begin(), {(r.topic, r.partition) for r in wanted}
+    for topic, partition in sorted(where):
+        keys = {r.key for r in wanted if (r.topic, r.partition) == (topic, partition)}
+        tombstones = [(key, None) for key in sorted(keys)]
+        session.writer().write_all(topic, tombstones, deadline, partition=partition)
