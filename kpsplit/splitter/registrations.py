@@ -37,13 +37,12 @@ class Registrations:
     """The folded producers topic. Not thread safe; owned by whoever reads the topic."""
 
     def __init__(self) -> None:
-        self._records: dict[int, ProducerRegistration] = {}
-        self._instances: dict[bytes, int] = {}
+        self._by_key: dict[bytes, ProducerRegistration] = {}
         self.newer: dict[bytes, Newer] = {}
         """What stands under keys in a newer format than this kpsplit reads."""
 
     def fold(self, record: Entry) -> None:
-        """Take the next record of the topic. A newer registration of an instance replaces older ones.
+        """Take the next record of the topic.
 
         One of a newer format is set aside: it replaces and removes nothing.
         """
@@ -52,18 +51,17 @@ class Registrations:
             return
         self.newer.pop(record.key, None)
         if isinstance(record, Removed):
-            instance = self._instances.pop(record.key, None)
-            if instance is not None and self._records[instance].key == record.key:
-                del self._records[instance]
-            return
-        known = self._records.get(record.instance)
-        if known is None or known.generation <= record.generation:
-            self._records[record.instance] = record
-            self._instances[record.key] = record.instance
+            self._by_key.pop(record.key, None)
+        else:
+            self._by_key[record.key] = record
 
     def all(self) -> tuple[ProducerRegistration, ...]:
-        """Return every producer that is registered or has closed."""
-        return tuple(self._records.values())
+        """Return every registration that was not removed, closed ones too; an instance may have several.
+
+        A producer that registers again removes its last registration itself. So a forged one of a greater
+        generation hides nobody, and no record stays that its key's tombstone does not remove.
+        """
+        return tuple(self._by_key.values())
 
     def to_ask(self, topic: str) -> tuple[ProducerRegistration, ...]:
         """Return the producers of a topic that an operator must ask: all that did not close.
@@ -82,7 +80,7 @@ class Registrations:
 
     def open(self, topic: str) -> tuple[ProducerRegistration, ...]:
         """Return the producers of a topic that did not close, as far as they can be read."""
-        return tuple(r for r in self._records.values() if topic in r.topics and not r.closed)
+        return tuple(r for r in self.all() if topic in r.topics and not r.closed)
 
 
 class Silence:
@@ -122,7 +120,7 @@ class Silence:
         attempt = state.attempt
         if state.phase is not Phase.PREPARING or attempt is None or attempt.id != attempt_id:
             return ()
-        return tuple(r for r in silent if r.key in self._first and not r.keeps_key)
+        return tuple(r for r in silent if r.key in self._first)
 
 
 def in_doubt(state: PartitionState, waiting: Iterable[ProducerRegistration]) -> bool:

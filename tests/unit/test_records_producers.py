@@ -51,14 +51,20 @@ def test_a_record_under_the_key_of_another_registration_is_rejected() -> None:
         decode_record(replace(FULL, generation=2).key, FULL.encode())
 
 
-def test_a_tombstone_and_the_note_of_an_older_version_are_read() -> None:
+def test_a_tombstone_and_a_registration_are_read() -> None:
     assert decode_entry(FULL.key, None) == Removed(FULL.key)
     assert decode_entry(FULL.key, FULL.encode()) == FULL
-    note = b"00000000000000a1!"
-    assert decode_entry(note, b'{"generation":3,"v":1}') == Removed(note)
 
 
-@pytest.mark.parametrize("key", [None, b"", b"anything", FULL.key, FULL.key + b"!"])
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_registration_of_a_version_that_was_never_released_is_garbage(version: int) -> None:
+    """It would be waited for in each operation, and never be removed."""
+    value = json.loads(FULL.encode()) | {"v": version}
+    with pytest.raises(RecordError, match="no longer read"):
+        decode_entry(FULL.key, json.dumps(value).encode())
+
+
+@pytest.mark.parametrize("key", [None, b"", b"anything", FULL.key])
 def test_nothing_stands_under_a_key_with_a_tombstone(key: bytes | None) -> None:
     assert decode_entry(key, None) == Removed(key or b"")
 
@@ -94,7 +100,7 @@ def test_a_newer_record_that_names_no_topics_is_garbage(value: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", [None, b"", b"a1", b"00000000000000A1", b"00000000000000a1!!", b"00000000000000a1\n"]
+    "key", [None, b"", b"a1", b"00000000000000A1", b"00000000000000a1!", b"00000000000000a1\n"]
 )
 def test_a_key_that_kpsplit_never_writes_is_rejected(key: bytes | None) -> None:
     with pytest.raises(RecordError, match="key"):

@@ -17,15 +17,12 @@ from kpsplit.splitter.records.stamp import instance_name
 from kpsplit.splitter.records.strict_json import ANY_VERSION, Fields, decode, encode_readable
 
 VERSION = 4
-"""Of a producer's record; 3 and older ones do not name the instance: all registrations of one have its key.
-
-2 and 1 have no topic id in certificates.
-"""
+"""Of a producer's record: the first that names its instance, and the oldest that is read."""
 _WHAT = "producer record"
 _KEY_STEP = 0x9E3779B97F4A7C15
 _SEGMENT_ID = re.compile(r"(0|[1-9][0-9]{0,18})")
 _INSTANCE = re.compile(r"[0-9a-f]{16}")
-_KEY = re.compile(rb"([0-9a-f]{16})(!?)")
+_KEY = re.compile(rb"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +55,7 @@ class ProducerRegistration:
     """The whole record of one producer instance.
 
     ``generation``: which registration of the instance it is. ``ready`` and ``acknowledged`` map a logical
-    partition (``orders/3``) to the attempt that was answered. ``keeps_key``: written by an older version,
-    whose producers register again under the same key.
+    partition (``orders/3``) to the attempt that was answered.
     """
 
     instance: int
@@ -72,7 +68,6 @@ class ProducerRegistration:
     pauses: dict[str, PauseReport] = field(default_factory=dict)
     closed: bool = False
     certificates: dict[str, Certificate] = field(default_factory=dict)
-    keeps_key: bool = False
 
     @property
     def key(self) -> bytes:
@@ -126,13 +121,10 @@ Entry = ProducerRegistration | Removed | Newer
 def decode_entry(key: bytes | None, data: bytes | None) -> Entry:
     """Read what stands under a key of the producers topic.
 
-    Notes of older versions (``<instance>!``) decide nothing: they remove no registration.
-
     Raises:
         RecordError: nothing that any version writes.
     """
-    match = _KEY.fullmatch(key or b"")
-    if data is None or (match is not None and match[2]):
+    if data is None:
         return Removed(key or b"")
     try:
         return decode_record(key, data)
@@ -146,29 +138,25 @@ def decode_record(key: bytes | None, data: bytes | None) -> ProducerRegistration
     Raises:
         RecordError: malformed. FutureVersionError: written by a newer kpsplit.
     """
-    match = _KEY.fullmatch(key or b"")
-    if match is None or match[2]:
+    if _KEY.fullmatch(key or b"") is None:
         raise RecordError("producers topic: a key that kpsplit never writes")
     fields = decode(data, _WHAT, VERSION)
-    record = _record(int(match[1], 16), fields)
-    if record.key != match[1]:
+    if fields.version < VERSION:
+        fields.fail(f"format version {fields.version} is no longer read")
+    record = _record(fields)
+    if record.key != key:
         fields.fail("the key is that of another registration")
     fields.done()
     return record
 
 
-def _record(key: int, fields: Fields) -> ProducerRegistration:
-    keeps_key = fields.version < 4
-    generation = fields.integer("generation", 1)
-    if fields.version in (2, 3):
-        fields.optional_integer("since")
-        fields.optional_integer("fenced_below")
+def _record(fields: Fields) -> ProducerRegistration:
     transactional_id = fields.optional_text("transactional_id", 10_000)
     if transactional_id is not None and not is_writers_id(transactional_id):
         fields.fail("transactional_id is none that a producer of data can have")
     return ProducerRegistration(
-        instance=key if keeps_key else _instance(fields),
-        generation=1 if keeps_key else generation,
+        instance=_instance(fields),
+        generation=fields.integer("generation", 1),
         client_id=fields.text("client_id"),
         transactional_id=transactional_id,
         topics=_topics(fields),
@@ -177,7 +165,6 @@ def _record(key: int, fields: Fields) -> ProducerRegistration:
         pauses=fields.object_map("pauses", _pause),
         closed=fields.boolean("closed"),
         certificates=fields.object_map("certificates", _certificate),
-        keeps_key=keeps_key,
     )
 
 
@@ -224,7 +211,7 @@ def _certificate(fields: Fields) -> Certificate:
         fields.integer("next_sequence"),
         fields.number_map("delivered"),
         fields.integers("failed"),
-        fields.optional_text("topic_id", 100) if fields.version > 2 else None,
+        fields.optional_text("topic_id", 100),
     )
     if not all(map(_SEGMENT_ID.fullmatch, certificate.delivered)):
         fields.fail("delivered does not count by segment id")
