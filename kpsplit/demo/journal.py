@@ -147,8 +147,8 @@ def _parts(data: bytes) -> Iterator[tuple[Any, ...]]:
 # -- a member's journal ----------------------------------------------------------------------------
 
 
-_ENTRY = struct.Struct("<dqqHI")
-NO_KEY = -1
+_WORKED = struct.Struct("<dqqHI")
+NO_KEY_HASH = -1
 
 
 class Worked(NamedTuple):
@@ -163,7 +163,7 @@ class Worked(NamedTuple):
 
 def pack(at: float, key: bytes | None, offset: int, partition: int, segment: int) -> bytes:
     """Return one entry."""
-    return _ENTRY.pack(at, NO_KEY if key is None else key_hash(key), offset, partition, segment)
+    return _WORKED.pack(at, NO_KEY_HASH if key is None else key_hash(key), offset, partition, segment)
 
 
 def read_worked(path: Path) -> Iterator[Worked]:
@@ -171,8 +171,8 @@ def read_worked(path: Path) -> Iterator[Worked]:
     if not path.exists():
         return
     data = path.read_bytes()
-    whole = len(data) - len(data) % _ENTRY.size
-    yield from _unpacked(_ENTRY.iter_unpack(data[:whole]))
+    whole = len(data) - len(data) % _WORKED.size
+    yield from _unpacked(_WORKED.iter_unpack(data[:whole]))
 
 
 def _unpacked(entries: Iterable[tuple[float, int, int, int, int]]) -> Iterator[Worked]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from confluent_kafka import Message
 
-from kpsplit.demo.journal import NO_KEY, Worked
+from kpsplit.demo.journal import NO_KEY_HASH, Worked
 from kpsplit.errors import RecordError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
@@ -51,7 +51,7 @@ class CommitHistory:
 
     def before(self, entry: Worked, at: float) -> bool:
         """Return whether a commit written before a point in time says that a record was processed."""
-        if entry.key_hash == NO_KEY:  # its range is drawn from its place: nobody looks at those
+        if entry.key_hash == NO_KEY_HASH:  # its range is drawn from its place: nobody looks at those
             return False
         found = self._commits.get(entry.partition, ())
         return any(
@@ -205,7 +205,7 @@ class KeyOrder:
 
     def keeps(self, entry: Worked) -> bool:
         """Take a record that is worked on for the first time; return whether it comes in its order."""
-        if entry.key_hash == NO_KEY:
+        if entry.key_hash == NO_KEY_HASH:
             return True
         seen = self._latest.setdefault((entry.partition, entry.key_hash), {})
         late = entry.offset < seen.get(entry.segment, -1)

@@ -247,6 +247,9 @@ def _peak(at: float, height: float) -> str:
     return element("text", f"{tip(f'{height:,.0f} records/s')}▲", x=at, y=TOP - 2, text_anchor="middle")
 
 
+# -- the page --------------------------------------------------------------------------------------
+
+
 def page(result: DemoResult) -> str:
     """Return the whole page."""
     timeline, parent = result.timeline, result.state.parent

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from kpsplit.demo.journal import NO_KEY, Worked, pack, read_worked
+from kpsplit.demo.journal import NO_KEY_HASH, Worked, pack, read_worked
 from kpsplit.demo.judging import CommitHistory, Committed, Excuses, GroupVerdict, Victim, judge
 from kpsplit.demo.options import MemberNews
 from kpsplit.demo.processes import MemberProcess, MemberProcesses
@@ -86,7 +86,7 @@ def test_a_record_that_no_reader_saw_is_told() -> None:
         (worked(1, 2000, PHANTOM), worked(2, 10, PARENT_SEGMENT), True),
         (worked(1, 2000, PHANTOM), worked(2, 1500, OVERFLOW), False),
         (worked(1, 11), worked(2, 10, key=8), False),
-        (worked(1, 11, key=NO_KEY), worked(2, 10, key=NO_KEY), False),
+        (worked(1, 11, key=NO_KEY_HASH), worked(2, 10, key=NO_KEY_HASH), False),
     ],
     ids=[
         "in a segment",
@@ -139,7 +139,7 @@ def test_a_journal_is_read_back_without_a_torn_end(tmp_path: Path) -> None:
     path.write_bytes(pack(1.5, b"k", 10, 3, 2) + pack(2.5, None, 11, 3, 0) + pack(3.5, b"k", 12, 3, 0)[:-1])
     assert list(read_worked(path)) == [
         Worked(1.5, key_hash(b"k"), 10, 3, 2),
-        Worked(2.5, NO_KEY, 11, 3, 0),
+        Worked(2.5, NO_KEY_HASH, 11, 3, 0),
     ]
 
 
