@@ -21,15 +21,15 @@ from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.error_map import error_of, translate
-from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.fence_task import FenceTask, only_holds
 from kpsplit.producer.lease import LeaseTask
-from kpsplit.producer.lookup import AutoCreation, control_topic_exists
+from kpsplit.producer.lookup import control_topic_exists
+from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.registration import ControlFeed
+from kpsplit.producer.sending import PassThroughSender
+from kpsplit.producer.state import ProducerState
 from kpsplit.producer.topic_task import TopicTask, not_allowed
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import LOOK_LEASE_MS
-from kpsplit.splitter.records.producers import Certificate
 
 
 class ProducerGone(Exception):  # noqa: N818 - no error: the application dropped its Producer
@@ -59,28 +59,21 @@ ERROR_PAUSE_SECONDS = 0.25
 
 
 class BackgroundThread(threading.Thread):
-    """See the module. ``poll`` and ``queued`` are poll() and len() of the application's plain producer.
-
-    ``learn`` has that producer look at a topic, as for ``TopicTask``.
-    """
+    """See the module."""
 
     def __init__(
-        self,
-        connection: Connection,
-        dispatcher: Dispatcher,
-        poll: Callable[[float], int],
-        queued: Callable[[], int],
-        learn: Callable[[str], int],
+        self, connection: Connection, producer: ProducerState, held: HeldRecords, plain: PassThroughSender
     ) -> None:
         super().__init__(name="kpsplit-background", daemon=True)
-        self._dispatcher = dispatcher
-        self._queued = queued
+        self._producer = producer
+        self._held = held
         self._stopping = threading.Event()
-        self._feed = ControlFeed(connection, dispatcher)
-        self._lease = LeaseTask(self._feed)
-        self._fences = FenceTask(self._feed, self._lease, poll, queued, self._stopping.is_set)
-        create = AutoCreation(connection, dispatcher.settings.auto_create).look_at
-        self._topics = TopicTask(self._feed, self._lease, self._fences, queued, learn, create)
+        self._feed = ControlFeed(connection, producer)
+        self.registration = self._feed.registration
+        """Others may write it after ``stop``."""
+        self._lease = LeaseTask(self._feed, held)
+        self._fences = FenceTask(self._feed, held, self._stopping.is_set)
+        self._topics = TopicTask(self._feed, held, plain, self._fences.watch)
         self._failures: dict[str, float] = {}
         self.pauses_ms = self._fences.pauses_ms
         self.last_error: str | None = None
@@ -109,16 +102,12 @@ class BackgroundThread(threading.Thread):
     def stop(self, timeout: float | None) -> None:
         """End the thread; wait that long for it."""
         self._stopping.set()
-        self._dispatcher.wake.set()
+        self._producer.wake.set()
         if self.is_alive():
             self.join(timeout)
 
-    def certify(self, certificates: dict[str, Certificate], deadline: Deadline) -> None:
-        """Publish the certificates; only after ``stop``."""
-        self._feed.registration.certify(certificates, deadline)
-
     def _turn(self) -> None:
-        self._queued()  # ends the thread when the Producer is gone
+        self._producer.rdkafka.queued()  # ends the thread when the Producer is gone
         if not self._attempt(self._follow):
             self._stopping.wait(BUSY_SECONDS if self._busy() else IDLE_SECONDS)
         lease, topics, fences = self._lease, self._topics, self._fences
@@ -177,16 +166,16 @@ class BackgroundThread(threading.Thread):
 
     def _refuse_new_topics(self, error: AuthorizationError) -> None:
         """Fail the records of all topics that wait to be looked up: without that right none will be."""
-        with self._dispatcher.lock.first:
-            for topic in list(self._dispatcher.unrouted):
-                self._dispatcher.held.fail_unrouted(topic, not_allowed(error))
+        with self._producer.lock.first:
+            for topic in list(self._producer.unrouted):
+                self._held.fail_unrouted(topic, not_allowed(error))
 
     def _fail_closed(self, error: FutureVersionError) -> None:
         """A newer kpsplit writes the control topic: nothing may be sent by what is known here."""
         log.error("kpsplit: %s", error)
         self.last_error = str(error)
-        with self._dispatcher.lock.first:
-            self._dispatcher.fail_closed(error)
+        with self._producer.lock.first:
+            self._held.fail_closed(error)
 
     # -- the control topic -------------------------------------------------------------------------
 
@@ -204,7 +193,7 @@ class BackgroundThread(threading.Thread):
         """Apply what is new; without that no lease is renewed."""
         progress = tail.progress()
         if progress != self._lease.adopted:
-            with self._dispatcher.lock.first:
+            with self._producer.lock.first:
                 self._fences.adopt(tail.view)
                 self._topics.adopt(tail.view)
             self._lease.adopted = progress
@@ -216,29 +205,29 @@ class BackgroundThread(threading.Thread):
             self._feed.tail = ControlTail(self._feed.connection)
             return True
         lease = LOOK_LEASE_MS / 1000
-        with self._dispatcher.lock.first:
-            self._dispatcher.renew(asked + lease)
+        with self._producer.lock.first:
+            self._producer.renew(asked + lease)
             self._topics.none_enrolled()
         self._wait_for_work(lease / 3)
         return False
 
     def _wait_for_work(self, seconds: float) -> None:
         end = monotonic() + seconds
-        while monotonic() < end and not self._stopping.is_set() and not self._dispatcher.unrouted:
-            self._dispatcher.wake.wait(IDLE_SECONDS)
-            self._dispatcher.wake.clear()
+        while monotonic() < end and not self._stopping.is_set() and not self._producer.unrouted:
+            self._producer.wake.wait(IDLE_SECONDS)
+            self._producer.wake.clear()
 
     # -- how long to wait --------------------------------------------------------------------------
 
     def _busy(self) -> bool:
-        dispatcher = self._dispatcher
-        waiting = bool(dispatcher.unrouted) or bool(self._topics.transitions)
-        return waiting or not dispatcher.lease_valid() or bool(self._fences.busy())
+        producer = self._producer
+        waiting = bool(producer.unrouted) or bool(self._topics.transitions)
+        return waiting or not producer.lease_valid() or bool(self._fences.busy())
 
     def _patience(self) -> float:
         """Return how long the control topic may be waited for before the next look at everything else."""
         if not self._busy():
             return IDLE_SECONDS
         busy = self._fences.busy()
-        holding = self._dispatcher.lease_valid() and bool(busy) and all(only_holds(f) for f in busy)
-        return HOLDING_SECONDS if holding and not self._dispatcher.unrouted else BUSY_SECONDS
+        holding = self._producer.lease_valid() and bool(busy) and all(only_holds(f) for f in busy)
+        return HOLDING_SECONDS if holding and not self._producer.unrouted else BUSY_SECONDS

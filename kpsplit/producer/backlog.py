@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from kpsplit.producer.finality import Outgoing
 
-P = TypeVar("P")
-SegmentOf = Callable[[Outgoing[P]], int]
+class Numbered(Protocol):
+    """A record with the sequence number that it is sent under."""
+
+    sequence: int
+
+
+R = TypeVar("R", bound=Numbered)
+SegmentOf = Callable[[R], int]
 """Tells the id of the open segment that takes a record now."""
 
 
@@ -22,7 +27,7 @@ class Tally:
         self.count = 0
 
 
-class Backlog(Generic[P]):
+class Backlog(Generic[R]):
     """See the module. ``queues``: per segment id what waits for it, held records and strays.
 
     A queue is sent in the order of the sequence numbers. So what went astray goes before anything newer of
@@ -32,7 +37,7 @@ class Backlog(Generic[P]):
 
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
-        self.queues: dict[int, deque[Outgoing[P]]] = {}
+        self.queues: dict[int, deque[R]] = {}
         self._unsorted: set[int] = set()
 
     def __len__(self) -> int:
@@ -43,11 +48,11 @@ class Backlog(Generic[P]):
         """Tell whether anything waits for a segment."""
         return bool(self.queues.get(segment))
 
-    def queue_of(self, segment: int) -> deque[Outgoing[P]]:
+    def queue_of(self, segment: int) -> deque[R]:
         """Return what waits for a segment; who adds to it adds the newest record, counted in ``tally``."""
         return self.queues.setdefault(segment, deque())
 
-    def add_strays(self, records: list[Outgoing[P]], segment_of: SegmentOf[P]) -> None:
+    def add_strays(self, records: list[R], segment_of: SegmentOf[R]) -> None:
         """Keep records that must be sent again."""
         for record in records:
             segment = segment_of(record)
@@ -57,14 +62,14 @@ class Backlog(Generic[P]):
             queue.append(record)
         self.tally.count += len(records)
 
-    def waiting_for(self, segment: int) -> Iterable[Outgoing[P]]:
+    def waiting_for(self, segment: int) -> Iterable[R]:
         """Return what waits for a segment, in the order of sending."""
         if segment in self._unsorted:
             self._unsorted.discard(segment)
             self.queues[segment] = deque(_in_order(self.queues.get(segment, ())))
         return self.queues.get(segment, ())
 
-    def remove_sent(self, records: Iterable[Outgoing[P]]) -> None:
+    def remove_sent(self, records: Iterable[R]) -> None:
         """Forget records that were handed out by ``waiting_for``: the first of their segments."""
         before = len(self)
         gone = {r.sequence for r in records}
@@ -74,7 +79,7 @@ class Backlog(Generic[P]):
         self._tidy()
         self.tally.count -= before - len(self)
 
-    def drop(self, keep: Callable[[Outgoing[P]], bool]) -> list[Outgoing[P]]:
+    def drop(self, keep: Callable[[R], bool]) -> list[R]:
         """Remove and return what is not to be kept."""
         dropped = [r for queue in self.queues.values() for r in queue if not keep(r)]
         if dropped:
@@ -83,7 +88,7 @@ class Backlog(Generic[P]):
             self.tally.count -= len(dropped)
         return dropped
 
-    def assign(self, segments: set[int], segment_of: SegmentOf[P]) -> None:
+    def assign(self, segments: set[int], segment_of: SegmentOf[R]) -> None:
         """Give what waits to the segments of a new layout."""
         if set(self.queues) <= segments:
             return
@@ -102,5 +107,5 @@ class Backlog(Generic[P]):
         self.queues = {segment: queue for segment, queue in self.queues.items() if queue}
 
 
-def _in_order(records: Iterable[Outgoing[P]]) -> list[Outgoing[P]]:
+def _in_order(records: Iterable[R]) -> list[R]:
     return sorted(records, key=lambda r: r.sequence)

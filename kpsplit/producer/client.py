@@ -29,19 +29,22 @@ from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.producer.background import BackgroundThread, weakly
 from kpsplit.producer.config import split_config
-from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.fast_path import GeneralPath, make_produce, send_batch
 from kpsplit.producer.locks import holds_lock, refuse_reentry
 from kpsplit.producer.lookup import partitions_known
 from kpsplit.producer.messages import Callback, Headers
 from kpsplit.producer.metrics import LayoutStats, certificates, layout_stats
+from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.polling import SLICE_SECONDS, Polling, Transactions, deadline_of
+from kpsplit.producer.reports import Reporter
+from kpsplit.producer.sending import PassThroughSender, StampedSender
+from kpsplit.producer.state import PlainProducer, ProducerState
 
 
 @holds_lock
-def locked(dispatcher: Dispatcher, step: Callable[[], None]) -> None:
+def locked(state: ProducerState, step: Callable[[], None]) -> None:
     """Take one step of the end under the lock."""
-    with dispatcher.lock:
+    with state.lock:
         step()
 
 
@@ -84,25 +87,25 @@ def _leave_all() -> None:
 atexit.register(_leave_all)
 
 
-_live: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+_live: weakref.WeakSet[ProducerState] = weakref.WeakSet()
 
 
-def refuse_in_children(dispatcher: Dispatcher) -> None:
-    """Make a dispatcher refuse everything in children of this process."""
-    _live.add(dispatcher)
+def refuse_in_children(state: ProducerState) -> None:
+    """Make a producer refuse everything in children of this process."""
+    _live.add(state)
 
 
 def _after_fork_in_child() -> None:
-    for dispatcher in list(_live):
-        dispatcher.lock.renew_after_fork()
-        dispatcher.poll_lock.renew_after_fork()
-        dispatcher.wake = threading.Event()
-        dispatcher.clear_routes()
-        dispatcher.unrouted.clear()
-        dispatcher.tally.count = 0
-        dispatcher.callbacks.clear()
-        dispatcher.forked = True
-        dispatcher.fatal = KpsplitError(
+    for state in list(_live):
+        state.lock.renew_after_fork()
+        state.poll_lock.renew_after_fork()
+        state.wake = threading.Event()
+        state.clear_routes()
+        state.unrouted.clear()
+        state.tally.count = 0
+        state.callbacks.clear()
+        state.forked = True
+        state.fatal = KpsplitError(
             "this Producer was made before fork() and cannot be used in the child",
             hint="make a new Producer in the child process",
         )
@@ -138,25 +141,33 @@ class Producer(confluent_kafka.Producer):
         merged = {**(config or {}), **{k: v for k, v in kwargs.items() if k != "logger"}}
         rdkafka, settings = split_config(merged)
         # The library's thread knows the Producer by weak references only: one that is dropped is collected.
-        send = weakly(self, confluent_kafka.Producer.produce)
-        dispatcher = Dispatcher(settings, random.SystemRandom().getrandbits(64), send)
+        plain = PlainProducer(
+            weakly(self, confluent_kafka.Producer.produce),
+            weakly(self, confluent_kafka.Producer.poll),
+            weakly(self, confluent_kafka.Producer.__len__),
+            weakly(self, partitions_known),
+        )
+        state = ProducerState(settings, random.SystemRandom().getrandbits(64), plain)
         for name in ("error_cb", "throttle_cb", "stats_cb"):
             if callable(rdkafka.get(name)):
-                rdkafka[name] = dispatcher.callbacks.guarded(rdkafka[name])
+                rdkafka[name] = state.callbacks.guarded(rdkafka[name])
         extra = {"logger": kwargs["logger"]} if "logger" in kwargs else {}
         super().__init__(rdkafka, *args, **extra)
-        self._dispatcher = dispatcher
+        self._state = state
         self._connection = Connection.of_application(rdkafka)
         self._background: BackgroundThread | None = None
-        queued = super().__len__
-        self._polling = Polling(dispatcher)
-        self._transactions = Transactions(dispatcher, self._polling, super().flush, queued)
-        self._general = GeneralPath(dispatcher, queued, self._start)
+        reporter = Reporter(state)
+        stamped = StampedSender(plain.send, reporter.report_for)
+        self._plain = PassThroughSender(state)
+        self._held = HeldRecords(state, stamped.send, self._plain.send)
+        self._polling = Polling(state)
+        self._transactions = Transactions(state, self._polling, self._held, super().flush)
+        self._general = GeneralPath(state, stamped, self._plain, self._held, self._start)
         close_at_exit(self)
-        self._produce = make_produce(dispatcher, super().produce, settings.on_delivery, self._general.produce)
+        self._produce = make_produce(state, super().produce, reporter, self._plain, self._general.produce)
         if type(self).produce is Producer.produce:
             self.__dict__["produce"] = self._produce  # one call less per record
-        refuse_in_children(dispatcher)
+        refuse_in_children(state)
 
     # -- producing ---------------------------------------------------------------------------------
 
@@ -194,15 +205,9 @@ class Producer(confluent_kafka.Producer):
         return send_batch(self._produce, topic, messages, partition, on_delivery or callback)
 
     def _start(self) -> None:
-        """Start the library's thread with the first record (the dispatcher's lock is held)."""
+        """Start the library's thread with the first record (``lock`` held)."""
         if self._background is None:
-            self._background = BackgroundThread(
-                self._connection,
-                self._dispatcher,
-                weakly(self, confluent_kafka.Producer.poll),
-                weakly(self, confluent_kafka.Producer.__len__),
-                weakly(self, partitions_known),
-            )
+            self._background = BackgroundThread(self._connection, self._state, self._held, self._plain)
         if self._background.ident is None:  # also after a start that was interrupted, or failed
             self._background.start()
 
@@ -239,8 +244,8 @@ class Producer(confluent_kafka.Producer):
             if deadline.left() <= 0:
                 break
             if left and not super().__len__():
-                self._dispatcher.wake.wait(min(LOOK_SECONDS, deadline.left()))
-                self._dispatcher.wake.clear()
+                self._state.wake.wait(min(LOOK_SECONDS, deadline.left()))
+                self._state.wake.clear()
         if raised is not None:
             raise raised
         return left
@@ -248,9 +253,9 @@ class Producer(confluent_kafka.Producer):
     @holds_lock
     def __len__(self) -> int:
         """Return how many records and events wait to be reported, held ones included."""
-        refuse_reentry(self._dispatcher.lock)
-        with self._dispatcher.lock:
-            return super().__len__() + self._dispatcher.unresolved()
+        refuse_reentry(self._state.lock)
+        with self._state.lock:
+            return super().__len__() + self._state.unresolved()
 
     def __bool__(self) -> bool:
         """Return True: an empty queue does not make a producer false."""
@@ -265,8 +270,8 @@ class Producer(confluent_kafka.Producer):
 
     @holds_lock
     def _purge_held(self) -> None:
-        with self._dispatcher.lock:
-            self._dispatcher.purge()
+        with self._state.lock:
+            self._held.purge()
 
     def list_topics(self, *args: Any, **kwargs: Any) -> ClusterMetadata:
         """Return metadata of the cluster, as ``confluent_kafka.Producer.list_topics`` does."""
@@ -341,7 +346,7 @@ class Producer(confluent_kafka.Producer):
         """
         if self._general.closed:
             return True
-        if self._dispatcher.forked:
+        if self._state.forked:
             return False
         self._polling.check_entry()
         try:
@@ -359,48 +364,48 @@ class Producer(confluent_kafka.Producer):
         Raises:
             KpsplitError: called by a signal handler in the middle of another call; nothing was done.
         """
-        refuse_reentry(self._dispatcher.lock)
+        refuse_reentry(self._state.lock)
         self._general.closed = True
         self._retire(ABANDON_SECONDS)
-        locked(self._dispatcher, self._dispatcher.clear_routes)
+        locked(self._state, self._state.clear_routes)
 
     def _leave(self, deadline: Deadline) -> None:
         """Say that it closed; for the interpreter's exit only (``closing``)."""
-        if self._general.closed or self._dispatcher.forked or self._background is None:
+        if self._general.closed or self._state.forked or self._background is None:
             return
         self._general.closed = True
         background = self._retire(min(ABANDON_SECONDS, deadline.left()))
         if background is not None and not background.is_alive():
-            background.certify(certificates(self._dispatcher), deadline)
+            background.registration.certify(certificates(self._state), deadline)
 
     def _retire(self, timeout: float | None) -> BackgroundThread | None:
         """End the library's thread, and give up the lease."""
         background = self._background
         if background is not None:
             background.stop(timeout)
-        locked(self._dispatcher, self._dispatcher.end)
+        locked(self._state, self._state.end)
         return background
 
     def _end(self, timeout: float) -> bool:
-        dispatcher, raised = self._dispatcher, list[Exception]()
+        state, raised = self._state, list[Exception]()
         self._general.closed = True
-        locked(dispatcher, dispatcher.accept_no_more)
-        last = Deadline(dispatcher.settings.message_timeout + TIME_OUTS_SECONDS)
+        locked(state, state.accept_no_more)
+        last = Deadline(state.settings.message_timeout + TIME_OUTS_SECONDS)
         try:
             # With the lease still on, so that what is acknowledged now is delivered.
             while super().__len__() and last.left() > 0:
                 noting(raised, self._polling.serve, super().flush, SLICE_SECONDS)
         finally:
             background = self._retire(None if timeout is None else max(timeout, ABANDON_SECONDS))
-        locked(dispatcher, dispatcher.fail_rest)
+        locked(state, self._held.fail_rest)
         closed = noting(raised, self._polling.guarded, super().close)
-        locked(dispatcher, dispatcher.fail_rest)  # what was reported meanwhile
-        noting(raised, self._polling.guarded, dispatcher.callbacks.run)
+        locked(state, self._held.fail_rest)  # what was reported meanwhile
+        noting(raised, self._polling.guarded, state.callbacks.run)
         if background is not None:
             # The certificate is a help to verification, not a part of delivery.
             with suppress(KpsplitError, KafkaException):
-                background.certify(certificates(dispatcher), Deadline(CERTIFY_SECONDS))
-        locked(dispatcher, dispatcher.clear_routes)
+                background.registration.certify(certificates(state), Deadline(CERTIFY_SECONDS))
+        locked(state, state.clear_routes)
         if raised:
             raise raised[0]
         return bool(closed)
@@ -417,7 +422,10 @@ class Producer(confluent_kafka.Producer):
 
     def layout_stats(self) -> LayoutStats:
         """Return what this producer knows about layouts, fences, held records and strays."""
-        return layout_stats(self._dispatcher, self._background)
+        background = self._background
+        if background is None:
+            return layout_stats(self._state)
+        return layout_stats(self._state, background.pauses_ms, background.last_error)
 
 
 K = TypeVar("K")

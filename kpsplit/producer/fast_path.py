@@ -22,30 +22,37 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
-from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.locks import Busy, holds_lock, refuse_reentry
 from kpsplit.producer.messages import Callback, Headers, PendingRecord, Send
-from kpsplit.producer.pending import kafka_error
-from kpsplit.producer.sending import REFUSALS, is_refusal, raise_swallowed, with_stamp
-from kpsplit.producer.state import PASS_THROUGH, TopicRoute, complete_stamp, stamp_header
+from kpsplit.producer.pending import HeldRecords, kafka_error
+from kpsplit.producer.reports import Reporter
+from kpsplit.producer.sending import (
+    REFUSALS,
+    PassThroughSender,
+    StampedSender,
+    is_refusal,
+    raise_swallowed,
+    with_stamp,
+)
+from kpsplit.producer.state import PASS_THROUGH, ProducerState, TopicRoute, complete_stamp, stamp_header
 from kpsplit.splitter.key_range import MULTIPLIER, key_hash
 
 Produce = Callable[..., None]
 
 
 def make_produce(
-    dispatcher: Dispatcher, send: Send, default_callback: Callback | None, general: Produce
+    state: ProducerState, send: Send, reporter: Reporter, plain: PassThroughSender, general: Produce
 ) -> Produce:
     """Return produce() for the two common cases.
 
     An enrolled topic whose partition the key chooses by CRC-32, and a topic that is not enrolled. Everything
     else goes to ``general``, which takes the same arguments by position.
     """
-    fences_of, plain_topics = dispatcher.fast_routes.get, dispatcher.fast_plain
-    whole_lock = dispatcher.lock
+    fences_of, plain_topics = state.fast_routes.get, state.fast_plain
+    whole_lock = state.lock
     lock, wanted, let_pass = whole_lock.at_once, whole_lock.wanted, whole_lock.let_pass
-    make_report = dispatcher.reporter.make
-    plain_reports, make_plain_report = dispatcher.plain.reports, dispatcher.plain.make
+    make_report, default_callback = reporter.make, state.settings.on_delivery
+    plain_reports, make_plain_report = plain.reports, plain.make
     stamped: dict[str, Any] = {}
     header, pack, crc, bisect, method = stamp_header, complete_stamp, crc32, bisect_right, MethodType
     multiplier, refusals = MULTIPLIER, REFUSALS
@@ -124,11 +131,20 @@ def make_produce(
 
 
 class GeneralPath:
-    """See the module. ``queued`` is librdkafka's len(); ``start`` starts the library's thread if need be."""
+    """See the module. ``start`` starts the library's thread if need be."""
 
-    def __init__(self, dispatcher: Dispatcher, queued: Callable[[], int], start: Callable[[], None]) -> None:
-        self._dispatcher = dispatcher
-        self._queued = queued
+    def __init__(
+        self,
+        state: ProducerState,
+        stamped: StampedSender,
+        plain: PassThroughSender,
+        held: HeldRecords,
+        start: Callable[[], None],
+    ) -> None:
+        self._state = state
+        self._stamped = stamped
+        self._plain = plain
+        self._held = held
         self._start = start
         self.closed = False
 
@@ -150,18 +166,18 @@ class GeneralPath:
         """
         if isinstance(key, str):
             key = key.encode()
-        dispatcher = self._dispatcher
-        refuse_reentry(dispatcher.lock, 2)  # this frame, and the fast path's
-        if dispatcher.lock.wanted:
-            dispatcher.lock.let_pass()
-        with dispatcher.lock:
-            if self.closed and dispatcher.fatal is None:
+        state = self._state
+        refuse_reentry(state.lock, 2)  # this frame, and the fast path's
+        if state.lock.wanted:
+            state.lock.let_pass()
+        with state.lock:
+            if self.closed and state.fatal is None:
                 raise KpsplitError("the Producer is closed", hint="make a new one")
-            route = dispatcher.routes.get(topic)
-            if topic in dispatcher.unrouted:
+            route = state.routes.get(topic)
+            if topic in state.unrouted:
                 route = None  # after what waits there already
             if route is PASS_THROUGH:
-                dispatcher.plain.send(topic, value, key, partition, callback, timestamp, headers)
+                self._plain.send(topic, value, key, partition, callback, timestamp, headers)
                 return
             self._check_transaction()
             content = PendingRecord(value, key, timestamp, headers, callback, monotonic())
@@ -172,37 +188,32 @@ class GeneralPath:
 
     def _check_transaction(self) -> None:
         """Refuse as librdkafka does; besides, whoever registers has taken its transactional id."""
-        dispatcher = self._dispatcher
-        if (
-            dispatcher.fatal is None
-            and dispatcher.settings.transactional_id
-            and not dispatcher.in_transaction
-        ):
+        state = self._state
+        if state.fatal is None and state.settings.transactional_id and not state.in_transaction:
             outside = "a transactional producer sends inside a transaction: begin one"
             raise KafkaException(KafkaError(KafkaError._STATE, outside))
 
     def _enrolled(self, route: TopicRoute, partition: int, content: PendingRecord) -> None:
-        dispatcher = self._dispatcher
         fence = route.choose(content.key, index(partition))
         hashed = None if content.key is None else key_hash(content.key)
         writer = fence.writer_for(hashed, fence.next_sequence)
         if writer.open:
-            dispatcher.stamped.send_new(fence, writer, content)
+            self._stamped.send_new(fence, writer, content)
         else:
-            dispatcher.held.room(self._queued())
-            dispatcher.held.hold(fence, content)
+            self._held.room()
+            self._held.hold(fence, content)
 
     def _unrouted(self, topic: str, partition: int, content: PendingRecord) -> None:
         """Keep a record until its topic was looked up."""
-        dispatcher = self._dispatcher
-        if dispatcher.fatal is not None:
-            raise dispatcher.fatal
-        refusal = dispatcher.refused.get(topic)
+        state = self._state
+        if state.fatal is not None:
+            raise state.fatal
+        refusal = state.refused.get(topic)
         if refusal is not None:
             raise refusal
-        dispatcher.held.room(self._queued())
+        self._held.room()
         self._start()  # first: if that fails, nothing is held
-        dispatcher.held.hold_unrouted(topic, content, partition)
+        self._held.hold_unrouted(topic, content, partition)
 
 
 def send_batch(

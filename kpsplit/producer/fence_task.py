@@ -9,8 +9,8 @@ from typing import Any
 from confluent_kafka import KafkaError
 
 from kpsplit.kafka.clock import Deadline, monotonic
-from kpsplit.producer.lease import LeaseTask
 from kpsplit.producer.lookup import Lookup, Search
+from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.registration import ControlFeed
 from kpsplit.producer.send_state import PartitionSendState
 from kpsplit.producer.state import Fence, RouteWriter
@@ -60,24 +60,12 @@ _LOG_GONE = KafkaError(
 
 
 class FenceTask:
-    """Owned by the library's thread. ``poll`` and ``queued`` are those of the application's plain producer.
+    """Owned by the library's thread. ``stopping`` tells whether the thread is to end."""
 
-    ``stopping`` tells whether the thread is to end.
-    """
-
-    def __init__(
-        self,
-        feed: ControlFeed,
-        lease: LeaseTask,
-        poll: Callable[[float], int],
-        queued: Callable[[], int],
-        stopping: Callable[[], bool],
-    ) -> None:
+    def __init__(self, feed: ControlFeed, held: HeldRecords, stopping: Callable[[], bool]) -> None:
         self._feed = feed
-        self._dispatcher = feed.dispatcher
-        self._lease = lease
-        self._poll = poll
-        self._queued = queued
+        self._producer = feed.producer
+        self._held = held
         self._stopping = stopping
         self._takeovers: dict[PhysicalPartition, Takeover] = {}
         self._lookups: dict[tuple[PhysicalPartition, int], Lookup] = {}
@@ -89,14 +77,14 @@ class FenceTask:
 
     def adopt(self, view: ControlView) -> None:
         """Apply what is new in the control topic to every fence that it concerns (``lock`` held)."""
-        dispatcher = self._dispatcher
-        for fence in dispatcher.fences():
+        producer = self._producer
+        for fence in producer.fences():
             state = view.state(fence.state.parent)
             if state is None or state is fence.state:
                 continue
-            finals = fence.observe(state, lease_valid=dispatcher.lease_valid())
-            dispatcher.refresh(fence)
-            dispatcher.reporter.tell(fence, finals)
+            finals = fence.observe(state, lease_valid=producer.lease_valid())
+            producer.refresh(fence)
+            producer.report(fence, finals)
             self.watch(fence)
 
     def watch(self, fence: Fence) -> None:
@@ -107,7 +95,7 @@ class FenceTask:
             self._takeovers.pop(parent, None)
             return
         known = self._takeovers.get(parent)
-        if self._dispatcher.settings.takeover and (known is None or known.attempt_id != attempt.id):
+        if self._producer.settings.takeover and (known is None or known.attempt_id != attempt.id):
             pause, announce = attempt.max_pause_ms / 1000, partial(self._announce, parent)
             self._takeovers[parent] = Takeover(self._feed.connection, parent, attempt.id, pause, announce)
 
@@ -119,23 +107,23 @@ class FenceTask:
 
     def busy(self) -> list[Fence]:
         """Return the fences that wait for something."""
-        return [f for f in self._dispatcher.fences() if f.busy()]
+        return [f for f in self._producer.fences() if f.busy()]
 
     def take_reports(self) -> None:
         """Take librdkafka's reports in hand while a fence waits for any, as the application may not poll."""
         if self.busy():
-            self._dispatcher.collect(self._poll)
-            self._dispatcher.forget_unreported(self._queued)
+            self._producer.collect()
+            self._producer.forget_unreported()
 
     def acknowledge(self) -> None:
         """Acknowledge the fences of segments that nothing is in flight of.
 
         Not once the end has begun: then routes are forgotten, and what is in flight with them.
         """
-        with self._dispatcher.lock.first:
+        with self._producer.lock.first:
             if self._stopping():
                 return
-            fences = self._dispatcher.fences()
+            fences = self._producer.fences()
             quiescent = [f.state for f in fences if f.state.attempt and f.quiescent()]
         if self._feed.tail is None:
             return
@@ -144,25 +132,24 @@ class FenceTask:
         for state in to_acknowledge(quiescent, own.record):
             if state.attempt is not None:
                 own.acknowledge(str(state.parent), state.attempt.id, Deadline(ANSWER_SECONDS))
-                self._lease.answered()
 
     def release(self) -> None:
         """Send what was held and may be sent now; between two portions the application gets the lock."""
-        dispatcher = self._dispatcher
+        producer = self._producer
         sent = 1
         while sent and not self._stopping():
-            with dispatcher.lock.first:
-                sent = dispatcher.held.release()
-        with dispatcher.lock.first:
-            for topic in list(dispatcher.unrouted):
-                dispatcher.held.route(topic)
+            with producer.lock.first:
+                sent = self._held.release()
+        with producer.lock.first:
+            for topic in list(producer.unrouted):
+                self._held.route(topic)
 
     def report_pauses(self) -> None:
         """Take over what is due; tell operators how long pauses were that are over."""
         for takeover in list(self._takeovers.values()):
             takeover.check(self._feed.following().view)
-        with self._dispatcher.lock.first:
-            fences = self._dispatcher.fences()
+        with self._producer.lock.first:
+            fences = self._producer.fences()
             self._over += [p for f in fences if (p := self._pauses.over(f)) is not None]
         while self._over:
             partition, pause = self._over[0]
@@ -173,8 +160,8 @@ class FenceTask:
         """Look for records in the log whose place is not known, in a thread of its own: a log can be long."""
         begun: dict[tuple[PhysicalPartition, int], Search] = {}
         unclear: dict[tuple[PhysicalPartition, int], tuple[Fence, RouteWriter]] = {}
-        with self._dispatcher.lock.first:
-            for fence in self._dispatcher.fences():
+        with self._producer.lock.first:
+            for fence in self._producer.fences():
                 for writer in fence.unclear():
                     place = (fence.state.parent, writer.segment.id)
                     unclear[place] = (fence, writer)
@@ -197,13 +184,13 @@ class FenceTask:
         wanted = {item.record.sequence for item in writer.unplaced}
         segment = fence.state.lineage.get(writer.segment.id)
         home, topic_id = fence.state.home(segment.source), fence.state.topic_id_of(name) or None
-        instance = self._dispatcher.instance
+        instance = self._producer.instance
         return Search(segment, first, home, instance, wanted, topic_id, lambda: fence.state.is_retired(name))
 
     def _looked_up(self, fence: Fence, writer: RouteWriter, search: Search) -> None:
-        with self._dispatcher.lock.first:
+        with self._producer.lock.first:
             finals = fence.looked_up(writer, search.found, complete=search.complete)
-            self._dispatcher.reporter.tell(fence, finals, None if search.complete else _LOG_GONE)
+            self._producer.report(fence, finals, None if search.complete else _LOG_GONE)
 
 
 def only_holds(fence: PartitionSendState[Any, Any]) -> bool:

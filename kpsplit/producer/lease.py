@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.log_ends import EndRequest
+from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.registration import ControlFeed
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.producers import ProducerRegistration
@@ -38,9 +39,11 @@ RETRY_SECONDS = 0.05
 class LeaseTask:
     """Owned by the library's thread. ``adopted``: the tail's progress that is applied to the fences."""
 
-    def __init__(self, feed: ControlFeed) -> None:
+    def __init__(self, feed: ControlFeed, held: HeldRecords) -> None:
         self._feed = feed
-        self._dispatcher = feed.dispatcher
+        self._held = held
+        self._writes = 0
+        self._producer = feed.producer
         self._request: EndRequest | None = None
         self._renew_at = 0.0
         self._expire_at = 0.0
@@ -49,20 +52,15 @@ class LeaseTask:
     def watch_time(self) -> None:
         """Hold everything once the lease has run out; fail what has waited too long."""
         now = monotonic()
-        dispatcher = self._dispatcher
-        if now >= dispatcher.lease_until > 0:
-            with dispatcher.lock.first:
-                dispatcher.lapse()
+        producer = self._producer
+        if now >= producer.lease_until > 0:
+            with producer.lock.first:
+                producer.lapse()
             self._renew_at = 0.0
         if now >= self._expire_at:
             self._expire_at = now + EXPIRY_SECONDS
-            with dispatcher.lock.first:
-                dispatcher.expire(now)
-
-    def answered(self) -> None:
-        """Note an answer: it counts only for ends of the control topic that are asked for after it."""
-        self._request = None
-        self._renew_at = 0.0
+            with producer.lock.first:
+                self._held.expire(now)
 
     def renew(self) -> None:
         """Renew the lease, without waiting.
@@ -85,17 +83,21 @@ class LeaseTask:
 
     def _asked(self) -> EndRequest | None:
         """Return the question for the control topic's end that is on its way, None if it is not time yet."""
+        registration = self._feed.registration
+        if self._writes != registration.writes:  # what was written counts only for ends asked for after it
+            self._request, self._renew_at = None, 0.0
         if self._request is None and monotonic() >= self._renew_at:
-            self._feed.registration.register_again(Deadline(self._feed.lease_seconds()))
+            registration.register_again(Deadline(self._feed.lease_seconds()))
+            self._writes = registration.writes
             self._request = self._feed.following().ask_end()
         return self._request
 
     def _renew_from(self, asked: float) -> None:
-        dispatcher, own = self._dispatcher, self._feed.registration
+        producer, own = self._producer, self._feed.registration
         if owes(self._feed.states(), own.record) or not own.renews(asked):
             self._renew_at = monotonic() + RETRY_SECONDS
             return
         lease = self._feed.lease_seconds()
-        with dispatcher.lock.first:
-            dispatcher.renew(asked + lease)
+        with producer.lock.first:
+            producer.renew(asked + lease)
         self._renew_at = asked + lease / 4

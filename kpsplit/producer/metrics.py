@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kpsplit.producer.background import BackgroundThread
-from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.locks import holds_lock, refuse_reentry
-from kpsplit.producer.state import Fence
+from kpsplit.producer.state import Fence, ProducerState
 from kpsplit.splitter.records.producers import Certificate
 from kpsplit.splitter.records.stamp import instance_name
 
@@ -55,31 +54,31 @@ class LayoutStats:
 
 
 @holds_lock
-def layout_stats(dispatcher: Dispatcher, background: BackgroundThread | None) -> LayoutStats:
+def layout_stats(
+    state: ProducerState, pauses_ms: Sequence[int] = (), last_error: str | None = None
+) -> LayoutStats:
     """Return what a producer knows about layouts, fences, held records and strays.
 
     Raises:
         KpsplitError: called by a signal handler in the middle of another call.
     """
-    refuse_reentry(dispatcher.lock)
-    with dispatcher.lock:
-        partitions = {str(f.state.parent): _partition_stats(f) for f in dispatcher.fences()}
-        valid = dispatcher.lease_valid()
-    pauses = tuple(background.pauses_ms) if background else ()
-    error = background.last_error if background else None
-    return LayoutStats(instance_name(dispatcher.instance), valid, partitions, pauses, error)
+    refuse_reentry(state.lock)
+    with state.lock:
+        partitions = {str(f.state.parent): _partition_stats(f) for f in state.fences()}
+        valid = state.lease_valid()
+    return LayoutStats(instance_name(state.instance), valid, partitions, tuple(pauses_ms), last_error)
 
 
 @holds_lock
-def certificates(dispatcher: Dispatcher) -> dict[str, Certificate]:
+def certificates(state: ProducerState) -> dict[str, Certificate]:
     """Return what was delivered and what failed, per partition to which anything was sent.
 
     Not of a partition where a number is neither (its report was lost, or has not come): whoever compares
     would take it for a lost record. Nor of one whose topic was made again meanwhile: some of the numbers lie
     in the topic that is gone. Nor of one of which too many failed to name them.
     """
-    with dispatcher.lock:
-        found = {str(f.state.parent): _certificate(f) for f in dispatcher.fences() if _speaks_of_one_topic(f)}
+    with state.lock:
+        found = {str(f.state.parent): _certificate(f) for f in state.fences() if _speaks_of_one_topic(f)}
     return {parent: certificate for parent, certificate in found.items() if _complete(certificate)}
 
 

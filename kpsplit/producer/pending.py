@@ -1,23 +1,33 @@
 """Records that cannot be sent now: kept in order, sent when they may be, failed when they must be.
 
 Those of an enrolled topic wait in its fences; those of a topic that was not looked up yet, or whose look is
-stale, wait by topic (``Context.unrouted``).
+stale, wait by topic (``ProducerState.unrouted``).
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from operator import index
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.errors import KpsplitError
 from kpsplit.producer.finality import Outgoing
 from kpsplit.producer.messages import PendingRecord, Unrouted, failed_message
-from kpsplit.producer.sending import PassThroughSender, StampedSender
-from kpsplit.producer.state import CallbackQueue, Context, Fence, PassThrough, TopicRoute
+from kpsplit.producer.state import Fence, PassThrough, ProducerState, TopicRoute
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
+
+_NOT_FINAL_IN_TIME = KafkaError(
+    KafkaError._MSG_TIMED_OUT,
+    "not known to be final within the message timeout: it may have been written, and is not sent again",
+)
+_NOT_FINAL_AT_THE_END = KafkaError(
+    KafkaError._PURGE_INFLIGHT,
+    "not known to be final when the producer was closed: it may have been written",
+)
 
 RELEASED_AT_ONCE = 500
 """How many held records one turn sends with the lock taken, so that produce() never waits for long."""
@@ -27,29 +37,29 @@ class HeldRecords:
     """See the module. ``bytes``: what records hold that librdkafka was never given."""
 
     def __init__(
-        self, context: Context, stamped: StampedSender, plain: PassThroughSender, callbacks: CallbackQueue
+        self, state: ProducerState, send_stamped: Callable[..., None], send_plain: Callable[..., None]
     ) -> None:
-        self._context = context
-        self._stamped = stamped
-        self._plain = plain
-        self._callbacks = callbacks
+        self._state = state
+        self._send_stamped = send_stamped
+        self._send_plain = send_plain
         self.bytes = 0
 
     # -- what comes in -----------------------------------------------------------------------------
 
-    def room(self, queued: int) -> None:
+    def room(self) -> None:
         """Refuse a record when the queue limits are reached (``lock`` held).
 
         Raises:
             BufferError: as librdkafka's produce() does.
         """
-        settings = self._context.settings
+        settings = self._state.settings
+        queued = self._state.rdkafka.queued()
         if queued + self.waiting() >= settings.queue_messages or self.bytes > settings.queue_bytes:
             raise BufferError("Local: Queue full")
 
     def waiting(self) -> int:
         """Return how many records wait to be sent."""
-        return self._context.tally.count
+        return self._state.tally.count
 
     def hold(self, fence: Fence, content: PendingRecord) -> None:
         """Keep a record until its segment opens (``lock`` held).
@@ -59,11 +69,11 @@ class HeldRecords:
             KpsplitError: nothing will ever be sent again.
         """
         content.check()
-        if self._context.fatal is not None:
-            raise self._context.fatal
+        if self._state.fatal is not None:
+            raise self._state.fatal
         self.bytes += content.size()
         fence.hold(None if content.key is None else key_hash(content.key), content)
-        self._context.wake.set()
+        self._state.wake.set()
 
     def hold_unrouted(self, topic: str, content: PendingRecord, partition: int) -> None:
         """Keep a record until its topic is looked up (``lock`` held).
@@ -80,17 +90,17 @@ class HeldRecords:
             raise OverflowError("the partition does not fit into 32 bits")
         item = Unrouted(content, partition)
         self.bytes += content.size()
-        keep = self._context.unrouted.setdefault(topic, deque()).append
-        self._context.tally.count += 1  # a signal handler may raise after any call
+        keep = self._state.unrouted.setdefault(topic, deque()).append
+        self._state.tally.count += 1  # a signal handler may raise after any call
         keep(item)
-        self._context.wake.set()
+        self._state.wake.set()
 
     # -- what may be sent --------------------------------------------------------------------------
 
     def route(self, topic: str) -> None:
         """Give the records of a topic that was just looked up to its fences (``lock`` held)."""
-        route = self._context.routes.get(topic)
-        queue = self._context.unrouted.get(topic)
+        route = self._state.routes.get(topic)
+        queue = self._state.unrouted.get(topic)
         if route is None or queue is None:
             return
         while queue:
@@ -102,42 +112,68 @@ class HeldRecords:
             except Exception as error:  # noqa: BLE001 - this record is refused; those after it go on
                 self._fail(_place(topic, item), item.content, kafka_error(error))
             queue.popleft()
-            self._context.tally.count -= 1
-        del self._context.unrouted[topic]
+            self._state.tally.count -= 1
+        del self._state.unrouted[topic]
 
     def release(self) -> int:
         """Send what may be sent now, in order, but not very much at once (``lock`` held); return how many."""
-        return sum(self._release_fence(f) for f in self._context.fences() if f.waiting())
+        return sum(self._release_fence(f) for f in self._state.fences() if f.waiting())
 
     # -- what fails --------------------------------------------------------------------------------
 
     def fail_unrouted(self, topic: str, error: Any) -> None:
         """Fail the waiting records of a topic whose lookup failed (``lock`` held)."""
-        for item in self._context.unrouted.pop(topic, ()):
-            self._context.tally.count -= 1
+        for item in self._state.unrouted.pop(topic, ()):
+            self._state.tally.count -= 1
             self._fail(_place(topic, item), item.content, error)
 
     def fail_all(self, error: Any) -> None:
         """Fail everything that waits (``lock`` held)."""
-        for fence in self._context.fences():
+        for fence in self._state.fences():
             for record in fence.drop_waiting():
                 self._fail(fence.state.parent, record.payload, error)
-        for topic in list(self._context.unrouted):
+        for topic in list(self._state.unrouted):
             self.fail_unrouted(topic, error)
 
     def expire(self, now: float) -> None:
-        """Fail records that have waited longer than the message timeout (``lock`` held)."""
-        oldest = now - self._context.settings.message_timeout
+        """Fail records that have waited longer than the message timeout (``lock`` held).
+
+        Those that wait to be sent, and those that the broker acknowledged and that are not final since: they
+        may have been written, and are never sent again.
+        """
+        oldest = now - self._state.settings.message_timeout
         error = KafkaError(KafkaError._MSG_TIMED_OUT)
-        for fence in self._context.fences():
+        for fence in self._state.fences():
             if fence.waiting():
                 for record in fence.drop_waiting(lambda r: r.payload.accepted_at > oldest):
                     self._fail(fence.state.parent, record.payload, error)
-        for topic, queue in self._context.unrouted.items():
+        for topic, queue in self._state.unrouted.items():
             while queue and queue[0].content.accepted_at <= oldest:
                 item = queue.popleft()
-                self._context.tally.count -= 1
+                self._state.tally.count -= 1
                 self._fail(_place(topic, item), item.content, error)
+        for fence in self._state.fences():
+            if fence.pending():
+                late = fence.give_up_pending(lambda record: record.payload.accepted_at > oldest)
+                self._state.report(fence, late, _NOT_FINAL_IN_TIME)
+
+    def purge(self) -> None:
+        """Fail everything that waits (``lock`` held)."""
+        self.fail_all(KafkaError(KafkaError._PURGE_QUEUE))
+
+    def fail_rest(self) -> None:
+        """Fail everything that waits or is not final (``lock`` held): the producer is closed."""
+        self.purge()
+        for fence in self._state.fences():
+            self._state.report(fence, fence.give_up_pending(), _NOT_FINAL_AT_THE_END)
+
+    def fail_closed(self, error: KpsplitError) -> None:
+        """Fail everything that is not final, and refuse everything from now on (``lock`` held)."""
+        self._state.lapse()
+        self._state.fatal = error
+        self.fail_all(kafka_error(error))
+        for fence in self._state.fences():
+            self._state.report(fence, fence.give_up_pending())
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -147,7 +183,7 @@ class HeldRecords:
             fence = route.choose(content.key, item.partition)
             fence.hold(None if content.key is None else key_hash(content.key), content)
             return
-        self._plain.send(
+        self._send_plain(
             topic, content.value, content.key, item.partition, content.callback, content.timestamp,
             content.headers,
         )  # fmt: skip
@@ -159,7 +195,7 @@ class HeldRecords:
             for writer, record in fence.sendable(RELEASED_AT_ONCE):
                 content = record.payload
                 try:
-                    self._stamped.send(fence, writer, record.sequence, content)
+                    self._send_stamped(fence, writer, record.sequence, content)
                 except BufferError:
                     break
                 except Exception as error:  # noqa: BLE001 - this record is refused; those after it go on
@@ -173,15 +209,15 @@ class HeldRecords:
         finally:
             if gone:  # whatever is raised: what went is never sent again
                 fence.sent(gone)
-                self._context.refresh(fence)
+                self._state.refresh(fence)
         return len(gone)
 
     def _fail(self, parent: PhysicalPartition, content: PendingRecord, error: Any) -> None:
-        self._context.failures += 1
+        self._state.failures += 1
         if content.message is None:
             self.bytes -= content.size()
         if content.callback is not None:
-            self._callbacks.put(content.callback, error, failed_message(parent, content, error))
+            self._state.callbacks.put(content.callback, error, failed_message(parent, content, error))
 
 
 def kafka_error(error: Exception) -> Any:

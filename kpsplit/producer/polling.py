@@ -12,8 +12,9 @@ from confluent_kafka import KafkaError, KafkaException
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.error_map import error_of
-from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.locks import Busy, holds_lock, refuse_reentry
+from kpsplit.producer.pending import HeldRecords
+from kpsplit.producer.state import ProducerState
 
 SLICE_SECONDS = 0.1
 """How long one call into librdkafka lasts at most, so that queued callbacks do not wait for longer."""
@@ -30,8 +31,8 @@ def deadline_of(timeout: float | None) -> Deadline:
 class Polling:
     """The application's side of poll() and flush(); thread safe."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, state: ProducerState) -> None:
+        self._state = state
         self._in_callbacks: set[int] = set()
         self._waiting: set[int] = set()
         self._last = 0
@@ -53,7 +54,7 @@ class Polling:
             KpsplitError: this is one.
         """
         self.check_process()
-        refuse_reentry(self._dispatcher.lock)
+        refuse_reentry(self._state.lock)
 
     def check_process(self) -> None:
         """Refuse calls in a child process: librdkafka has no threads there, and would wait for ever.
@@ -61,8 +62,8 @@ class Polling:
         Raises:
             KpsplitError: this is one.
         """
-        if self._dispatcher.forked and self._dispatcher.fatal is not None:
-            raise self._dispatcher.fatal
+        if self._state.forked and self._state.fatal is not None:
+            raise self._state.fatal
 
     def in_callback(self) -> bool:
         """Tell whether this thread is inside a callback."""
@@ -96,7 +97,7 @@ class Polling:
 
     def _turn(self, seconds: float) -> Any:
         """Return what takes ``poll_lock``; who has to wait for it is let pass by who had it last."""
-        lock = self._dispatcher.poll_lock
+        lock = self._state.poll_lock
         if seconds > 0 and lock.taken():
             self._waiting.add(get_ident())
         return lock.within(seconds)
@@ -112,7 +113,7 @@ class Polling:
 
     def _run_queued(self) -> int:
         """Run queued callbacks; the library's thread may go on taking reports meanwhile."""
-        return int(self.guarded(self._dispatcher.callbacks.run)) if self._dispatcher.callbacks else 0
+        return int(self.guarded(self._state.callbacks.run)) if self._state.callbacks else 0
 
 
 LOOK_SECONDS = 0.005
@@ -120,26 +121,26 @@ LOOK_SECONDS = 0.005
 
 
 class Transactions:
-    """Around librdkafka's calls. ``flush`` and ``queued`` are its flush() and len(), without what is held."""
+    """Around librdkafka's calls. ``flush`` is its flush(), without what is held."""
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        state: ProducerState,
         polling: Polling,
+        held: HeldRecords,
         flush: Callable[[float], int],
-        queued: Callable[[], int],
     ) -> None:
-        self._dispatcher = dispatcher
+        self._state = state
         self._polling = polling
         self._flush = flush
-        self._queued = queued
+        self._held = held
         self._lost_before = 0
 
     @holds_lock
     def begun(self) -> None:
         """Note that a transaction began."""
-        with self._dispatcher.lock:
-            self._dispatcher.transaction(True)
+        with self._state.lock:
+            self._state.transaction(True)
             self._lost_before = self._lost()
 
     def before_commit(self, deadline: Deadline) -> None:
@@ -172,9 +173,9 @@ class Transactions:
 
     @holds_lock
     def _purge_held(self) -> None:
-        with self._dispatcher.lock:
-            if self._dispatcher.in_transaction:
-                self._dispatcher.purge()
+        with self._state.lock:
+            if self._state.in_transaction:
+                self._held.purge()
 
     def end(self, call: Callable[[float], object], timeout: float, *, aborted: bool = False) -> None:
         """Commit or abort by librdkafka's ``call``.
@@ -194,31 +195,31 @@ class Transactions:
     @holds_lock
     def ended(self, *, aborted: bool = False) -> None:
         """Note that the transaction ended: a fence that waited for it may be acknowledged."""
-        with self._dispatcher.lock:
-            self._dispatcher.transaction(False, aborted=aborted)
+        with self._state.lock:
+            self._state.transaction(False, aborted=aborted)
 
     @holds_lock
     def _lost_since(self) -> int:
-        with self._dispatcher.lock:
+        with self._state.lock:
             return self._lost() - self._lost_before
 
     @holds_lock
     def _waiting(self) -> int:
-        with self._dispatcher.lock:
-            return self._dispatcher.held.waiting() + self._dispatcher.pending()
+        with self._state.lock:
+            return self._held.waiting() + self._state.pending()
 
     def _lost(self) -> int:
         """Return how many records so far a transaction must not be committed with."""
-        return self._dispatcher.strays() + self._dispatcher.failures
+        return self._state.strays() + self._state.failures
 
     def _flush_held(self, deadline: Deadline) -> None:
         while True:
             self._polling.serve(self._flush, min(SLICE_SECONDS, deadline.left()))
-            if not self._waiting() and not self._queued():
+            if not self._waiting() and not self._state.rdkafka.queued():
                 return
             if deadline.left() <= 0:
                 raise KafkaException(
                     KafkaError(KafkaError._TIMED_OUT, "records wait for a fence still", retriable=True)
                 )
-            self._dispatcher.wake.wait(min(LOOK_SECONDS, deadline.left()))
-            self._dispatcher.wake.clear()
+            self._state.wake.wait(min(LOOK_SECONDS, deadline.left()))
+            self._state.wake.clear()

@@ -13,7 +13,7 @@ from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import AdminUse, Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.producers_log import AcknowledgedWriter
-from kpsplit.producer.dispatcher import Dispatcher
+from kpsplit.producer.state import ProducerState
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
@@ -47,6 +47,8 @@ class Registration:
         self._registered: frozenset[str] = frozenset()
         self._began = self._good_until = 0.0
         self._over: list[bytes] = []
+        self.writes = 0
+        """How many are acknowledged. An end of the control topic counts if asked for after the last one."""
         self.record = ProducerRegistration(
             instance=instance,
             generation=1,
@@ -124,6 +126,7 @@ class Registration:
         if anew:
             self._began, self._good_until = began, began + self._lease_seconds()
         self._over.clear()
+        self.writes += 1
         self.record = record
         self._registered = frozenset(record.topics)
 
@@ -147,14 +150,14 @@ def _fits(record: ProducerRegistration) -> bool:
 class ControlFeed:
     """``tail``: None until the control topic was found. Owned by the library's thread."""
 
-    def __init__(self, connection: Connection, dispatcher: Dispatcher) -> None:
-        settings = dispatcher.settings
+    def __init__(self, connection: Connection, producer: ProducerState) -> None:
+        settings = producer.settings
         self.connection = connection
-        self.dispatcher = dispatcher
+        self.producer = producer
         self.tail: ControlTail | None = None
         self.registration = Registration(
             connection,
-            dispatcher.instance,
+            producer.instance,
             settings.client_id,
             settings.transactional_id,
             self.lease_seconds,
@@ -187,7 +190,7 @@ class ControlFeed:
 
         An operator counts on our answers for every partition of a topic that we registered.
         """
-        fenced = {f.state.parent: f.state for f in self.dispatcher.fences()}
+        fenced = {f.state.parent: f.state for f in self.producer.fences()}
         topics = self.registration.record.topics
         others = self.following().view.states
         return [*fenced.values(), *(s for p, s in others.items() if p.topic in topics and p not in fenced)]

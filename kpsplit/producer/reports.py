@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError
 
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.logical_message import wrapped_one
-from kpsplit.producer.finality import Answer, Final, Outgoing
+from kpsplit.producer.finality import Answer, Outgoing
 from kpsplit.producer.locks import holds_lock
 from kpsplit.producer.messages import (
     MAX_CACHED_REPORTS,
@@ -18,11 +18,9 @@ from kpsplit.producer.messages import (
     PendingRecord,
     Report,
     is_itself,
-    logical_message,
-    lost_message,
     timestamp_of,
 )
-from kpsplit.producer.state import CallbackQueue, Context, Fence, RouteWriter
+from kpsplit.producer.state import Fence, ProducerState, RouteWriter
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import SegmentKind
 
@@ -41,8 +39,6 @@ _ANSWERS = {
 ``_DESTROY``: what was in flight when librdkafka (2.16) let go of a partition that is not in its metadata any
 more. Every other code fails the record at once, as with the original: no operation of kpsplit causes it.
 """
-_GIVEN_UP = KafkaError(KafkaError._PURGE_INFLIGHT)
-"""The error of a record that was acknowledged and will not be looked after any more."""
 
 
 class Reporter:
@@ -52,9 +48,8 @@ class Reporter:
     callback (the fast path, rule (a)); every other one goes to the fence under ``lock``.
     """
 
-    def __init__(self, context: Context, callbacks: CallbackQueue) -> None:
-        self._context = context
-        self._callbacks = callbacks
+    def __init__(self, state: ProducerState) -> None:
+        self._state = state
 
     def report_for(self, fence: Fence, writer: RouteWriter, callback: Callback | None) -> Report:
         """Return the report function of one callback."""
@@ -104,29 +99,9 @@ class Reporter:
             else:
                 slow(fence, writer, callback, record, error, message)
 
-        if callback is None or self._context.settings.only_errors:
+        if callback is None or self._state.settings.only_errors:
             return quietly
         return as_is if writer.identity else in_logical_terms
-
-    def tell(self, fence: Fence, finals: list[Final[PendingRecord]], gave_up: Any = None) -> None:
-        """Queue the callbacks of records that became final (``lock`` held).
-
-        ``gave_up``: why those of them that failed did, whatever the broker had said before.
-        """
-        for final in finals:
-            content, error = final.record.payload, None
-            if final.failed:
-                self._context.failures += not fence.transactions.abandoned(final.record.sequence)
-                error = gave_up or content.error or _GIVEN_UP
-            if content.callback is None or (self._context.settings.only_errors and error is None):
-                continue
-            self._callbacks.put(content.callback, error, self._message(fence, final, error))
-
-    def _message(self, fence: Fence, final: Final[PendingRecord], error: Any) -> Any:
-        content, parent = final.record.payload, fence.state.parent
-        if error is content.error or not final.failed:
-            return logical_message(content.message, final.segment, parent, final.offset)
-        return lost_message(content.message, parent, final.segment.source, error)
 
     @holds_lock
     def _slowly(
@@ -145,9 +120,9 @@ class Reporter:
             message.value(), key, timestamp_of(message), headers, callback, monotonic(), message, error
         )
         record = Outgoing(None if key is None else key_hash(key), sequence, content)
-        context = self._context
-        with context.lock:
-            valid = context.lease_valid()
+        state = self._state
+        with state.lock:
+            valid = state.lease_valid()
             answer = self._answer(writer, error, message)
             if answer is not None:
                 finals = fence.unplaced(writer, record, answer, lease_valid=valid)
@@ -155,10 +130,10 @@ class Reporter:
                 finals = fence.acknowledged(writer, record, message.offset(), lease_valid=valid)
             else:
                 finals = fence.failed(writer, record)
-            if context.fatal is not None:
+            if state.fatal is not None:
                 finals += fence.give_up()
-            self.tell(fence, finals)
-            context.wake.set()
+            state.report(fence, finals)
+            state.wake.set()
 
     def _answer(self, writer: RouteWriter, error: Any, message: Any) -> Answer | None:
         """Return what to look a record up for, None if its report says all.
@@ -168,6 +143,6 @@ class Reporter:
         if error is None:
             return Answer.WRITTEN if message.offset() is None else None
         sealable = (
-            writer.segment.kind is SegmentKind.PHANTOM and self._context.settings.transactional_id is None
+            writer.segment.kind is SegmentKind.PHANTOM and self._state.settings.transactional_id is None
         )
         return _ANSWERS.get(error.code()) if sealable else None

@@ -159,7 +159,7 @@ class PartitionSendState(Generic[P, W]):
         self.topic_id = state.topic_id
         self.next_sequence = 0
         self.suspended = False
-        self.backlog: Backlog[P] = Backlog(tally)
+        self.backlog: Backlog[Outgoing[P]] = Backlog(tally)
         self.transactions = FenceTransactions()
         self.statistics = FenceStatistics()
         self.closing: list[W] = []

@@ -19,9 +19,16 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from kpsplit.errors import KpsplitError
-from kpsplit.producer.messages import MAX_CACHED_REPORTS, Callback, Headers, PendingRecord, Send, is_itself
-from kpsplit.producer.reports import Reporter
-from kpsplit.producer.state import CallbackQueue, Context, Fence, RouteWriter, complete_stamp, stamp_header
+from kpsplit.producer.messages import (
+    MAX_CACHED_REPORTS,
+    Callback,
+    Headers,
+    PendingRecord,
+    Report,
+    Send,
+    is_itself,
+)
+from kpsplit.producer.state import Fence, ProducerState, RouteWriter, complete_stamp, stamp_header
 
 REFUSALS = (
     BufferError, KafkaException, TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError,
@@ -73,12 +80,15 @@ def _code_of(handler: Any) -> CodeType | None:
     return getattr(getattr(handler, "__func__", handler), "__code__", None)
 
 
+ReportFor = Callable[[Fence, RouteWriter, Callback | None], Report]
+
+
 class StampedSender:
     """Gives stamped records to librdkafka. ``send`` is its produce(), by position."""
 
-    def __init__(self, send: Send, reporter: Reporter) -> None:
+    def __init__(self, send: Send, report_for: ReportFor) -> None:
         self._send = send
-        self._reporter = reporter
+        self._report_for = report_for
 
     def send(self, fence: Fence, writer: RouteWriter, sequence: int, content: PendingRecord) -> None:
         """Give one record to librdkafka (``lock`` held).
@@ -87,7 +97,7 @@ class StampedSender:
             BufferError: its queue is full. KafkaException: it refused the record.
         """
         every = with_stamp(content.headers, complete_stamp(writer.stamp_prefix, sequence))
-        report = self._reporter.report_for(fence, writer, content.callback)
+        report = self._report_for(fence, writer, content.callback)
         bound = MethodType(report, (sequence, every) if content.headers else sequence)
         writer.sent += 1
         try:
@@ -141,10 +151,9 @@ class _Count:
 class PassThroughSender:
     """See the module. ``send`` is librdkafka's produce(), by position; ``reports``: by callback."""
 
-    def __init__(self, context: Context, send: Send, callbacks: CallbackQueue) -> None:
-        self._context = context
-        self._send = send
-        self._callbacks = callbacks
+    def __init__(self, state: ProducerState) -> None:
+        self._state = state
+        self._send = state.rdkafka.send
         self.reports: dict[Callback | None, Callback | None] = {None: None}
         self._count: _Count | None = None
 
@@ -168,8 +177,8 @@ class PassThroughSender:
         if count is None:
             self._send(topic, value, key, partition, report, None, timestamp, headers)
             # The fast path must not pass what waits there.
-            if self._context.accepting and topic not in self._context.unrouted:
-                self._context.fast_plain.add(topic)
+            if self._state.accepting and topic not in self._state.unrouted:
+                self._state.fast_plain.add(topic)
         else:
             count.sent += 1
             try:
@@ -183,18 +192,18 @@ class PassThroughSender:
     def count(self) -> None:
         """Count the records from now on (``lock`` held); the fast path, which does not count, sends none."""
         self._count = _Count()
-        self._context.fast_plain.clear()
+        self._state.fast_plain.clear()
 
-    def settled(self, queued: Callable[[], int]) -> bool:
+    def settled(self) -> bool:
         """Tell whether everything sent before the last ``count`` is reported, and stop counting then.
 
         What librdkafka has is more than what we know of as long as something older is among it. Its queue is
         looked at first: what we know of can only have become less when we look at it.
         """
-        context = self._context
-        with context.lock.first:
-            inside = queued()
-            stamped = sum(w.in_flight for f in context.fences() for w in f.all_writers())
+        state = self._state
+        with state.lock.first:
+            inside = state.rdkafka.queued()
+            stamped = sum(w.in_flight for f in state.fences() for w in f.all_writers())
             plain = self._count.sent - self._count.done if self._count else 0
             if inside > stamped + plain:
                 return False
@@ -222,14 +231,14 @@ class PassThroughSender:
         return report
 
     def _report(self, callback: Callback) -> Callback:
-        context, callbacks = self._context, self._callbacks
-        only_errors = context.settings.only_errors
+        state = self._state
+        only_errors = state.settings.only_errors
 
         def report(error: Any, message: Any) -> None:
             if error is None and only_errors:
                 return
-            if context.collecting:
-                callbacks.put(callback, error, message)
+            if state.collecting:
+                state.callbacks.put(callback, error, message)
             else:
                 callback(error, message)
 

@@ -6,30 +6,44 @@ makes one thread at a time take librdkafka's reports, so that a segment's ``done
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
-from confluent_kafka import murmur2
+from confluent_kafka import KafkaError, murmur2
 
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.logical_message import is_identity
 from kpsplit.producer.backlog import Tally
 from kpsplit.producer.config import ProducerSettings
-from kpsplit.producer.finality import SegmentWriter
-from kpsplit.producer.locks import QuickLock
-from kpsplit.producer.messages import Callback, PendingRecord, Report, Unrouted
+from kpsplit.producer.finality import Final, SegmentWriter
+from kpsplit.producer.locks import Busy, QuickLock
+from kpsplit.producer.messages import (
+    Callback,
+    PendingRecord,
+    Report,
+    Send,
+    Unrouted,
+    logical_message,
+    lost_message,
+)
 from kpsplit.producer.send_state import PartitionSendState
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.stamp import HEADER, prefix
 
+log = logging.getLogger(__name__)
+
+_GIVEN_UP = KafkaError(KafkaError._PURGE_INFLIGHT)
+"""The error of a record that was acknowledged and will not be looked after any more."""
 STICKY_SECONDS = 0.01
 """Records without a key stay on one partition for so long, so that they share batches."""
 
@@ -140,8 +154,8 @@ def check_partitioner(enrolment: Enrolment, configured: str) -> None:
 class CallbackQueue:
     """Callbacks run only in the application's poll() and flush(), with ``lock`` released."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, state: ProducerState) -> None:
+        self._state = state
         self._queue: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
 
     def __len__(self) -> int:
@@ -160,7 +174,7 @@ class CallbackQueue:
         """Return a callback that is kept when the library's thread happens to poll."""
 
         def call(*arguments: Any) -> None:
-            if self._context.collecting:
+            if self._state.collecting:
                 self.put(callback, *arguments)
             else:
                 callback(*arguments)
@@ -189,22 +203,37 @@ class CallbackQueue:
         return count
 
 
-class Context:
-    """See the module.
+class PlainProducer(NamedTuple):
+    """Calls of the application's plain producer, by a weak reference: ``send`` is its produce(), by position.
 
-    ``instance``: the number in this producer's stamps. ``wake``: set when the library's thread has work.
-    ``routes``: how each topic is treated; ``fast_routes``: the fences of those that the fast path knows, and
-    ``fast_plain``: the topics that it gives to librdkafka as they are; ``refused``: topics that are not
-    written to, and why. ``unrouted``: records of topics that are not looked up yet; ``tally``: how many
-    records wait there and in the fences; ``failures``: how many failed, save those of aborted transactions.
-    ``collecting``: the library's thread takes reports in hand now. ``fatal``: why nothing will ever be sent
-    again; ``forked``: that is because this is a child process. ``ended``: there will be no lease any more.
-    ``accepting``: the fast path may take records; not once the producer is being closed.
+    ``queued`` is its len(). ``learn`` has it look at a topic; it returns how many partitions it knows then.
     """
 
-    def __init__(self, settings: ProducerSettings, instance: int) -> None:
+    send: Send
+    poll: Callable[[float], int]
+    queued: Callable[[], int]
+    learn: Callable[[str], int]
+
+
+class ProducerState:
+    """See the module.
+
+    ``instance``: the number in this producer's stamps; ``rdkafka``: the application's plain producer.
+    ``wake``: set when the library's thread has work. ``routes``: how each topic is treated; ``fast_routes``:
+    the fences of those that the fast path knows, and ``fast_plain``: the topics that it gives to librdkafka
+    as they are; ``refused``: topics that are not written to, and why. ``unrouted``: records of topics that
+    are not looked up yet; ``tally``: how many records wait there and in the fences; ``failures``: how many
+    failed, save those of aborted transactions. ``collecting``: the library's thread takes reports in hand
+    now. ``fatal``: why nothing will ever be sent again; ``forked``: that is because this is a child process.
+    ``ended``: there will be no lease any more. ``accepting``: the fast path may take records; not once the
+    producer is being closed.
+    """
+
+    def __init__(self, settings: ProducerSettings, instance: int, rdkafka: PlainProducer) -> None:
         self.settings = settings
         self.instance = instance
+        self.rdkafka = rdkafka
+        self.callbacks = CallbackQueue(self)
         self.lock = QuickLock()
         self.poll_lock = QuickLock()
         self.wake = threading.Event()
@@ -265,3 +294,103 @@ class Context:
         for writer in fence.writers:
             writer.good_until = 0.0 if writer.fenced or self.collecting else self.lease_until
             writer.stamp_as(fence.state, self.instance)
+
+    # -- the lease and the transaction -------------------------------------------------------------
+
+    def renew(self, until: float) -> None:
+        """Extend the lease (``lock`` held) and look at everything pending again.
+
+        Not to a time that is over: the process slept since the end of the control topic was asked for.
+        """
+        if self.ended or until <= monotonic():  # the library's thread was not quick enough to see that
+            return
+        self.lease_until = until
+        for fence in self.fences():
+            fence.suspend(False)
+            self.report(fence, fence.resolve(lease_valid=self.lease_valid()))
+            self.refresh(fence)
+
+    def lapse(self) -> None:
+        """Hold everything until the lease is renewed (``lock`` held)."""
+        self.lease_until = 0.0
+        for topic in [t for t, r in self.routes.items() if r is PASS_THROUGH]:
+            self.remove_route(topic)
+        for fence in self.fences():
+            fence.suspend(True)
+            self.refresh(fence)
+
+    def end(self) -> None:
+        """Give up the lease for good (``lock`` held): nobody asks or waits for a producer that is closed."""
+        self.ended = True
+        self.lapse()
+
+    def transaction(self, active: bool, *, aborted: bool = False) -> None:
+        """Note the begin or end of the application's transaction (``lock`` held)."""
+        self.in_transaction = active
+        for fence in self.fences():
+            fence.transaction(active, aborted=aborted)
+            self.refresh(fence)
+
+    # -- reports -----------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Take librdkafka's reports in hand from the library's thread; callbacks are only queued.
+
+        Does nothing while the application's thread polls: its reports are taken in hand there.
+        """
+        with suppress(Busy), self.poll_lock.within(0):
+            try:
+                self._collecting(True)
+                self.rdkafka.poll(0)
+            finally:
+                self._collecting(False)
+
+    def forget_unreported(self) -> None:
+        """Wait for no report any more where librdkafka has no record: something was raised at its begin.
+
+        librdkafka's len() counts a record until its report has returned.
+        """
+        with self.lock.first:
+            lost = 0 if self.rdkafka.queued() else sum(f.unreported() for f in self.fences())
+        if lost:
+            log.warning("kpsplit: %d reports were cut short by an exception from outside", lost)
+
+    def _collecting(self, collecting: bool) -> None:
+        with self.lock.first:
+            self.collecting = collecting
+            for fence in self.fences():
+                self.refresh(fence)
+
+    def report(self, fence: Fence, finals: list[Final[PendingRecord]], gave_up: Any = None) -> None:
+        """Queue the callbacks of records that became final (``lock`` held).
+
+        ``gave_up``: why those of them that failed did, whatever the broker had said before.
+        """
+        for final in finals:
+            content, error = final.record.payload, None
+            if final.failed:
+                self.failures += not fence.transactions.abandoned(final.record.sequence)
+                error = gave_up or content.error or _GIVEN_UP
+            if content.callback is None or (self.settings.only_errors and error is None):
+                continue
+            self.callbacks.put(content.callback, error, self._message(fence, final, error))
+
+    def _message(self, fence: Fence, final: Final[PendingRecord], error: Any) -> Any:
+        content, parent = final.record.payload, fence.state.parent
+        if error is content.error or not final.failed:
+            return logical_message(content.message, final.segment, parent, final.offset)
+        return lost_message(content.message, parent, final.segment.source, error)
+
+    # -- counts ---------------------------------------------------------------------------
+
+    def strays(self) -> int:
+        """Return how many records went astray so far."""
+        return sum(f.statistics.strays for f in self.fences())
+
+    def pending(self) -> int:
+        """Return how many records the broker acknowledged that are not final yet."""
+        return sum(f.pending() for f in self.fences())
+
+    def unresolved(self) -> int:
+        """Return how many records the application has no report for, apart from those inside librdkafka."""
+        return self.tally.count + self.pending() + len(self.callbacks)

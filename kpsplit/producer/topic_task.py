@@ -10,10 +10,10 @@ from confluent_kafka import KafkaError
 from kpsplit.errors import AuthorizationError, ConfigurationError, KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.control_log import ControlTail
-from kpsplit.producer.fence_task import FenceTask
-from kpsplit.producer.lease import LeaseTask
-from kpsplit.producer.lookup import PartitionCounts
+from kpsplit.producer.lookup import AutoCreation, PartitionCounts
+from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.registration import ControlFeed
+from kpsplit.producer.sending import PassThroughSender
 from kpsplit.producer.state import PASS_THROUGH, Fence, RouteWriter, TopicRoute, check_partitioner
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -27,29 +27,20 @@ LEARN_AGAIN_SECONDS = 1.0
 
 
 class TopicTask:
-    """Owned by the library's thread. ``queued`` is len() of the application's plain producer.
+    """Owned by the library's thread. ``watch`` is called for each new partition.
 
-    ``learn`` has that producer look at a topic; it tells how many partitions the producer knows then.
-    ``create`` has brokers create a topic that is not enrolled, if it is missing; it does not wait.
     ``transitions``: topics that became enrolled while we wrote to them, and since when.
     """
 
     def __init__(
-        self,
-        feed: ControlFeed,
-        lease: LeaseTask,
-        fences: FenceTask,
-        queued: Callable[[], int],
-        learn: Callable[[str], int],
-        create: Callable[[str], None],
+        self, feed: ControlFeed, held: HeldRecords, plain: PassThroughSender, watch: Callable[[Fence], None]
     ) -> None:
         self._feed = feed
-        self._dispatcher = feed.dispatcher
-        self._lease = lease
-        self._fences = fences
-        self._queued = queued
-        self._learn = learn
-        self._create = create
+        self._producer = feed.producer
+        self._held = held
+        self._plain = plain
+        self._watch = watch
+        self._create = AutoCreation(feed.connection, feed.producer.settings.auto_create).look_at
         self._metadata_at = 0.0
         self._new, self._known = PartitionCounts(), PartitionCounts()
         self.transitions: dict[str, float] = {}
@@ -58,22 +49,22 @@ class TopicTask:
 
     def none_enrolled(self) -> None:
         """Send everything as it is: there is no control topic (``lock`` held)."""
-        for topic in list(self._dispatcher.unrouted):
+        for topic in list(self._producer.unrouted):
             self._pass_through(topic)
-            self._dispatcher.held.route(topic)
+            self._held.route(topic)
 
     def _pass_through(self, topic: str) -> None:
-        if topic not in self._dispatcher.routes:
+        if topic not in self._producer.routes:
             self._create(topic)
-        self._dispatcher.routes[topic] = PASS_THROUGH
+        self._producer.routes[topic] = PASS_THROUGH
 
     def adopt(self, view: ControlView) -> None:
         """Hold the records of topics that passed through and are enrolled in the view (``lock`` held)."""
-        for topic in [t for t, r in self._dispatcher.routes.items() if r is PASS_THROUGH]:
+        for topic in [t for t, r in self._producer.routes.items() if r is PASS_THROUGH]:
             if topic in view.enrolments:
-                self._dispatcher.remove_route(topic)
-                self._dispatcher.unrouted.setdefault(topic, deque())
-                self._dispatcher.plain.count()
+                self._producer.remove_route(topic)
+                self._producer.unrouted.setdefault(topic, deque())
+                self._plain.count()
                 self.transitions[topic] = monotonic()
 
     def answer(self) -> None:
@@ -85,21 +76,20 @@ class TopicTask:
             if state.attempt is None or not self._settled(state.parent.topic, state.parent.partition):
                 continue
             own.answer_ready(str(state.parent), state.attempt.id, Deadline(self._feed.lease_seconds()))
-            self._lease.answered()
 
     def _settled(self, topic: str, partition: int | None = None) -> bool:
         """Tell whether no unstamped record of ours can be on its way to a topic (or one partition) still."""
         since = self.transitions.get(topic)
         if since is None:
             return True
-        dispatcher = self._dispatcher
-        if dispatcher.plain.settled(self._queued):
+        producer = self._producer
+        if self._plain.settled():
             self.transitions.clear()
             return True
-        if monotonic() - since > dispatcher.settings.message_timeout:
+        if monotonic() - since > producer.settings.message_timeout:
             del self.transitions[topic]
             return True
-        route = dispatcher.routes.get(topic)
+        route = producer.routes.get(topic)
         if not isinstance(route, TopicRoute) or partition is None or partition >= route.count:
             return False
         return any(w.done for w in route.fences[partition].writers)  # a later record is through: so are they
@@ -108,24 +98,24 @@ class TopicTask:
 
     def route_new_topics(self) -> None:
         """Look up the topics of records that wait for it, and let them go on."""
-        dispatcher, tail = self._dispatcher, self._feed.following()
+        producer, tail = self._producer, self._feed.following()
         failed: KpsplitError | None = None
-        for topic in list(dispatcher.unrouted):
-            if not dispatcher.lease_valid():
+        for topic in list(producer.unrouted):
+            if not producer.lease_valid():
                 return
             try:
-                if topic not in dispatcher.routes and topic in tail.view.enrolments:
+                if topic not in producer.routes and topic in tail.view.enrolments:
                     self._route_enrolled(topic, tail)
             except KpsplitError as error:  # one topic that cannot be seen does not stop the others
                 failed = error
                 if isinstance(error, AuthorizationError):
-                    with dispatcher.lock.first:
-                        dispatcher.held.fail_unrouted(topic, not_allowed(error))
+                    with producer.lock.first:
+                        self._held.fail_unrouted(topic, not_allowed(error))
                 continue
-            with dispatcher.lock.first:
-                if topic not in dispatcher.routes and topic not in tail.view.enrolments:
+            with producer.lock.first:
+                if topic not in producer.routes and topic not in tail.view.enrolments:
                     self._pass_through(topic)
-                dispatcher.held.route(topic)
+                self._held.route(topic)
         if failed is not None:
             raise failed
 
@@ -143,9 +133,9 @@ class TopicTask:
         enrolment = tail.view.enrolments[topic]
         deadline = Deadline(REGISTRATION_SECONDS)
         try:
-            check_partitioner(enrolment, self._dispatcher.settings.partitioner)
+            check_partitioner(enrolment, self._producer.settings.partitioner)
         except ConfigurationError as error:
-            with self._dispatcher.lock.first:
+            with self._producer.lock.first:
                 self._refuse(topic, error)
             return
         self._new.ask(self._feed.admin(), [topic])
@@ -154,33 +144,32 @@ class TopicTask:
             return
         self._feed.registration.add_topic(topic, ready, deadline)
         fences = [self._new_fence(enrolment, p, tail.view) for p in range(count)]
-        with self._dispatcher.lock.first:
+        with self._producer.lock.first:
             for fence in fences:
-                fence.transaction(self._dispatcher.in_transaction)
-            self._dispatcher.add_route(topic, TopicRoute(enrolment, fences))
+                fence.transaction(self._producer.in_transaction)
+            self._producer.add_route(topic, TopicRoute(enrolment, fences))
             for fence in fences:
-                self._fences.watch(fence)
-        self._lease.answered()  # only an end asked for after the registration opens the topic
+                self._watch(fence)
 
     def _new_fence(self, enrolment: Enrolment, partition: int, view: ControlView) -> Fence:
         parent = PhysicalPartition(enrolment.topic, partition)
         state = view.state(parent)
         if state is None:
             raise KpsplitError(f"topic {enrolment.topic} is not enrolled any more", retriable=True)
-        fence: Fence = Fence(state, lambda segment: RouteWriter(segment, parent), self._dispatcher.tally)
+        fence: Fence = Fence(state, lambda segment: RouteWriter(segment, parent), self._producer.tally)
         fence.suspend(True)  # until the control topic was read to an end asked for after we registered
         return fence
 
     def _refuse(self, topic: str, error: KpsplitError) -> None:
-        self._dispatcher.refused[topic] = error
+        self._producer.refused[topic] = error
         refusal = KafkaError(KafkaError._INVALID_ARG, error.message)
-        self._dispatcher.held.fail_unrouted(topic, refusal)
+        self._held.fail_unrouted(topic, refusal)
 
     def refresh_partition_counts(self) -> None:
         """Follow added partitions: like any producer, keys move to where the partitioner now puts them."""
-        routes = {t: r for t, r in self._dispatcher.routes.items() if isinstance(r, TopicRoute)}
+        routes = {t: r for t, r in self._producer.routes.items() if isinstance(r, TopicRoute)}
         if monotonic() >= self._metadata_at:
-            self._metadata_at = monotonic() + self._dispatcher.settings.metadata_refresh
+            self._metadata_at = monotonic() + self._producer.settings.metadata_refresh
             self._known.ask(self._feed.admin(), routes)
         view = self._feed.following().view
         failed: KpsplitError | None = None
@@ -195,19 +184,19 @@ class TopicTask:
             raise failed
 
     def _refresh_partition_count(self, route: TopicRoute, count: int, view: ControlView) -> None:
-        dispatcher = self._dispatcher
+        producer = self._producer
         if count > route.count:
             # librdkafka refuses a partition that it has not seen; it looks by itself only minutes later.
-            count = min(count, self._learn(route.enrolment.topic))
+            count = min(count, self._producer.rdkafka.learn(route.enrolment.topic))
             self._metadata_at = min(self._metadata_at, monotonic() + LEARN_AGAIN_SECONDS)
         added = [self._new_fence(route.enrolment, p, view) for p in range(route.count, count)]
-        with dispatcher.lock.first:
+        with producer.lock.first:
             route.extend(added)
             for fence in added:
-                fence.transaction(dispatcher.in_transaction)
-                fence.suspend(not dispatcher.lease_valid())
-                dispatcher.refresh(fence)
-                self._fences.watch(fence)
+                fence.transaction(producer.in_transaction)
+                fence.suspend(not producer.lease_valid())
+                producer.refresh(fence)
+                self._watch(fence)
 
 
 def not_allowed(error: AuthorizationError) -> KafkaError:

@@ -133,7 +133,7 @@ def test_a_producer_writes_to_added_partitions_before_its_client_looks_at_the_to
         coordinator = producer._background
         assert coordinator is not None
         coordinator._topics._metadata_at = 0.0
-        wait_for(lambda: producer._dispatcher.routes[topic].count == 3, "the producer's look", 60)
+        wait_for(lambda: producer._state.routes[topic].count == 3, "the producer's look", 60)
         send_until(journal, producer, topic, KEYS, lambda: True)
     reports = [report for found in journal.reports.values() for report in found]
     assert [error for error, *_ in reports if error is not None] == []

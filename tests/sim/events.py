@@ -248,7 +248,7 @@ def _search(world: World) -> Done:
 
 
 def _view(producer: SimProducer) -> str:
-    state, lease = producer.state, "lease" if producer.dispatcher.lease_valid() else "no lease"
+    state, lease = producer.state, "lease" if producer.shared.lease_valid() else "no lease"
     return f"{state.phase}@{state.epoch}, {lease}"
 
 

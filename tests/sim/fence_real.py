@@ -14,7 +14,7 @@ from kpsplit.producer.backlog import Tally
 from kpsplit.producer.finality import Acknowledged, Answer, Final, Outgoing, Unplaced
 from kpsplit.producer.lease import owes
 from kpsplit.producer.send_state import FenceTransactions, PartitionSendState
-from kpsplit.producer.state import Context, RouteWriter
+from kpsplit.producer.state import ProducerState, RouteWriter
 from kpsplit.splitter import registrations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
@@ -264,7 +264,7 @@ class RealCode:
             writer = RouteWriter(fence.state.lineage.get(segment), PARENT)
         writer.done -= counted
         context = SimpleNamespace(lease_until=1.0, instance=0, collecting=False)
-        Context.refresh(cast(Context, context), fence)
+        ProducerState.refresh(cast(ProducerState, context), fence)
         if how == "acknowledged" and valid and writer.good_until > 0:
             writer.done += 1
             writer.last_number, writer.last_offset = sequence, offset

@@ -15,7 +15,7 @@ from kpsplit.errors import UnknownOutcomeError
 from kpsplit.producer import finality, lease
 from kpsplit.producer.backlog import Backlog
 from kpsplit.producer.send_state import PartitionSendState
-from kpsplit.producer.state import Context
+from kpsplit.producer.state import ProducerState
 from kpsplit.splitter import commits, reading, registrations
 from kpsplit.splitter.claimed_log import ClaimedLog
 from kpsplit.splitter.cursor import Cursor, _Walk
@@ -43,7 +43,7 @@ def report_under_a_fence(patch: pytest.MonkeyPatch) -> None:
         finally:
             writer.fenced = fenced
 
-    patch.setattr(Context, "refresh", refresh)
+    patch.setattr(ProducerState, "refresh", refresh)
     patch.setattr(finality, "while_open", final)
 
 
@@ -172,15 +172,15 @@ def send_without_a_lease(patch: pytest.MonkeyPatch) -> None:
 
 
 def report_without_a_lease(patch: pytest.MonkeyPatch) -> None:
-    real = Context.refresh
+    real = ProducerState.refresh
 
     def refresh(self: Any, fence: Any) -> None:
         until, self.lease_until = self.lease_until, inf
         real(self, fence)
         self.lease_until = until
 
-    patch.setattr(Context, "lease_valid", lambda self: True)
-    patch.setattr(Context, "refresh", refresh)
+    patch.setattr(ProducerState, "lease_valid", lambda self: True)
+    patch.setattr(ProducerState, "refresh", refresh)
 
 
 def do_not_wait_for_leases(patch: pytest.MonkeyPatch) -> None:

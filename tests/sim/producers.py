@@ -1,4 +1,4 @@
-"""Producers: the real dispatcher and the real duties of the library's thread, over a simulated librdkafka.
+"""Producers: the real send states and the real duties of the library's thread, over a simulated librdkafka.
 
 The client has a queue per partition; acknowledgements come, come late or never.
 """
@@ -16,13 +16,15 @@ from confluent_kafka import KafkaError, Message
 from kpsplit.errors import KpsplitError, UnknownOutcomeError, UnreachableError
 from kpsplit.producer import metrics
 from kpsplit.producer.config import ProducerSettings
-from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.fast_path import GeneralPath, make_produce
 from kpsplit.producer.fence_task import FenceTask
 from kpsplit.producer.lease import LeaseTask
 from kpsplit.producer.lookup import Search
+from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.registration import ControlFeed, Registration
-from kpsplit.producer.state import Fence, TopicRoute
+from kpsplit.producer.reports import Reporter
+from kpsplit.producer.sending import PassThroughSender, StampedSender
+from kpsplit.producer.state import Fence, PlainProducer, ProducerState, TopicRoute
 from kpsplit.producer.topic_task import TopicTask
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -339,22 +341,34 @@ class SimProducer:
         self.reported: list[tuple[bytes, int | None]] = []
         """Delivery reports since the oracle last looked: the record, its logical offset or None."""
         settings = ProducerSettings(
-            "consistent_random", name, None, self._callback, False, 1 << 20, 1 << 30, MESSAGE_TIMEOUT, False
+            "consistent_random",
+            name,
+            None,
+            self._callback,
+            False,
+            1 << 20,
+            1 << 30,
+            MESSAGE_TIMEOUT,
+            False,
+            auto_create=False,
         )
-        dispatcher = self.dispatcher = Dispatcher(settings, instance, self.client.send)
-        feed = self.feed = ControlFeed(cast(Any, world), dispatcher)
+        plain = PlainProducer(self.client.send, self.client.poll, self.client.__len__, lambda _: 0)
+        shared = self.shared = ProducerState(settings, instance, plain)
+        reporter = Reporter(shared)
+        stamped, passing = StampedSender(plain.send, reporter.report_for), PassThroughSender(shared)
+        held = HeldRecords(shared, stamped.send, passing.send)
+        feed = self.feed = ControlFeed(cast(Any, world), shared)
         self.tail = SimTail(world)
         feed.tail = cast(Any, self.tail)
         feed.admin._client = cast(Any, world)
         self.registration: Registration = feed.registration
         self.writer = SimRegistrationWriter(world)
         self.registration._writer = cast(Any, self.writer)
-        queued = self.client.__len__
-        self.lease = LeaseTask(feed)
-        self.fences = FenceTask(feed, self.lease, self.client.poll, queued, lambda: False)
-        self.topics = TopicTask(feed, self.lease, self.fences, queued, lambda _: 0, lambda _: None)
-        general = GeneralPath(dispatcher, queued, lambda: None)
-        self._produce = make_produce(dispatcher, self.client.send, self._callback, general.produce)
+        self.lease = LeaseTask(feed, held)
+        self.fences = FenceTask(feed, held, lambda: False)
+        self.topics = TopicTask(feed, held, passing, self.fences.watch)
+        general = GeneralPath(shared, stamped, passing, held, lambda: None)
+        self._produce = make_produce(shared, self.client.send, reporter, passing, general.produce)
         self._duties = {
             name: getattr(owner, name)
             for owner in (self.lease, self.topics, self.fences)
@@ -373,20 +387,20 @@ class SimProducer:
     def poll(self) -> int:
         """Take what reports have come; return how many reports and callbacks there were."""
         self._run()
-        return self.client.poll(0) + self.dispatcher.callbacks.run()
+        return self.client.poll(0) + self.shared.callbacks.run()
 
     def close(self) -> None:
         """End in good order, as ``Producer.close`` does when nothing is left."""
         self._run()
-        self.dispatcher.end()
+        self.shared.end()
         with suppress(KpsplitError):
-            self.registration.certify(metrics.certificates(self.dispatcher), cast(Any, None))
-        self.dispatcher.clear_routes()
+            self.registration.certify(metrics.certificates(self.shared), cast(Any, None))
+        self.shared.clear_routes()
         self.closed = True
 
     def idle(self) -> bool:
         """Return whether every record has its report."""
-        return not len(self.client) and not self.dispatcher.unresolved()
+        return not len(self.client) and not self.shared.unresolved()
 
     def _callback(self, error: Any, message: Any) -> None:
         self.reported.append((message.value(), None if error is not None else message.offset()))
@@ -429,7 +443,7 @@ class SimProducer:
     @property
     def fence(self) -> Fence | None:
         """The fence of the one logical partition, None before the topic is routed."""
-        route = self.dispatcher.routes.get(PARENT.topic)
+        route = self.shared.routes.get(PARENT.topic)
         return route.fences[0] if isinstance(route, TopicRoute) else None
 
     @property

@@ -180,7 +180,7 @@ def _unfinished(world: World) -> Iterator[str]:
         yield f"the partition is {state.phase}, {len(world.operators)} operators"
     for producer in world.producers:
         if not producer.idle():
-            waiting = producer.dispatcher.unresolved()
+            waiting = producer.shared.unresolved()
             yield f"{producer.name} waits: {len(producer.client)} in flight, {waiting} held or not final"
 
 
@@ -324,7 +324,7 @@ def _run(events: Iterable[Event], trace: bool) -> RunResult:
                 **world.counts,
                 "epochs": world.control.truth.epoch,
                 "records": report.sent,
-                "strays": sum(p.dispatcher.strays() for p in world.producers),
+                "strays": sum(p.shared.strays() for p in world.producers),
                 "rounds": rounds,
                 "delivered again": world.oracle.repeated,
             }

@@ -35,7 +35,7 @@ def test_a_batch_of_a_serializing_producer_is_sent_as_it_is_with_key_and_value_i
 
 def test_a_record_that_kpsplit_refuses_has_an_error_and_the_rest_of_its_batch_goes_on() -> None:
     producer = Producer(NOWHERE)
-    producer._dispatcher.refused["refused"] = ConfigurationError("another partitioner")
+    producer._state.refused["refused"] = ConfigurationError("another partitioner")
     messages: list[dict[str, Any]] = [{"value": b"a"}, {"value": b"b"}]
     assert producer.produce_batch("refused", messages) == 0
     for message in messages:

@@ -14,7 +14,6 @@ from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.producer import client
 from kpsplit.producer.client import Producer
-from kpsplit.producer.fast_path import make_produce
 from kpsplit.producer.registration import Registration
 from kpsplit.splitter.records.producers import Certificate
 from tests.unit.samples import fenced
@@ -27,6 +26,7 @@ class Library:
 
     def __init__(self) -> None:
         self.certificates: dict[str, Certificate] | None = None
+        self.registration = self
 
     def stop(self, timeout: float | None) -> None: ...
 
@@ -52,7 +52,7 @@ def test_every_record_that_close_found_waiting_is_reported_once_by_the_closing_t
     ground.observe(fenced(UNSPLIT, SPLIT))
     ground.rdkafka.report(0, offset=5)
     ground.hold(b"held", callback=callback)
-    ground.dispatcher.held.hold_unrouted("other", ground.content(b"unrouted", callback=callback), -1)
+    ground.held.hold_unrouted("other", ground.content(b"unrouted", callback=callback), -1)
     producer, library = closing_producer(ground)
     assert not producer.close(0)
     assert sorted(told, key=lambda t: t[1]) == [
@@ -71,8 +71,8 @@ def test_a_record_that_librdkafka_reports_while_it_is_closed_is_reported(
     producer, library = closing_producer(ground)
 
     def end_lease_then_report(timeout: float | None) -> None:
-        with ground.dispatcher.lock:
-            ground.dispatcher.end()
+        with ground.state.lock:
+            ground.state.end()
         ground.rdkafka.report(0, offset=5)
 
     monkeypatch.setattr(library, "stop", end_lease_then_report)
@@ -112,7 +112,7 @@ def test_a_producer_with_more_failures_than_a_record_can_name_says_that_it_close
 
 def test_what_a_last_callback_raises_comes_out_of_close_behind_everything_else() -> None:
     ground = Ground()
-    ground.dispatcher.lapse()
+    ground.state.lapse()
 
     def raising(error: Any, message: Any) -> None:
         raise ZeroDivisionError
@@ -131,10 +131,8 @@ def test_what_a_last_callback_raises_comes_out_of_close_behind_everything_else()
 def test_a_record_that_comes_while_the_producer_is_closed_is_refused(topic: str) -> None:
     ground = Ground()
     producer, _ = closing_producer(ground)
-    produce = make_produce(
-        ground.dispatcher, ground.rdkafka.produce, ground.callback, producer._general.produce
-    )
-    ground.dispatcher.fast_plain.add("plain")
+    produce = ground.producing(producer._general.produce, ground.callback)
+    ground.state.fast_plain.add("plain")
     refused: list[Exception] = []
 
     def late(error: Any, message: Any) -> None:
@@ -142,24 +140,22 @@ def test_a_record_that_comes_while_the_producer_is_closed_is_refused(topic: str)
             produce(topic, b"late", b"k")
         refused.append(caught.value)
 
-    ground.dispatcher.lapse()
+    ground.state.lapse()
     ground.hold(b"held", callback=late)
     producer.close(0)
     assert len(refused) == 1 and not ground.rdkafka.given
-    assert ground.dispatcher.unresolved() == 0
+    assert ground.state.unresolved() == 0
 
 
 def test_reports_of_what_librdkafka_has_are_waited_for_with_the_lease_on() -> None:
     producer = Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "message.timeout.ms": 1500})
-    dispatcher, told = producer._dispatcher, list[Any]()
+    state, told = producer._state, list[Any]()
     ground = Ground()
-    dispatcher.routes.update(ground.dispatcher.routes)
-    dispatcher.fast_routes.update(ground.dispatcher.fast_routes)
-    dispatcher.renew(monotonic() + 1000)
+    state.routes.update(ground.state.routes)
+    state.fast_routes.update(ground.state.fast_routes)
+    state.renew(monotonic() + 1000)
     for _ in range(3):
-        producer.produce(
-            "orders", b"v", b"k", on_delivery=lambda e, _: told.append((e.code(), dispatcher.ended))
-        )
+        producer.produce("orders", b"v", b"k", on_delivery=lambda e, _: told.append((e.code(), state.ended)))
     assert not producer.close(0)
     assert told == [(KafkaError._MSG_TIMED_OUT, False)] * 3
     assert ground.fence.statistics.failed.numbers() == [0, 1, 2]
@@ -170,7 +166,7 @@ def test_the_exit_ends_a_producer_that_was_left_open_without_waiting_for_brokers
     producer.produce("orders", b"v")
     deadline = Deadline(0.2)
     producer._leave(deadline)
-    assert producer._general.closed and producer._dispatcher.ended
+    assert producer._general.closed and producer._state.ended
     producer._leave(deadline)
     with pytest.raises(KpsplitError, match="closed"):
         producer.produce("orders", b"v")
@@ -179,10 +175,10 @@ def test_the_exit_ends_a_producer_that_was_left_open_without_waiting_for_brokers
 def test_the_exit_leaves_a_producer_alone_that_is_its_parents() -> None:
     producer = Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
     producer.produce("orders", b"v")
-    producer._dispatcher.forked = True
+    producer._state.forked = True
     producer._leave(Deadline(0.2))
     assert not producer._general.closed
-    producer._dispatcher.forked = False
+    producer._state.forked = False
     producer._leave(Deadline(0.2))
 
 

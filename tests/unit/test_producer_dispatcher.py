@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -14,13 +15,15 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.producer.config import split_config
-from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.fast_path import GeneralPath, make_produce
 from kpsplit.producer.messages import PendingRecord
 from kpsplit.producer.metrics import certificates
+from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.polling import Polling, Transactions
+from kpsplit.producer.reports import Reporter
 from kpsplit.producer.send_state import PartitionSendState
-from kpsplit.producer.state import PASS_THROUGH, Fence, RouteWriter, TopicRoute
+from kpsplit.producer.sending import PassThroughSender, StampedSender
+from kpsplit.producer.state import PASS_THROUGH, Fence, PlainProducer, ProducerState, RouteWriter, TopicRoute
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
@@ -74,22 +77,39 @@ class Librdkafka:
 
 
 class Ground:
-    """A dispatcher with one enrolled topic of one partition, and a valid lease."""
+    """A producer's parts with one enrolled topic of one partition, and a valid lease."""
 
     def __init__(self, **settings: Any) -> None:
         _, parsed = split_config(settings)
         self.rdkafka = Librdkafka()
-        self.dispatcher = Dispatcher(parsed, 7, self.rdkafka.produce)
-        self.fence: Fence = PartitionSendState(
-            UNSPLIT, lambda s: RouteWriter(s, PARENT), self.dispatcher.tally
+        self.counts: dict[str, Any] = {}
+        self.queued, self.poll = 0, lambda _: 0
+        plain = PlainProducer(
+            self.rdkafka.produce,
+            lambda seconds: self.poll(seconds),  # noqa: PLW0108 - tests change it later
+            lambda: self.queued,
+            lambda topic: self.counts[topic],
         )
+        self.state = ProducerState(parsed, 7, plain)
+        self.reporter = Reporter(self.state)
+        self.stamped = StampedSender(self.rdkafka.produce, self.reporter.report_for)
+        self.plain = PassThroughSender(self.state)
+        self.held = HeldRecords(self.state, self.stamped.send, self.plain.send)
+        self.fence: Fence = PartitionSendState(UNSPLIT, lambda s: RouteWriter(s, PARENT), self.state.tally)
         enrolment = Enrolment("orders", "id", Partitioner.CONSISTENT_RANDOM, True)
-        self.dispatcher.add_route("orders", TopicRoute(enrolment, [self.fence]))
-        self.dispatcher.renew(monotonic() + 1000)
+        self.state.add_route("orders", TopicRoute(enrolment, [self.fence]))
+        self.state.renew(monotonic() + 1000)
         self.told: list[tuple[Any, Any]] = []
 
     def callback(self, error: Any, message: Any) -> None:
         self.told.append((error and error.code(), message.value()))
+
+    def general(self, start: Callable[[], None] = lambda: None) -> GeneralPath:
+        return GeneralPath(self.state, self.stamped, self.plain, self.held, start)
+
+    def producing(self, general: Any, callback: Any = None) -> Callable[..., None]:
+        self.state.settings = replace(self.state.settings, on_delivery=callback)
+        return make_produce(self.state, self.rdkafka.produce, self.reporter, self.plain, general)
 
     def content(self, value: bytes = b"v", **more: Any) -> PendingRecord:
         given = {"timestamp": 0, "headers": None, "callback": self.callback, "accepted_at": monotonic()}
@@ -97,20 +117,18 @@ class Ground:
 
     def send(self, value: bytes = b"v", **more: Any) -> RouteWriter:
         writer = self.fence.writers[0]
-        self.dispatcher.stamped.send(
-            self.fence, writer, self.fence.next_sequence, self.content(value, **more)
-        )
+        self.stamped.send(self.fence, writer, self.fence.next_sequence, self.content(value, **more))
         self.fence.next_sequence += 1
         return writer
 
     def observe(self, state: PartitionState, *, lease_valid: bool = True) -> None:
         finals = self.fence.observe(state, lease_valid=lease_valid)
-        self.dispatcher.refresh(self.fence)
-        self.dispatcher.reporter.tell(self.fence, finals)
+        self.state.refresh(self.fence)
+        self.state.report(self.fence, finals)
 
     def hold(self, *values: bytes, **more: Any) -> None:
         for value in values:
-            self.dispatcher.held.hold(self.fence, self.content(value, **more))
+            self.held.hold(self.fence, self.content(value, **more))
 
 
 def test_a_report_under_a_valid_lease_goes_straight_to_the_application() -> None:
@@ -127,17 +145,17 @@ def test_a_certificate_names_the_topic_that_it_speaks_of() -> None:
     ground.send(b"a")
     ground.rdkafka.report(0)
     said = Certificate(1, {"0": 1}, (), UNSPLIT.topic_id)
-    assert certificates(ground.dispatcher) == {str(PARENT): said}
+    assert certificates(ground.state) == {str(PARENT): said}
     ground.observe(replace(UNSPLIT, topic_id="another"))
-    assert certificates(ground.dispatcher) == {}
+    assert certificates(ground.state) == {}
 
 
 def test_a_record_is_in_flight_until_its_report_is_in_hand() -> None:
     """The report waits for the lock while the library's thread applies the end of a fence."""
     ground = Ground()
     writer = ground.send(b"a")
-    ground.dispatcher.lapse()
-    with ground.dispatcher.lock:
+    ground.state.lapse()
+    with ground.state.lock:
         thread = threading.Thread(target=ground.rdkafka.report, args=(0, 5))
         thread.start()
         thread.join(0.2)
@@ -152,19 +170,19 @@ def test_a_record_is_in_flight_until_its_report_is_in_hand() -> None:
 def test_a_lease_that_has_run_out_is_not_installed() -> None:
     """The process slept between the question for the control topic's end and the answer."""
     ground = Ground()
-    ground.dispatcher.lapse()
+    ground.state.lapse()
     ground.hold(b"a")
-    ground.dispatcher.renew(monotonic() - 0.001)
+    ground.state.renew(monotonic() - 0.001)
     assert ground.fence.suspended and not ground.fence.writers[0].open
-    assert ground.dispatcher.held.release() == 0 and ground.rdkafka.values == []
-    assert not ground.dispatcher.lease_valid()
+    assert ground.held.release() == 0 and ground.rdkafka.values == []
+    assert not ground.state.lease_valid()
 
 
 def test_reports_of_closed_segments_are_never_final_at_once() -> None:
     ground = Ground()
     writer = ground.send(b"a")
     ground.fence.observe(operated(UNSPLIT, SPLIT, {0: 1}), lease_valid=True)
-    ground.dispatcher.refresh(ground.fence)
+    ground.state.refresh(ground.fence)
     ground.rdkafka.report(0, offset=5)
     assert ground.told == [] and ground.fence.statistics.strays == 1
     assert writer.good_until == 0.0
@@ -173,33 +191,34 @@ def test_reports_of_closed_segments_are_never_final_at_once() -> None:
 def test_reports_that_the_librarys_thread_takes_are_queued_for_the_application() -> None:
     ground = Ground()
     ground.send(b"a")
-    ground.dispatcher.routes["plain"] = PASS_THROUGH
-    ground.dispatcher.plain.send("plain", b"b", None, -1, ground.callback, 0, None)
+    ground.state.routes["plain"] = PASS_THROUGH
+    ground.plain.send("plain", b"b", None, -1, ground.callback, 0, None)
 
     def poll(_: float) -> int:
         ground.rdkafka.report(0)
         ground.rdkafka.report(1)
         return 2
 
-    ground.dispatcher.collect(poll)
+    ground.poll = poll
+    ground.state.collect()
     assert ground.told == [] and ground.fence.writers[0].delivered == 1
-    assert ground.dispatcher.callbacks.run() == 2
+    assert ground.state.callbacks.run() == 2
     assert sorted(ground.told) == [(None, b"a"), (None, b"b")]
 
 
 def test_a_record_that_librdkafka_refuses_fails_alone() -> None:
     ground = Ground()
-    ground.dispatcher.lapse()
+    ground.state.lapse()
     ground.hold(b"a", b"bad", b"c")
-    assert ground.dispatcher.held.bytes == 3 + 5
-    ground.dispatcher.renew(monotonic() + 1000)
+    assert ground.held.bytes == 3 + 5
+    ground.state.renew(monotonic() + 1000)
     ground.rdkafka.refuse = KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
-    assert ground.dispatcher.held.release() == 3
+    assert ground.held.release() == 3
     assert ground.rdkafka.values == [b"a", b"c"]
-    ground.dispatcher.callbacks.run()
+    ground.state.callbacks.run()
     assert ground.told == [(KafkaError.MSG_SIZE_TOO_LARGE, b"bad")]
     assert ground.fence.statistics.failed.numbers() == [1]
-    assert (ground.dispatcher.held.bytes, ground.fence.waiting(), ground.fence.writers[0].open) == (
+    assert (ground.held.bytes, ground.fence.waiting(), ground.fence.writers[0].open) == (
         0,
         0,
         True,
@@ -208,39 +227,39 @@ def test_a_record_that_librdkafka_refuses_fails_alone() -> None:
 
 def test_a_full_queue_stops_the_release_where_it_is() -> None:
     ground = Ground()
-    ground.dispatcher.lapse()
+    ground.state.lapse()
     ground.hold(b"a", b"b", b"c")
-    ground.dispatcher.renew(monotonic() + 1000)
+    ground.state.renew(monotonic() + 1000)
     ground.rdkafka.room = 2
-    assert ground.dispatcher.held.release() == 2
-    assert ground.dispatcher.held.release() == 0
-    assert (ground.fence.waiting(), ground.fence.writers[0].open, ground.dispatcher.held.bytes) == (
+    assert ground.held.release() == 2
+    assert ground.held.release() == 0
+    assert (ground.fence.waiting(), ground.fence.writers[0].open, ground.held.bytes) == (
         1,
         False,
         2,
     )
     ground.rdkafka.room = 3
-    assert ground.dispatcher.held.release() == 1
+    assert ground.held.release() == 1
     assert ground.rdkafka.values == [b"a", b"b", b"c"] and ground.fence.writers[0].open
 
 
 def test_the_lock_is_never_kept_for_a_whole_queue() -> None:
     ground = Ground()
     ground.rdkafka.room = 10_000
-    ground.dispatcher.lapse()
+    ground.state.lapse()
     ground.hold(*([b"v"] * 1200))
-    ground.dispatcher.renew(monotonic() + 1000)
-    assert [ground.dispatcher.held.release() for _ in range(4)] == [500, 500, 200, 0]
+    ground.state.renew(monotonic() + 1000)
+    assert [ground.held.release() for _ in range(4)] == [500, 500, 200, 0]
 
 
 @pytest.mark.parametrize("wrong", [{"value": 3}, {"key": 5}, {"headers": 5}])
 def test_a_record_of_the_wrong_type_is_refused_before_it_is_held(wrong: dict[str, Any]) -> None:
     ground = Ground()
     with pytest.raises(TypeError):
-        ground.dispatcher.held.hold(ground.fence, ground.content(**wrong))
+        ground.held.hold(ground.fence, ground.content(**wrong))
     with pytest.raises(TypeError):
-        ground.dispatcher.held.hold_unrouted("other", ground.content(**wrong), -1)
-    assert ground.dispatcher.held.waiting() == 0 and ground.dispatcher.held.bytes == 0
+        ground.held.hold_unrouted("other", ground.content(**wrong), -1)
+    assert ground.held.waiting() == 0 and ground.held.bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -259,10 +278,10 @@ def test_a_record_that_librdkafka_would_refuse_is_refused_before_it_is_held(wron
     """As librdkafka's produce() does; but a header's name that cannot be encoded ends the process there."""
     ground = Ground()
     with pytest.raises((TypeError, UnicodeEncodeError, OverflowError)):
-        ground.dispatcher.held.hold(ground.fence, ground.content(**wrong))
+        ground.held.hold(ground.fence, ground.content(**wrong))
     with pytest.raises((TypeError, UnicodeEncodeError, OverflowError)):
-        ground.dispatcher.held.hold_unrouted("other", ground.content(**wrong), -1)
-    assert ground.dispatcher.held.waiting() == 0 and ground.dispatcher.held.bytes == 0
+        ground.held.hold_unrouted("other", ground.content(**wrong), -1)
+    assert ground.held.waiting() == 0 and ground.held.bytes == 0
 
 
 @pytest.mark.parametrize(("topic", "partition"), [(LONE, -1), ("other", 2**31)])
@@ -271,8 +290,8 @@ def test_a_place_that_librdkafka_would_refuse_is_refused_before_a_record_is_held
 ) -> None:
     ground = Ground()
     with pytest.raises((UnicodeEncodeError, OverflowError)):
-        ground.dispatcher.held.hold_unrouted(topic, ground.content(), partition)
-    assert ground.dispatcher.held.waiting() == 0 and ground.dispatcher.held.bytes == 0
+        ground.held.hold_unrouted(topic, ground.content(), partition)
+    assert ground.held.waiting() == 0 and ground.held.bytes == 0
 
 
 class Number:
@@ -291,14 +310,14 @@ class Number:
 @pytest.mark.parametrize("topic", ["orders", "other"])
 def test_an_integer_that_is_no_int_is_taken_as_librdkafka_does_when_a_record_is_held(topic: str) -> None:
     ground = Ground()
-    ground.dispatcher.lapse()
-    general = GeneralPath(ground.dispatcher, lambda: 0, lambda: None)
-    produce = make_produce(ground.dispatcher, ground.rdkafka.produce, None, general.produce)
+    ground.state.lapse()
+    general = ground.general()
+    produce = ground.producing(general.produce)
     given: Any = {"partition": Number(0), "timestamp": Number(9)}
     produce(topic, b"v", b"k", **given)
-    (queue,) = [*ground.fence.backlog.queues.values(), *ground.dispatcher.unrouted.values()]
+    (queue,) = [*ground.fence.backlog.queues.values(), *ground.state.unrouted.values()]
     content = queue[0].payload if topic == "orders" else queue[0].content  # type: ignore[union-attr]
-    assert content.timestamp == 9 and ground.dispatcher.held.waiting() == 1
+    assert content.timestamp == 9 and ground.held.waiting() == 1
 
 
 @pytest.mark.parametrize("bad", [{"value": LONE}, {"timestamp": 2**63}])
@@ -307,29 +326,29 @@ def test_beside_a_record_that_cannot_be_sent_each_is_sent_at_most_once_and_repor
     bad: dict[str, Any], end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ground = Ground()
-    ground.dispatcher.lapse()
+    ground.state.lapse()
     ground.hold(b"a")
     with monkeypatch.context() as past_the_check:
         past_the_check.setattr(PendingRecord, "check", lambda _: None)
-        ground.dispatcher.held.hold(ground.fence, ground.content(**{"value": b"?", **bad}))
+        ground.held.hold(ground.fence, ground.content(**{"value": b"?", **bad}))
     ground.hold(b"b")
     if end == "release":
-        ground.dispatcher.renew(monotonic() + 1000)
-        assert [ground.dispatcher.held.release() for _ in range(2)] == [3, 0]
+        ground.state.renew(monotonic() + 1000)
+        assert [ground.held.release() for _ in range(2)] == [3, 0]
         assert ground.rdkafka.values == [b"a", b"b"]
         for number in range(2):
             ground.rdkafka.report(number)
     elif end == "expire":
-        ground.dispatcher.expire(monotonic() + 1000)
+        ground.held.expire(monotonic() + 1000)
     else:
-        ground.dispatcher.purge()
-    ground.dispatcher.callbacks.run()
+        ground.held.purge()
+    ground.state.callbacks.run()
     assert sorted(value for _, value in ground.told) == [b"?", b"a", b"b"]
-    assert ground.dispatcher.unresolved() == 0 and ground.dispatcher.held.bytes == 0
+    assert ground.state.unresolved() == 0 and ground.held.bytes == 0
 
 
 def test_a_thread_that_polls_all_the_time_lets_another_one_poll_or_flush() -> None:
-    polling = Polling(Ground().dispatcher)
+    polling = Polling(Ground().state)
     polls, over = threading.Event(), threading.Event()
 
     def poll(seconds: float) -> int:
@@ -371,10 +390,10 @@ class Noting:
 @pytest.mark.parametrize("as_method", [False, True])
 def test_a_callback_that_equals_another_one_gets_its_own_reports(topic: str, as_method: bool) -> None:
     ground = Ground()
-    ground.dispatcher.fast_plain.add("plain")
-    general = GeneralPath(ground.dispatcher, lambda: 0, lambda: None)
-    ground.dispatcher.routes["plain"] = PASS_THROUGH
-    produce = make_produce(ground.dispatcher, ground.rdkafka.produce, None, general.produce)
+    ground.state.fast_plain.add("plain")
+    general = ground.general()
+    ground.state.routes["plain"] = PASS_THROUGH
+    produce = ground.producing(general.produce)
     one, other = Noting("n", []), Noting("n", [])
     for value, callback, key in (
         (b"a", one, b"k"),
@@ -391,9 +410,9 @@ def test_a_callback_that_equals_another_one_gets_its_own_reports(topic: str, as_
 @pytest.mark.parametrize("topic", ["orders", "plain"])
 def test_the_report_function_of_a_common_callback_is_made_once(topic: str) -> None:
     ground = Ground()
-    ground.dispatcher.routes["plain"] = PASS_THROUGH
-    general = GeneralPath(ground.dispatcher, lambda: 0, lambda: None)
-    produce = make_produce(ground.dispatcher, ground.rdkafka.produce, None, general.produce)
+    ground.state.routes["plain"] = PASS_THROUGH
+    general = ground.general()
+    produce = ground.producing(general.produce)
     noted: list[Any] = []
     for callback in (print, lambda *_: None, ground.callback, partial(print), noted.append):
         for _ in range(2):
@@ -406,9 +425,9 @@ def test_a_strays_own_headers_and_time_are_sent_again() -> None:
     ground = Ground()
     ground.send(b"a", headers=[("h", b"1")], timestamp=9)
     ground.fence.observe(operated(UNSPLIT, SPLIT, {0: 1}), lease_valid=True)
-    ground.dispatcher.refresh(ground.fence)
+    ground.state.refresh(ground.fence)
     ground.rdkafka.report(0, offset=5)
-    assert ground.dispatcher.held.release() == 1
+    assert ground.held.release() == 1
     topic, value, key, _, _, _, timestamp, headers = ground.rdkafka.given[1]
     assert (topic, value, key, timestamp) == (SPLIT.subtopic, b"a", b"k", 9)
     assert headers[0] == ("h", b"1") and headers[1][0] == HEADER
@@ -422,9 +441,9 @@ def test_a_rejection_by_a_sealed_topic_waits_for_a_look_at_the_log() -> None:
     ground = Ground()
     split = operated(UNSPLIT, SPLIT, {0: 1})
     ground.fence.observe(split, lease_valid=True)
-    ground.dispatcher.refresh(ground.fence)
+    ground.state.refresh(ground.fence)
     ground.send(b"a")
-    ground.dispatcher.lapse()
+    ground.state.lapse()
     ground.rdkafka.report(0, error=KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
     assert ground.told == [] and ground.fence.pending() == 1
 
@@ -432,11 +451,11 @@ def test_a_rejection_by_a_sealed_topic_waits_for_a_look_at_the_log() -> None:
 def test_inside_transactions_a_rejection_is_a_failure() -> None:
     ground = Ground(**{"transactional.id": "t"})
     ground.fence.observe(operated(UNSPLIT, SPLIT, {0: 1}), lease_valid=True)
-    ground.dispatcher.refresh(ground.fence)
+    ground.state.refresh(ground.fence)
     ground.send(b"a")
-    ground.dispatcher.lapse()
+    ground.state.lapse()
     ground.rdkafka.report(0, error=KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
-    ground.dispatcher.callbacks.run()
+    ground.state.callbacks.run()
     assert ground.told == [(KafkaError.MSG_SIZE_TOO_LARGE, b"a")]
 
 
@@ -444,30 +463,30 @@ def test_records_that_wait_too_long_time_out_strays_as_well() -> None:
     ground = Ground(**{"message.timeout.ms": 1000})
     ground.send(b"stray")
     ground.fence.observe(operated(UNSPLIT, SPLIT, {0: 1}), lease_valid=True)
-    ground.dispatcher.refresh(ground.fence)
-    ground.dispatcher.lapse()
+    ground.state.refresh(ground.fence)
+    ground.state.lapse()
     ground.hold(b"held")
-    ground.dispatcher.held.hold_unrouted("other", ground.content(b"unrouted"), -1)
+    ground.held.hold_unrouted("other", ground.content(b"unrouted"), -1)
     ground.rdkafka.report(0, offset=5)
-    ground.dispatcher.expire(monotonic())
-    assert ground.dispatcher.held.waiting() == 3
-    ground.dispatcher.expire(monotonic() + 2)
-    ground.dispatcher.callbacks.run()
+    ground.held.expire(monotonic())
+    assert ground.held.waiting() == 3
+    ground.held.expire(monotonic() + 2)
+    ground.state.callbacks.run()
     assert sorted(ground.told, key=lambda t: t[1]) == [
         (KafkaError._MSG_TIMED_OUT, value) for value in (b"held", b"stray", b"unrouted")
     ]
-    assert (ground.dispatcher.unresolved(), ground.dispatcher.held.bytes) == (0, 0)
+    assert (ground.state.unresolved(), ground.held.bytes) == (0, 0)
 
 
 def test_purge_fails_everything_that_waits() -> None:
     ground = Ground()
-    ground.dispatcher.lapse()
+    ground.state.lapse()
     ground.hold(b"held")
-    ground.dispatcher.held.hold_unrouted("other", ground.content(b"unrouted"), 3)
-    ground.dispatcher.purge()
-    ground.dispatcher.callbacks.run()
+    ground.held.hold_unrouted("other", ground.content(b"unrouted"), 3)
+    ground.held.purge()
+    ground.state.callbacks.run()
     assert ground.told == [(KafkaError._PURGE_QUEUE, b"held"), (KafkaError._PURGE_QUEUE, b"unrouted")]
-    assert (ground.dispatcher.unresolved(), ground.dispatcher.held.bytes) == (0, 0)
+    assert (ground.state.unresolved(), ground.held.bytes) == (0, 0)
 
 
 def test_a_newer_format_fails_everything_and_refuses_everything_from_then_on() -> None:
@@ -475,14 +494,14 @@ def test_a_newer_format_fails_everything_and_refuses_everything_from_then_on() -
     ground.send(b"pending")
     ground.send(b"in flight")
     ground.fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=True)
-    ground.dispatcher.refresh(ground.fence)
+    ground.state.refresh(ground.fence)
     ground.hold(b"held")
     ground.rdkafka.report(0)
-    ground.dispatcher.fail_closed(KpsplitError("too new"))
+    ground.held.fail_closed(KpsplitError("too new"))
     ground.rdkafka.report(1)
-    ground.dispatcher.callbacks.run()
+    ground.state.callbacks.run()
     assert [value for code, value in ground.told if code] == [b"held", b"pending", b"in flight"]
-    assert ground.dispatcher.unresolved() == 0
+    assert ground.state.unresolved() == 0
     with pytest.raises(KpsplitError, match="too new"):
         ground.hold(b"more")
 
@@ -496,10 +515,10 @@ def test_every_queued_callback_runs_and_the_first_error_is_raised() -> None:
         raise ValueError(number)
 
     for number in range(3):
-        ground.dispatcher.callbacks.put(fails, number)
+        ground.state.callbacks.put(fails, number)
     with pytest.raises(ValueError, match="0"):
-        ground.dispatcher.callbacks.run()
-    assert seen == [0, 1, 2] and ground.dispatcher.callbacks.run() == 0
+        ground.state.callbacks.run()
+    assert seen == [0, 1, 2] and ground.state.callbacks.run() == 0
 
 
 def test_two_threads_may_run_queued_callbacks_at_the_same_time() -> None:
@@ -511,12 +530,12 @@ def test_two_threads_may_run_queued_callbacks_at_the_same_time() -> None:
     def run() -> None:
         start.wait()
         try:
-            ground.dispatcher.callbacks.run()
+            ground.state.callbacks.run()
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not be
             errors.append(error)
 
     for number in range(20_000):
-        ground.dispatcher.callbacks.put(seen.append, number)
+        ground.state.callbacks.put(seen.append, number)
     threads = [threading.Thread(target=run) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -528,48 +547,45 @@ def test_two_threads_may_run_queued_callbacks_at_the_same_time() -> None:
 def test_unstamped_records_are_settled_under_a_steady_stream_of_others() -> None:
     """The queue is never empty: later records of other topics are told from the older ones by counting."""
     ground = Ground()
-    inside = 0
 
     def send_plain() -> int:
-        nonlocal inside
-        ground.dispatcher.plain.send("plain", b"x", None, -1, None, 0, None)
-        inside += 1
+        ground.plain.send("plain", b"x", None, -1, None, 0, None)
+        ground.queued += 1
         return len(ground.rdkafka.given) - 1
 
     def settled() -> bool:
-        return ground.dispatcher.plain.settled(lambda: inside)
+        return ground.plain.settled()
 
     def report(number: int) -> None:
-        nonlocal inside
         ground.rdkafka.report(number)
-        inside -= 1
+        ground.queued -= 1
 
     send_plain()  # without a callback nothing is reported for it
-    ground.dispatcher.plain.count()
+    ground.plain.count()
     later = send_plain()
     ground.send(b"stamped")
-    inside += 1
+    ground.queued += 1
     assert not settled()
-    inside -= 1  # the first one is through
+    ground.queued -= 1  # the first one is through
     report(later)
     later = send_plain()
-    assert inside == 2 and settled()
+    assert ground.queued == 2 and settled()
 
 
 def test_the_count_of_what_waits_runs_along_with_everything_that_changes_it() -> None:
     """Through holding, a new layout, strays, release, a time-out, a purge and the end of a topic's route."""
     ground = Ground(**{"message.timeout.ms": 1000})
-    held, dispatcher = ground.dispatcher.held, ground.dispatcher
+    held, state = ground.held, ground.state
     now = monotonic()
 
     def checked() -> int:
         fenced = sum(len(q) for q in ground.fence.backlog.queues.values())
-        unrouted = sum(map(len, dispatcher.unrouted.values()))
+        unrouted = sum(map(len, state.unrouted.values()))
         assert held.waiting() == fenced + unrouted
         return held.waiting()
 
     ground.send(b"stray")
-    dispatcher.lapse()
+    state.lapse()
     ground.hold(b"a", b"b", b"c", accepted_at=now)
     for topic in ("plain", "plain", "failed", "purged"):
         held.hold_unrouted(topic, ground.content(accepted_at=now + 5), -1)
@@ -577,23 +593,23 @@ def test_the_count_of_what_waits_runs_along_with_everything_that_changes_it() ->
     ground.observe(operated(UNSPLIT, SPLIT, {0: 1}), lease_valid=False)
     ground.rdkafka.report(0, offset=5)
     assert checked() == 8
-    dispatcher.routes["plain"] = PASS_THROUGH
+    state.routes["plain"] = PASS_THROUGH
     ground.rdkafka.room = 2
     held.route("plain")
     assert checked() == 7
     held.fail_unrouted("failed", KafkaError(KafkaError._UNKNOWN_TOPIC))
     assert checked() == 6
-    dispatcher.renew(now + 1000)
+    state.renew(now + 1000)
     ground.rdkafka.room = 4
     assert held.release() == 2
     assert checked() == 4
-    dispatcher.expire(now + 2)
+    ground.held.expire(now + 2)
     assert checked() == 2
-    dispatcher.lapse()
+    state.lapse()
     ground.hold(b"d", b"e")
-    dispatcher.remove_route("orders")
+    state.remove_route("orders")
     assert held.waiting() == 2
-    dispatcher.purge()
+    ground.held.purge()
     assert held.waiting() == 0
 
 
@@ -601,27 +617,27 @@ def test_what_is_not_final_in_time_fails_as_perhaps_written_and_is_never_sent_ag
     ground = Ground(**{"message.timeout.ms": 1000})
     for value in (b"inside", b"behind the end", b"young"):
         ground.send(value)
-    ground.dispatcher.lapse()
+    ground.state.lapse()
     ground.rdkafka.report(0, offset=0)
     ground.rdkafka.report(1, offset=5)
     told: list[Any] = []
-    ground.dispatcher.callbacks.put(lambda: None)
+    ground.state.callbacks.put(lambda: None)
     late = monotonic() + 1.5
     pending = ground.fence.writers[0].pending
     assert [a.offset for a in pending] == [0, 5]
     ground.rdkafka.report(2, offset=6)
     pending[2].record.payload.accepted_at = late
     pending[0].record.payload.callback = lambda error, message: told.append((error, message))
-    ground.dispatcher.expire(late)
-    ground.dispatcher.callbacks.run()
+    ground.held.expire(late)
+    ground.state.callbacks.run()
     assert ground.told == [(KafkaError._MSG_TIMED_OUT, b"behind the end")]
     ((error, message),) = told
     assert "may have been written" in error.str() and message.error() is error
     assert (message.value(), message.topic(), message.offset()) == (b"inside", "orders", None)
     assert (ground.fence.pending(), ground.fence.statistics.failed.numbers()) == (1, [0, 1])
     ground.observe(operated(UNSPLIT, SPLIT, {0: 1}), lease_valid=False)
-    ground.dispatcher.renew(monotonic() + 1000)
-    assert ground.dispatcher.held.release() == 1
+    ground.state.renew(monotonic() + 1000)
+    assert ground.held.release() == 1
     assert ground.rdkafka.values[3:] == [b"young"], "only what nobody was told of"
 
 
@@ -629,10 +645,10 @@ def test_a_rejection_that_nobody_looked_up_in_time_is_no_certain_failure() -> No
     ground = Ground(**{"message.timeout.ms": 1000})
     ground.observe(operated(UNSPLIT, SPLIT, {0: 1}))
     ground.send(b"a")
-    ground.dispatcher.lapse()
+    ground.state.lapse()
     ground.rdkafka.report(0, error=KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
-    ground.dispatcher.expire(monotonic() + 2)
-    ground.dispatcher.callbacks.run()
+    ground.held.expire(monotonic() + 2)
+    ground.state.callbacks.run()
     assert ground.told == [(KafkaError._MSG_TIMED_OUT, b"a")]
 
 
@@ -660,7 +676,7 @@ def test_whatever_code_a_report_carries_its_record_fails_or_is_looked_up() -> No
         ground.send(b"a")
         ground.observe(merged)
         ground.rdkafka.report(0, error=KafkaError(code))
-        ground.dispatcher.callbacks.run()
+        ground.state.callbacks.run()
         if ground.fence.unclear():
             looked_up.add(code)
         else:
@@ -675,46 +691,46 @@ def test_a_record_that_was_acknowledged_without_its_offset_is_delivered_somewher
     told: list[Any] = []
     for n in range(2):
         ground.send(b"a", callback=lambda error, message: told.append((error, message.offset())))
-        ground.dispatcher.collecting = bool(n)
-        ground.dispatcher.refresh(ground.fence)
+        ground.state.collecting = bool(n)
+        ground.state.refresh(ground.fence)
         ground.rdkafka.report(n, offset=-1001)
-    ground.dispatcher.callbacks.run()
+    ground.state.callbacks.run()
     assert told == [(None, None)] * 2 and ground.fence.delivered()[2] == 2
 
 
 def test_a_record_waits_behind_older_ones_of_its_topic_although_the_route_is_there() -> None:
     ground = Ground()
-    general = GeneralPath(ground.dispatcher, lambda: 0, lambda: None)
-    produce = make_produce(ground.dispatcher, ground.rdkafka.produce, ground.callback, general.produce)
+    general = ground.general()
+    produce = ground.producing(general.produce, ground.callback)
     for topic, key in (("plain", None), ("orders", b"k")):
-        ground.dispatcher.remove_route(topic) if topic == "plain" else ground.fence.suspend(True)
-        ground.dispatcher.held.hold_unrouted(topic, ground.content(b"1", key=key), -1)
-    ground.dispatcher.routes["plain"] = PASS_THROUGH
+        ground.state.remove_route(topic) if topic == "plain" else ground.fence.suspend(True)
+        ground.held.hold_unrouted(topic, ground.content(b"1", key=key), -1)
+    ground.state.routes["plain"] = PASS_THROUGH
     produce("plain", b"2")
     produce("orders", b"2", b"k")
-    ground.dispatcher.held.route("plain")
-    ground.dispatcher.held.route("orders")
+    ground.held.route("plain")
+    ground.held.route("orders")
     produce("plain", b"3")
     produce("plain", b"4")
     produce("orders", b"3", b"k")
-    ground.dispatcher.renew(monotonic() + 1000)
-    ground.dispatcher.held.release()
+    ground.state.renew(monotonic() + 1000)
+    ground.held.release()
     given = [(arguments[0], arguments[1]) for arguments in ground.rdkafka.given]
     assert given == [("plain", b"%d" % n) for n in (1, 2, 3, 4)] + [("orders", b"%d" % n) for n in (1, 2, 3)]
 
 
 def test_a_full_queue_in_the_middle_of_what_waits_lets_nothing_newer_pass() -> None:
     ground = Ground()
-    general = GeneralPath(ground.dispatcher, lambda: 0, lambda: None)
-    produce = make_produce(ground.dispatcher, ground.rdkafka.produce, ground.callback, general.produce)
+    general = ground.general()
+    produce = ground.producing(general.produce, ground.callback)
     for value in (b"1", b"2"):
-        ground.dispatcher.held.hold_unrouted("plain", ground.content(value), -1)
-    ground.dispatcher.routes["plain"] = PASS_THROUGH
+        ground.held.hold_unrouted("plain", ground.content(value), -1)
+    ground.state.routes["plain"] = PASS_THROUGH
     ground.rdkafka.room = 1
-    ground.dispatcher.held.route("plain")
+    ground.held.route("plain")
     ground.rdkafka.room = 10
     produce("plain", b"3")
-    ground.dispatcher.held.route("plain")
+    ground.held.route("plain")
     produce("plain", b"4")
     assert ground.rdkafka.values == [b"1", b"2", b"3", b"4"]
 
@@ -725,12 +741,12 @@ def test_a_topic_without_enrolment_takes_the_short_path_until_that_may_have_chan
 
     def general(topic: str, *arguments: Any) -> None:
         seen.append(topic)
-        GeneralPath(ground.dispatcher, lambda: 0, lambda: None).produce(topic, *arguments)
+        ground.general().produce(topic, *arguments)
 
-    produce = make_produce(ground.dispatcher, ground.rdkafka.produce, ground.callback, general)
-    ground.dispatcher.routes["plain"] = PASS_THROUGH
-    for change in (lambda: None, ground.dispatcher.lapse, ground.dispatcher.plain.count):
-        ground.dispatcher.routes["plain"] = PASS_THROUGH
+    produce = ground.producing(general, ground.callback)
+    ground.state.routes["plain"] = PASS_THROUGH
+    for change in (lambda: None, ground.state.lapse, ground.plain.count):
+        ground.state.routes["plain"] = PASS_THROUGH
         for _ in range(3):
             produce("plain", b"v", b"k", headers={"h": b"1"})
         change()
@@ -751,14 +767,15 @@ def test_a_transaction_that_begins_while_reports_are_collected_lets_no_callback_
     ground.send(b"a")
 
     def poll(_: float) -> int:
-        with ground.dispatcher.lock:
-            ground.dispatcher.transaction(True)
+        with ground.state.lock:
+            ground.state.transaction(True)
         ground.rdkafka.report(0)
         return 1
 
-    ground.dispatcher.collect(poll)
+    ground.poll = poll
+    ground.state.collect()
     assert ground.told == []
-    assert ground.dispatcher.callbacks.run() == 1 and ground.told == [(None, b"a")]
+    assert ground.state.callbacks.run() == 1 and ground.told == [(None, b"a")]
 
 
 @pytest.mark.parametrize(
@@ -766,27 +783,27 @@ def test_a_transaction_that_begins_while_reports_are_collected_lets_no_callback_
 )
 def test_a_transaction_that_lost_a_record_must_be_aborted(how: str) -> None:
     ground = Ground(**{"message.timeout.ms": 1000, "transactional.id": "t"})
-    dispatcher = ground.dispatcher
-    transactions = Transactions(dispatcher, Polling(dispatcher), lambda _: 0, lambda: 0)
+    state = ground.state
+    transactions = Transactions(state, Polling(state), ground.held, lambda _: 0)
     transactions.begun()
     ground.send(b"a")
     if how == "nothing":
         ground.rdkafka.report(0)
         transactions.before_commit(Deadline(1.0))
         return
-    dispatcher.lapse()
+    state.lapse()
     if how == "timed out while held":
         ground.hold(b"b")
     else:
         ground.rdkafka.report(0, offset=5)
     if how == "astray":
         ground.observe(operated(UNSPLIT, SPLIT, {0: 1}))
-        dispatcher.renew(monotonic() + 1000)
-        dispatcher.held.release()
+        state.renew(monotonic() + 1000)
+        ground.held.release()
     elif how == "given up":
-        dispatcher.fail_closed(KpsplitError("too new"))
+        ground.held.fail_closed(KpsplitError("too new"))
     else:
-        dispatcher.expire(monotonic() + 2)
+        ground.held.expire(monotonic() + 2)
     with pytest.raises(KafkaException, match="abort it and do it again") as caught:
         transactions.before_commit(Deadline(1.0))
     assert caught.value.args[0].txn_requires_abort()
@@ -798,41 +815,41 @@ def test_a_transaction_that_lost_a_record_must_be_aborted(how: str) -> None:
 
 def test_a_record_of_an_aborted_transaction_that_fails_later_spoils_no_other_one() -> None:
     ground = Ground(**{"transactional.id": "t"})
-    dispatcher = ground.dispatcher
-    transactions = Transactions(dispatcher, Polling(dispatcher), lambda _: 0, lambda: 0)
+    state = ground.state
+    transactions = Transactions(state, Polling(state), ground.held, lambda _: 0)
     transactions.begun()
     ground.send(b"a")
-    dispatcher.lapse()
+    state.lapse()
     ground.rdkafka.report(0, offset=5)
     transactions.before_abort()
     transactions.ended(aborted=True)
     transactions.begun()
     ground.observe(operated(UNSPLIT, SPLIT, {0: 1}))
-    dispatcher.callbacks.run()
+    state.callbacks.run()
     assert ground.told == [(KafkaError._PURGE_INFLIGHT, b"a")]
     transactions.before_commit(Deadline(1.0))
 
 
 def test_a_commit_waits_until_what_is_acknowledged_is_final() -> None:
     ground = Ground(**{"transactional.id": "t"})
-    dispatcher = ground.dispatcher
-    transactions = Transactions(dispatcher, Polling(dispatcher), lambda _: 0, lambda: 0)
+    state = ground.state
+    transactions = Transactions(state, Polling(state), ground.held, lambda _: 0)
     transactions.begun()
     ground.send(b"a")
-    dispatcher.lapse()
+    state.lapse()
     ground.rdkafka.report(0)
     with pytest.raises(KafkaException, match="wait for a fence") as caught:
         transactions.before_commit(Deadline(0.01))
     assert caught.value.args[0].retriable()
-    dispatcher.renew(monotonic() + 1000)
+    state.renew(monotonic() + 1000)
     transactions.before_commit(Deadline(1.0))
 
 
 @pytest.mark.parametrize("fatal", [True, False])
 def test_only_a_fatal_error_ends_a_transaction_that_was_not_committed(fatal: bool) -> None:
     ground = Ground(**{"transactional.id": "t"})
-    dispatcher = ground.dispatcher
-    transactions = Transactions(dispatcher, Polling(dispatcher), lambda _: 0, lambda: 0)
+    state = ground.state
+    transactions = Transactions(state, Polling(state), ground.held, lambda _: 0)
     transactions.begun()
 
     def refuse(_: float) -> None:
@@ -840,7 +857,7 @@ def test_only_a_fatal_error_ends_a_transaction_that_was_not_committed(fatal: boo
 
     with pytest.raises(KafkaException):
         transactions.end(refuse, 1.0)
-    assert dispatcher.in_transaction is not fatal
+    assert state.in_transaction is not fatal
 
 
 def test_only_errors_are_reported_where_only_errors_are_wanted() -> None:
@@ -849,19 +866,20 @@ def test_only_errors_are_reported_where_only_errors_are_wanted() -> None:
     ground.send(b"b")
     ground.rdkafka.report(0)
     ground.rdkafka.report(1, error=KafkaError(KafkaError._MSG_TIMED_OUT))
-    ground.dispatcher.callbacks.run()
+    ground.state.callbacks.run()
     assert ground.told == [(KafkaError._MSG_TIMED_OUT, b"b")]
 
 
 def test_the_queue_limits_count_what_is_held() -> None:
     ground = Ground(**{"queue.buffering.max.messages": 3})
-    ground.dispatcher.lapse()
+    ground.state.lapse()
     ground.hold(b"a", b"b")
-    ground.dispatcher.held.room(0)
+    ground.held.room()
     with pytest.raises(BufferError):
-        ground.dispatcher.held.room(1)
+        ground.queued = 1
+        ground.held.room()
     small = Ground(**{"queue.buffering.max.kbytes": 1})
-    small.dispatcher.lapse()
+    small.state.lapse()
     small.hold(b"x" * 2000)
     with pytest.raises(BufferError):
-        small.dispatcher.held.room(0)
+        small.held.room()

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from confluent_kafka import KafkaError
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.producer.client import Producer, refuse_in_children
-from kpsplit.producer.fast_path import GeneralPath, make_produce
 from kpsplit.producer.metrics import layout_stats
 from kpsplit.producer.polling import Polling, Transactions
 from kpsplit.producer.state import PASS_THROUGH
@@ -28,16 +28,15 @@ from tests.unit.test_producer_dispatcher import SPLIT, UNSPLIT, Ground
 
 
 def producing(ground: Ground, start: Callable[[], None] = lambda: None) -> Callable[..., None]:
-    general = GeneralPath(ground.dispatcher, lambda: 0, start)
-    return make_produce(ground.dispatcher, ground.rdkafka.produce, ground.callback, general.produce)
+    return ground.producing(ground.general(start).produce, ground.callback)
 
 
 def whole_producer(ground: Ground) -> Producer:
     """Return a Producer whose books are those of the ground."""
     producer = Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
-    producer._dispatcher = ground.dispatcher
-    producer._polling = Polling(ground.dispatcher)
-    producer._general = GeneralPath(ground.dispatcher, lambda: 0, lambda: None)
+    producer._state, producer._held = ground.state, ground.held
+    producer._polling = Polling(ground.state)
+    producer._general = ground.general()
     return producer
 
 
@@ -140,7 +139,7 @@ def test_a_signal_that_arrives_together_with_the_lock_does_not_stop_the_producer
     ground = Ground()
     produce = producing(ground)
     with raising_signals() as interrupt, pytest.raises(Interrupted):
-        with interrupted_while_waiting(ground.dispatcher.lock, interrupt):
+        with interrupted_while_waiting(ground.state.lock, interrupt):
             produce("orders", b"a", b"k")
     produce("orders", b"b", b"k")
     assert ground.rdkafka.values == [b"b"]
@@ -152,14 +151,14 @@ def test_a_counted_record_that_librdkafka_has_counts_although_produce_was_interr
 ) -> None:
     ground = Ground()
     produce = producing(ground)
-    ground.dispatcher.routes["plain"] = PASS_THROUGH
-    ground.dispatcher.plain.count()
+    ground.state.routes["plain"] = PASS_THROUGH
+    ground.plain.count()
     with raising_signals(raised) as interrupt:
         interrupted_behind_librdkafka(ground, interrupt)
         with pytest.raises(raised):
             produce("plain", b"interrupted")
-    inside = 1
-    assert ground.dispatcher.plain.settled(lambda: inside), "what is inside came behind the count"
+    ground.queued = 1
+    assert ground.plain.settled(), "what is inside came behind the count"
 
 
 def test_a_record_is_not_held_when_the_librarys_thread_cannot_be_started() -> None:
@@ -171,7 +170,7 @@ def test_a_record_is_not_held_when_the_librarys_thread_cannot_be_started() -> No
 
     with pytest.raises(RuntimeError):
         producing(ground, start)("other", b"v")
-    assert ground.dispatcher.held.waiting() == 0
+    assert ground.held.waiting() == 0
 
 
 @pytest.mark.parametrize("topic", ["orders", "not looked up yet"])
@@ -182,7 +181,7 @@ def test_a_record_that_waits_keeps_the_headers_that_it_was_produced_with(topic: 
     for headers in ({"n": b"1"}, [("n", b"1")]):
         produce(topic, b"v", b"k", headers=headers)
         headers.clear()
-    queues = [*ground.fence.backlog.queues.values(), *ground.dispatcher.unrouted.values()]
+    queues = [*ground.fence.backlog.queues.values(), *ground.state.unrouted.values()]
     contents = [getattr(item, "payload", None) or item.content for queue in queues for item in queue]
     assert [content.headers for content in contents] == [[("n", b"1")]] * 2
 
@@ -193,12 +192,12 @@ def test_a_handler_that_calls_the_producer_in_the_middle_of_a_call_is_refused(
 ) -> None:
     ground = Ground()
     produce = producing(ground)
-    polling = Polling(ground.dispatcher)
+    polling = Polling(ground.state)
     told: list[str] = []
     producer = whole_producer(ground)
     calls: list[Callable[[], Any]] = [
         lambda: produce("orders", b"inner", key),
-        lambda: layout_stats(ground.dispatcher, None),
+        lambda: layout_stats(ground.state),
         polling.check_entry,
         polling.check_free,
         producer.close,
@@ -226,7 +225,7 @@ def test_a_handler_that_calls_the_producer_in_the_middle_of_a_call_is_refused(
 def test_a_handler_is_refused_as_well_while_the_librarys_thread_waits_for_the_lock(key: Any) -> None:
     """It lets that thread pass, which waits for what is below the handler: neither would go on."""
     ground = Ground()
-    produce, lock = producing(ground), ground.dispatcher.lock
+    produce, lock = producing(ground), ground.state.lock
     refused: list[str] = []
 
     def library() -> None:
@@ -255,12 +254,12 @@ def test_a_handler_is_refused_as_well_while_the_librarys_thread_waits_for_the_lo
 def test_a_thread_that_finds_the_lock_taken_by_another_waits_for_it() -> None:
     """The calls that look for re-entry must not take their own frames for it."""
     ground = Ground()
-    produce, polling, failed = producing(ground), Polling(ground.dispatcher), list[Exception]()
-    transactions = Transactions(ground.dispatcher, polling, lambda _: 0, lambda: 0)
+    produce, polling, failed = producing(ground), Polling(ground.state), list[Exception]()
+    transactions = Transactions(ground.state, polling, ground.held, lambda _: 0)
     calls: list[Callable[[], Any]] = [
         lambda: produce("orders", b"v", b"k"),
         lambda: produce("orders", b"v", None),
-        lambda: layout_stats(ground.dispatcher, None),
+        lambda: layout_stats(ground.state),
         transactions.begun,
         lambda: transactions.before_commit(Deadline(10)),
         transactions.before_abort,
@@ -274,7 +273,7 @@ def test_a_thread_that_finds_the_lock_taken_by_another_waits_for_it() -> None:
             failed.append(error)
 
     threads = [threading.Thread(target=call_it, args=(call,)) for call in calls]
-    with ground.dispatcher.lock:
+    with ground.state.lock:
         for thread in threads:
             thread.start()
     for thread in threads:
@@ -291,7 +290,7 @@ def test_a_stray_is_sent_again_with_the_headers_that_it_was_produced_with(header
     headers.clear()
     ground.observe(operated(UNSPLIT, SPLIT, {0: 0}))
     ground.rdkafka.report(0, offset=5)
-    assert ground.dispatcher.held.release() == 1
+    assert ground.held.release() == 1
     assert [name for name, _ in ground.rdkafka.given[1][7]] == ["n", HEADER]
 
 
@@ -299,9 +298,11 @@ def test_a_report_that_was_cut_short_keeps_no_fence_waiting() -> None:
     ground = Ground()
     ground.send(b"cut short")
     ground.observe(fenced(UNSPLIT, SPLIT))
-    ground.dispatcher.forget_unreported(lambda: 1)
+    ground.queued = 1
+    ground.state.forget_unreported()
     assert not ground.fence.quiescent(), "librdkafka may have it still"
-    ground.dispatcher.forget_unreported(lambda: 0)
+    ground.queued = 0
+    ground.state.forget_unreported()
     assert ground.fence.quiescent()
     ground.observe(operated(UNSPLIT, SPLIT, {0: 5}))
     assert not any(ground.fence.delivered().values()) and all(w.open for w in ground.fence.writers)
@@ -311,28 +312,28 @@ def test_a_record_that_goes_astray_behind_the_end_of_everything_fails() -> None:
     ground = Ground()
     ground.send(b"a")
     ground.observe(operated(UNSPLIT, SPLIT, {0: 0}))
-    ground.dispatcher.fail_closed(KpsplitError("too new"))
+    ground.held.fail_closed(KpsplitError("too new"))
     ground.rdkafka.report(0, offset=5)
-    ground.dispatcher.callbacks.run()
+    ground.state.callbacks.run()
     assert ground.told == [(KafkaError._PURGE_INFLIGHT, b"a")]
-    assert ground.dispatcher.unresolved() == 0
+    assert ground.state.unresolved() == 0
 
 
 def test_a_report_behind_close_is_not_final_for_nobody_waits_for_a_closed_producer() -> None:
     producer = Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
     ground = Ground()
-    dispatcher = producer._dispatcher
-    dispatcher.routes.update(ground.dispatcher.routes)
-    dispatcher.renew(monotonic() + 1000)
+    state = producer._state
+    state.routes.update(ground.state.routes)
+    state.renew(monotonic() + 1000)
     good_at_the_end: list[float] = []
 
     class Library:
         def stop(self, timeout: float) -> None: ...
         def certify(self, certificates: dict[str, Certificate], deadline: Deadline) -> None:
-            dispatcher.renew(monotonic() + 1000)  # as a thread does that was not quick enough
+            state.renew(monotonic() + 1000)  # as a thread does that was not quick enough
             good_at_the_end.append(ground.fence.writers[0].good_until)
 
-    producer._background = Library()  # type: ignore[assignment]
+    producer._background = SimpleNamespace(stop=Library().stop, registration=Library())  # type: ignore[assignment]
     producer.close(0)
     assert good_at_the_end == [0.0]
 
@@ -341,11 +342,11 @@ def test_a_report_behind_close_is_not_final_for_nobody_waits_for_a_closed_produc
 def test_a_child_process_is_refused_although_the_lock_was_taken_when_it_began() -> None:
     ground = Ground()
     produce = producing(ground)
-    refuse_in_children(ground.dispatcher)
+    refuse_in_children(ground.state)
     taken, over = threading.Event(), threading.Event()
 
     def library() -> None:
-        with ground.dispatcher.lock, ground.dispatcher.poll_lock:
+        with ground.state.lock, ground.state.poll_lock:
             taken.set()
             over.wait(60)
 

@@ -7,9 +7,10 @@ import pytest
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.producer.config import split_config
-from kpsplit.producer.dispatcher import Dispatcher
 from kpsplit.producer.lease import LeaseTask, owes
+from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.registration import ControlFeed
+from kpsplit.producer.state import PlainProducer, ProducerState
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
@@ -59,10 +60,11 @@ class Following:
     """A control topic that is read to offset 7, and the answer to every question for its end."""
 
     def __init__(self) -> None:
-        self.asked = monotonic()
+        self.asked, self.questions = monotonic(), 0
         self.view = ControlView()
 
     def ask_end(self) -> Following:
+        self.questions += 1
         return self
 
     def done(self) -> bool:
@@ -78,15 +80,35 @@ class Following:
         return 7
 
 
+def lease_task() -> tuple[LeaseTask, ProducerState, ControlFeed, Following]:
+    _, settings = split_config({"bootstrap.servers": "127.0.0.1:1"})
+    state = ProducerState(settings, 7, PlainProducer(lambda *_: None, lambda _: 0, lambda: 0, lambda _: 0))
+    feed, following = ControlFeed(Connection({"bootstrap.servers": "127.0.0.1:1"}), state), Following()
+    feed.tail = following  # type: ignore[assignment]
+    return LeaseTask(feed, HeldRecords(state, lambda *_: None, lambda *_: None)), state, feed, following
+
+
 def test_a_view_that_was_read_and_not_applied_renews_nothing() -> None:
     """An error while states were applied would otherwise leave a fence that does not know of its end."""
-    _, settings = split_config({"bootstrap.servers": "127.0.0.1:1"})
-    dispatcher = Dispatcher(settings, 7, lambda *_: None)
-    feed = ControlFeed(Connection({"bootstrap.servers": "127.0.0.1:1"}), dispatcher)
-    feed.tail = Following()  # type: ignore[assignment]
-    duty = LeaseTask(feed)
-    duty.renew()
-    assert not dispatcher.lease_valid()
-    duty.adopted = 7
-    duty.renew()
-    assert dispatcher.lease_valid()
+    task, state, _, _ = lease_task()
+    task.renew()
+    assert not state.lease_valid()
+    task.adopted = 7
+    task.renew()
+    assert state.lease_valid()
+
+
+def test_what_a_producer_writes_counts_only_for_ends_that_are_asked_for_after_it() -> None:
+    """Otherwise a view that ends before the answer could renew the lease."""
+    task, state, feed, following = lease_task()
+    task.renew()
+    assert (following.questions, state.lease_valid()) == (1, False)
+    feed.registration.writes += 1
+    task.adopted = 7
+    task.renew()
+    assert (following.questions, state.lease_valid()) == (2, True)
+    task.renew()
+    assert following.questions == 2, "it is not time yet"
+    feed.registration.writes += 1
+    task.renew()
+    assert following.questions == 3

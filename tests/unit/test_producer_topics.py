@@ -54,11 +54,12 @@ def library(
     monkeypatch.setattr(PartitionCounts, "ask", ask)
     monkeypatch.setattr(ControlView, "state", lambda _, parent: PartitionState.unsplit(parent, "id"))
     connection = Connection({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
-    coordinator = BackgroundThread(connection, ground.dispatcher, lambda _: 0, lambda: 0, counts.__getitem__)
-    coordinator._feed.tail = Tail(*topics)  # type: ignore[assignment]
-    monkeypatch.setattr(coordinator._feed.registration, "add_topic", lambda *_: None)
-    monkeypatch.setattr(coordinator._lease, "renew", lambda: None)
-    return coordinator
+    ground.counts = counts
+    background = BackgroundThread(connection, ground.state, ground.held, ground.plain)
+    background._feed.tail = Tail(*topics)  # type: ignore[assignment]
+    monkeypatch.setattr(background._feed.registration, "add_topic", lambda *_: None)
+    monkeypatch.setattr(background._lease, "renew", lambda: None)
+    return background
 
 
 def test_a_right_that_is_missing_for_one_topic_fails_no_record_of_another(
@@ -66,14 +67,14 @@ def test_a_right_that_is_missing_for_one_topic_fails_no_record_of_another(
 ) -> None:
     ground = Ground()
     counts = {"secret": AuthorizationError("missing Describe on secret"), "slow": KpsplitError("no answer")}
-    coordinator = library(ground, monkeypatch, counts, "secret", "slow")
-    ground.dispatcher.held.hold_unrouted("slow", ground.content(b"waits"), -1)
-    ground.dispatcher.held.hold_unrouted("secret", ground.content(b"fails"), -1)
-    coordinator._turn()
-    ground.dispatcher.callbacks.run()
+    background = library(ground, monkeypatch, counts, "secret", "slow")
+    ground.held.hold_unrouted("slow", ground.content(b"waits"), -1)
+    ground.held.hold_unrouted("secret", ground.content(b"fails"), -1)
+    background._turn()
+    ground.state.callbacks.run()
     assert ground.told == [(KafkaError.TOPIC_AUTHORIZATION_FAILED, b"fails")]
-    assert list(ground.dispatcher.unrouted) == ["slow"]
-    assert coordinator.last_error is not None
+    assert list(ground.state.unrouted) == ["slow"]
+    assert background.last_error is not None
 
 
 def test_a_topic_that_is_gone_keeps_no_other_from_having_its_new_partitions(
@@ -81,12 +82,12 @@ def test_a_topic_that_is_gone_keeps_no_other_from_having_its_new_partitions(
 ) -> None:
     ground = Ground()
     counts = {"orders": KpsplitError("there is no topic orders"), "grown": 2}
-    coordinator = library(ground, monkeypatch, counts, "orders", "grown")
+    background = library(ground, monkeypatch, counts, "orders", "grown")
     enrolment = Enrolment("grown", "id", Partitioner.CONSISTENT_RANDOM, True)
-    grown = TopicRoute(enrolment, [coordinator._topics._new_fence(enrolment, 0, ControlView())])
-    ground.dispatcher.add_route("grown", grown)
-    ground.dispatcher.renew(monotonic() + 1000)
-    coordinator._turn()
+    grown = TopicRoute(enrolment, [background._topics._new_fence(enrolment, 0, ControlView())])
+    ground.state.add_route("grown", grown)
+    ground.state.renew(monotonic() + 1000)
+    background._turn()
     assert grown.count == 2
 
 
@@ -94,18 +95,18 @@ def test_a_partition_is_used_once_the_producer_itself_has_seen_it(monkeypatch: p
     """librdkafka refuses every record of a partition beyond the count that it saw last."""
     ground = Ground()
     known = {"grown": 1}
-    coordinator = library(ground, monkeypatch, {"orders": 1, "grown": 3}, "orders", "grown")
-    coordinator._topics._learn = known.__getitem__
+    background = library(ground, monkeypatch, {"orders": 1, "grown": 3}, "orders", "grown")
+    ground.counts = known
     enrolment = Enrolment("grown", "id", Partitioner.CONSISTENT_RANDOM, True)
-    grown = TopicRoute(enrolment, [coordinator._topics._new_fence(enrolment, 0, ControlView())])
-    ground.dispatcher.add_route("grown", grown)
-    ground.dispatcher.renew(monotonic() + 1000)
+    grown = TopicRoute(enrolment, [background._topics._new_fence(enrolment, 0, ControlView())])
+    ground.state.add_route("grown", grown)
+    ground.state.renew(monotonic() + 1000)
     for number, count in ((1, 1), (0, 1), (2, 2), (3, 3)):
         known["grown"] = number
-        coordinator._topics._metadata_at = 0.0
-        coordinator._turn()
+        background._topics._metadata_at = 0.0
+        background._turn()
         assert grown.count == count
-    assert coordinator._topics._metadata_at > 0.0
+    assert background._topics._metadata_at > 0.0
 
 
 class Unanswered(Future[Any]):
@@ -131,26 +132,26 @@ def test_the_librarys_thread_waits_for_no_answer_about_topics(monkeypatch: pytes
     """A broker that stands still would cost the producer the lease of all its topics."""
     ground, brokers = Ground(), Brokers()
     with monkeypatch.context() as patch:
-        coordinator = library(ground, patch, {}, "orders", "bills", "new")
+        background = library(ground, patch, {}, "orders", "bills", "new")
     monkeypatch.setattr(ControlView, "state", lambda _, parent: PartitionState.unsplit(parent, "id"))
     renewed: list[None] = []
-    monkeypatch.setattr(coordinator._lease, "renew", lambda: renewed.append(None))
-    monkeypatch.setattr(coordinator._feed.registration, "add_topic", lambda *_: None)
-    coordinator._topics._learn = lambda _: 3
-    coordinator._feed.admin._client = brokers  # type: ignore[assignment]
+    monkeypatch.setattr(background._lease, "renew", lambda: renewed.append(None))
+    monkeypatch.setattr(background._feed.registration, "add_topic", lambda *_: None)
+    ground.counts = {"orders": 3, "bills": 3}
+    background._feed.admin._client = brokers  # type: ignore[assignment]
     for topic in ("orders", "bills"):
         enrolment = Enrolment(topic, "id", Partitioner.CONSISTENT_RANDOM, True)
-        fence = coordinator._topics._new_fence(enrolment, 0, ControlView())
-        ground.dispatcher.add_route(topic, TopicRoute(enrolment, [fence]))
-    ground.dispatcher.renew(monotonic() + 1000)
-    ground.dispatcher.held.hold_unrouted("new", ground.content(b"waits"), -1)
+        fence = background._topics._new_fence(enrolment, 0, ControlView())
+        ground.state.add_route(topic, TopicRoute(enrolment, [fence]))
+    ground.state.renew(monotonic() + 1000)
+    ground.held.hold_unrouted("new", ground.content(b"waits"), -1)
     for _ in range(3):
-        coordinator._turn()
+        background._turn()
     assert len(renewed) == 3
     assert [set(request) for request in brokers.asked] == [{"new"}, {"orders", "bills"}]
     for request in brokers.asked:
         for answer in request.values():
             answer.set_result(SimpleNamespace(partitions=[0, 1, 2]))
-    coordinator._turn()
-    routes = ground.dispatcher.routes
+    background._turn()
+    routes = ground.state.routes
     assert [routes[t].count for t in ("new", "orders", "bills")] == [3, 3, 3]  # type: ignore[union-attr]
