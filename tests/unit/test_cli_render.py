@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -18,7 +20,7 @@ from kpsplit.admin_cli.render.plan import show_plan
 from kpsplit.admin_cli.render.records import record_json, record_line, tally_lines
 from kpsplit.admin_cli.render.report import report_json, show_report
 from kpsplit.admin_cli.render.status import show_statuses, statuses_json
-from kpsplit.admin_cli.render.steps import StepProgress
+from kpsplit.admin_cli.render.steps import StepProgress, step_line
 from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.consumer.fetch.lineage_reader import Tally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
@@ -36,6 +38,9 @@ from kpsplit.splitter.records.stamp import Stamp
 from kpsplit.splitter.sizing import Sizing, assess
 from tests.unit.samples import PARENT, UNSPLIT, fenced, life, split_attempt
 
+ROOT = Path(__file__).parents[2]
+SOURCES = [*(ROOT / "kpsplit/control").rglob("*.py"), *(ROOT / "kpsplit/splitter").rglob("*.py")]
+STEP = re.compile(r'StepDone\("(\w+)"')
 EVIL = "evil\x1b[2J\nname"
 WIDTHS = (60, 80, 120)
 
@@ -276,14 +281,25 @@ def test_the_places_and_numbers_of_a_groups_progress_are_never_broken(width) -> 
     assert str(WHOLE) in words
 
 
-def test_a_sentence_about_what_is_kept_is_not_cut() -> None:
-    file = io.StringIO()
-    with StepProgress(Console(file=file, width=60)) as progress:
+def test_a_sentence_about_what_is_kept_is_not_cut_and_nothing_is_in_a_file() -> None:
+    def lines(terminal: bool) -> list[str]:
+        file = io.StringIO()
+        console = Console(file=file, width=60, force_terminal=terminal, color_system=None)
+        progress = StepProgress(console)
         progress(StepDone("Keep", 0.0, f"orders.split-3-1: {'group g stands at 1; ' * 6}"))
         progress(StepDone("Commit", 0.0, "x" * 200))
-    kept, cut = file.getvalue().splitlines()
+        return file.getvalue().splitlines()
+
+    (kept, cut), (_, whole) = lines(terminal=True), lines(terminal=False)
     assert kept.startswith("! kept") and kept.count("stands at 1") == 6
     assert cut.startswith("✓") and len(cut) == 60
+    assert whole.endswith("x" * 200)
+
+
+def test_every_step_of_an_operation_has_words_of_its_own() -> None:
+    named = {name for path in SOURCES for name in STEP.findall(path.read_text("utf-8"))}
+    assert {"Slots", "Settle", "Retire", "Claim"} <= named
+    assert all(step_line(StepDone(name, 0.0)).plain[2:].split()[0] != name for name in named)
 
 
 def test_a_plan_without_records_to_go_by_says_so_also_in_brief() -> None:

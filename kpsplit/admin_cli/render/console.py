@@ -60,6 +60,11 @@ def plain_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 _UNLIMITED = 10_000
 
 
+def fits(table: Table, console: Console, width: int) -> bool:
+    """Tell whether a table can be drawn in that width without breaking any of its words."""
+    return Measurement.get(console, console.options.update_width(_UNLIMITED), table).maximum <= width
+
+
 class RangeTable:
     """Ranges with their places and numbers: a table where it fits, else lines broken between words."""
 
@@ -76,8 +81,7 @@ class RangeTable:
         table = plain_table("range", "place", *self._numbers, right=self._numbers)
         for label, place, numbers in self._rows:
             table.add_row(label, Text(place), *numbers)
-        needed = Measurement.get(console, options.update_width(_UNLIMITED), table).maximum
-        if needed <= options.max_width:
+        if fits(table, console, options.max_width):
             yield table
             return
         for label, place, numbers in self._rows:
@@ -85,4 +89,4 @@ class RangeTable:
             parts = (
                 f"{name} {number}" for name, number in zip(self._numbers, numbers, strict=True) if number
             )
-            yield Padding(Text(", ".join(parts)), (0, 0, 0, 2))
+            yield Padding(Text(", ".join(parts)), (0, 0, 0, 2), expand=False)

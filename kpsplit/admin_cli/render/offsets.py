@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kpsplit.admin_cli.render.console import plain_table
+from kpsplit.admin_cli.render.console import fits, plain_table
 from kpsplit.admin_cli.render.human import count, utc
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.control.group_progress import Basis, PartitionProgress, RangeProgress, SegmentLeft
@@ -20,7 +20,7 @@ from kpsplit.splitter.partition_state import PartitionState
 
 NUMBERS = ("segment", "offset", "logical", "lag")
 UNKNOWN = "-"
-_WIDE = 100
+_INDENT = 2
 
 
 def progress_json(group: str, found: Sequence[PartitionProgress]) -> dict[str, Any]:
@@ -34,8 +34,9 @@ def show_progress(found: Sequence[PartitionProgress], console: Console) -> None:
         state = progress.state
         lag = UNKNOWN if progress.lag is None else count(progress.lag)
         console.print(Text(f"{state.parent}: epoch {state.epoch}, lag {lag}", style="bold"))
-        if console.width >= _WIDE:
-            console.print(Padding(_table(progress), (0, 0, 0, 2), expand=False))
+        table = _table(progress)
+        if fits(table, console, console.width - _INDENT):
+            console.print(Padding(table, (0, 0, 0, _INDENT), expand=False))
         else:
             console.print(Group(*_lines(progress)))
 

@@ -31,8 +31,10 @@ _DONE = {
     "Abort": "rolled back: old layout stays",
     "Leaders": "leaders checked",
     "Enrol": "enrolment recorded",
-    "Settle": "waited for one lease",
+    "Slots": "slots created",
     "Settled": "enrolment settled",
+    "Settle": "enrolment in force",
+    "Withdraw": "old commits withdrawn",
     "Missing": "already gone",
     "Retire": "sub-topic retired",
     "Delete": "sub-topic deleted",
@@ -67,7 +69,7 @@ _NEXT = {
 _LABEL_WIDTH = 32
 _TIME_WIDTH = 9
 _WARNINGS = {"Abort", "LeftOver", "Freeze", "Keep", "Forced"}
-"""These are worth a whole sentence: it is not cut at the end of the line."""
+"""These are shown whole. Others are cut at the end of a terminal's line, and never in a file."""
 
 
 class StepProgress:
@@ -97,10 +99,10 @@ class StepProgress:
     def __call__(self, step: StepDone) -> None:
         """Print one finished step. A terminal that is gone must not stop the operation half-way."""
         with suppress(OSError):
-            if step.name in _WARNINGS:
-                self._console.print(step_line(step), soft_wrap=True)
-            else:
+            if self._console.is_terminal and step.name not in _WARNINGS:
                 self._console.print(step_line(step), overflow="ellipsis", no_wrap=True)
+            else:
+                self._console.print(step_line(step), soft_wrap=True)
             if self._status is not None:
                 self._status.update(_NEXT.get(step.name, "working"))
         raise_if_lost(step.name)
