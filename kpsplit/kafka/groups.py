@@ -79,9 +79,11 @@ def describe_members(admin: ClusterAdmin, group: str, seconds: float = ANSWER_SE
         KpsplitError: the coordinator could not be asked.
     """
     what = f"describe group {group}"
-    futures: dict[str, Future[Any]] = admin.client.describe_consumer_groups([group], request_timeout=seconds)
+    futures: dict[str, Future[Any]] = admin.client.describe_consumer_groups(
+        [group], request_timeout=COORDINATOR_LIMIT_SECONDS
+    )
     try:
-        found = futures[group].result(seconds + 1)
+        found = futures[group].result(seconds)
     except TimeoutError:
         raise UnreachableError(f"could not {what}: no answer in time") from None
     except KafkaException as exception:
@@ -117,6 +119,13 @@ def owners(
         found.append((range_, owner))
     return found
 
+
+COORDINATOR_LIMIT_SECONDS = 3600.0
+"""The client's own limit for a question to a group's coordinator; the caller stops waiting long before.
+
+librdkafka (2.16; its issue 4605) aborts the process if it has ended such a question by its own limit, and the
+coordinator comes back afterwards: a broker that restarts is enough. So the client must not end it.
+"""
 
 _AT_A_TIME = 50
 _REBALANCE_SECONDS = 10.0
@@ -327,7 +336,7 @@ def _listed(admin: ClusterAdmin) -> list[Any]:
 def _ask(admin: ClusterAdmin, group: str) -> Future[Any]:
     request = [ConsumerGroupTopicPartitions(group)]
     answers: dict[str, Future[Any]] = admin.client.list_consumer_group_offsets(
-        request, request_timeout=ANSWER_SECONDS
+        request, request_timeout=COORDINATOR_LIMIT_SECONDS
     )
     return answers[group]
 
@@ -335,7 +344,7 @@ def _ask(admin: ClusterAdmin, group: str) -> Future[Any]:
 def _positions(group: str, future: Future[Any]) -> Positions:
     what = f"read the positions of group {group}"
     try:
-        answer = future.result(ANSWER_SECONDS + 1)
+        answer = future.result(ANSWER_SECONDS)
     except TimeoutError:
         raise UnreachableError(f"could not {what}: no answer in time") from None
     except KafkaException as exception:

@@ -316,7 +316,9 @@ class GroupOffsets:
         Raises:
             KpsplitError: the coordinator could not be asked.
         """
-        return describe_members(self.admin, self._group_id, MEMBERS_SECONDS)
+        # A client of its own: a question that nobody answers in time stays with its client, and another one
+        # would wait on the same connection to a broker that may no longer be the coordinator.
+        return describe_members(ClusterAdmin(self._connection), self._group_id, MEMBERS_SECONDS)
 
     def _writes(self, processed: Sequence[Processed], member: CommitMember) -> Writes | None:
         """Return what commits enrolled partitions, by what the log has of other members now."""

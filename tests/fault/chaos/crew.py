@@ -97,11 +97,6 @@ class OperatorProcess(ChildProcess):
         return self._at_rest
 
     @property
-    def aborted_by_library(self) -> bool:
-        """Tell whether an assertion in librdkafka ended it (its issue 4605); to kpsplit it died, like any."""
-        return self._process.poll() == -signal.SIGABRT and b"rd_kafka_" in self._stderr
-
-    @property
     def current(self) -> Operation | None:
         """The operation under way."""
         return self._mine
@@ -180,7 +175,6 @@ class Crew:
     worked: dict[str, Path] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
-    library_aborts: int = 0
     _started: int = 0
     _acknowledged: int = 0
     """Records of writers that are gone."""
@@ -232,16 +226,10 @@ class Crew:
         self.mend_members()
         if self.operator is None or not self.operator.alive:
             if self.operator is not None and not self.operator.killed:
-                self._operator_gone(self.operator)
+                self._gone(self.operator)
             self.start_operator()
         else:
             self.operator.wake()
-
-    def _operator_gone(self, operator: OperatorProcess) -> None:
-        if operator.aborted_by_library:
-            self.library_aborts += 1
-        else:
-            self._gone(operator)
 
     def mend_members(self) -> None:
         """Start successors of members that are gone."""
@@ -287,16 +275,11 @@ class Crew:
         """Make the operator bring everything to rest; return when it has ended."""
         if self.operator is None:
             return
-        deadline = Deadline(seconds)
-        while True:
-            operator = self.operator
-            operator.tell(FINISH)
-            self.wait("the operator to finish", lambda it=operator: not it.alive, deadline.left())
-            self._operator_gone(operator)
-            self.notes += operator.notes
-            if not operator.aborted_by_library:
-                return
-            self.start_operator()
+        operator = self.operator
+        operator.tell(FINISH)
+        self.wait("the operator to finish", lambda: not operator.alive, seconds)
+        self._gone(operator)
+        self.notes += operator.notes
 
     def finish_members(self, seconds: float) -> None:
         """Make the members leave."""

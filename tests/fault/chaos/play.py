@@ -227,7 +227,6 @@ class Play:
             back.strays,
             tuple(gaps),
             tuple(crew.troubles),
-            crew.library_aborts,
             removed=self._archive.count,
             told_gone=sum(len(o) for o in back.offsets.values()) - sum(len(o) for o in seen.values()),
             missed=self._missed(),

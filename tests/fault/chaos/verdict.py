@@ -56,7 +56,7 @@ class Verdict:
     """Everything that was found.
 
     ``gaps``: stretches that the reader could not read; ``troubles``: processes that ended by themselves, and
-    whatever else nobody did on purpose. ``library_aborts``: operators that an assertion in librdkafka ended.
+    whatever else nobody did on purpose.
     ``removed``: records that retention took; ``told_gone``: those of them that the group did not work on and
     was told that they are gone. ``missed``: the aims of a long run that it did not reach.
     """
@@ -66,7 +66,6 @@ class Verdict:
     strays: int
     gaps: tuple[str, ...]
     troubles: tuple[str, ...]
-    library_aborts: int = 0
     removed: int = 0
     told_gone: int = 0
     missed: tuple[str, ...] = ()
@@ -89,7 +88,7 @@ class Verdict:
             f"{word} sent={h.sent} acknowledged={h.ok} failed={h.failed} "
             f"unknown={h.unknown} read={h.read} lost={h.lost} doubled={h.duplicated} "
             f"out_of_order={h.out_of_order} library_duplicates={h.library_duplicates} "
-            f"library_gaps={h.library_gaps} library_aborts={self.library_aborts} "
+            f"library_gaps={h.library_gaps} "
             f"strays={self.strays} group_missing={self.group.missing} "
             f"group_out_of_order={self.group.out_of_order} group_unexplained={self.group.unexplained} "
             f"group_repeated={self.group.redelivered.total()} removed={self.removed} "
