@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from kpsplit.consumer.fetch.gaps import GapPolicy
 from kpsplit.errors import ConfigurationError
 from kpsplit.kafka.settings import (
     flag,
@@ -66,15 +67,6 @@ class RevocationPolicy(StrEnum):
     """Leaves the group at once; the others go on."""
     RETRY = "retry"
     """Waits until the application answers; the broker's rebalance timeout is the only limit."""
-
-
-class GapPolicy(StrEnum):
-    """What happens where records that a segment had cannot be read."""
-
-    ERROR = "error"
-    """The slot stops and ``poll()`` returns an error, until the application seeks."""
-    SKIP_AND_REPORT = "skip-and-report"
-    """It is counted, logged and told to ``error_cb``; when that has returned, reading goes on behind it."""
 
 
 _OWN_KEYS = frozenset(

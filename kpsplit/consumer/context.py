@@ -10,10 +10,9 @@ from typing import Any
 from confluent_kafka import KafkaError, TopicPartition
 
 from kpsplit.consumer.broker_executor import BrokerExecutor, QueryClient
-from kpsplit.consumer.commit.epochs import LeaderEpochs
 from kpsplit.consumer.commit.group_offsets import GroupOffsets
 from kpsplit.consumer.commit.payload import TransactionParticipant
-from kpsplit.consumer.commit.writes import CommitMember
+from kpsplit.consumer.commit.writes import CommitMember, LeaderEpochs
 from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.events import Callback, Events
 from kpsplit.consumer.fetch.batch import OwnedSlot, RecordSink

@@ -22,13 +22,14 @@ import kpsplit.consumer
 from kpsplit import Consumer
 from kpsplit.consumer.application_requests import ApplicationRequests
 from kpsplit.consumer.broker_executor import BrokerExecutor
-from kpsplit.consumer.config import GapPolicy, split_config
+from kpsplit.consumer.config import split_config
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.engine import Engine
 from kpsplit.consumer.events import Events
 from kpsplit.consumer.fetch import physical_reader as probing
 from kpsplit.consumer.fetch import reader as readings
 from kpsplit.consumer.fetch.buffer import FetchBuffer
+from kpsplit.consumer.fetch.gaps import GapPolicy
 from kpsplit.consumer.fetch.reader import SlotReader
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.subscriptions import Mode

@@ -6,7 +6,8 @@ import confluent_kafka
 import pytest
 
 from kpsplit import Consumer, DeserializingConsumer, SerializingProducer
-from kpsplit.consumer.config import GapPolicy, RevocationPolicy, split_config
+from kpsplit.consumer.config import RevocationPolicy, split_config
+from kpsplit.consumer.fetch.gaps import GapPolicy
 from kpsplit.errors import ConfigurationError
 
 BASE = {"bootstrap.servers": "localhost:1", "group.id": "g"}

@@ -10,11 +10,10 @@ from itertools import count
 
 import pytest
 
-from kpsplit.consumer.config import GapPolicy
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.fetch.batch import Batch, OwnedSlot
 from kpsplit.consumer.fetch.fetch_state import FetchState
-from kpsplit.consumer.fetch.gaps import Found, Gap, LogBounds, ReadingEvent
+from kpsplit.consumer.fetch.gaps import Found, Gap, GapPolicy, LogBounds, ReadingEvent
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.runner import Attached, attach, commit_now
 from kpsplit.consumer.run.work_queue import WorkQueue

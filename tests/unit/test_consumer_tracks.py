@@ -8,7 +8,6 @@ from itertools import count
 import pytest
 from confluent_kafka import Message
 
-from kpsplit.consumer.config import GapPolicy
 from kpsplit.consumer.fetch.batch import OwnedSlot, placed_hash
 from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.consumer.fetch.gaps import (
@@ -16,6 +15,7 @@ from kpsplit.consumer.fetch.gaps import (
     ForeignFound,
     Found,
     GapFound,
+    GapPolicy,
     LogBounds,
     ReadingEvent,
     Unreadable,

@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.commit.committer import Committer
-from kpsplit.consumer.commit.epochs import LeaderEpochs
 from kpsplit.consumer.commit.sender import Piece, send
+from kpsplit.consumer.commit.writes import LeaderEpochs
 from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import AssignedSlot, AssignedSlots, SlotStage

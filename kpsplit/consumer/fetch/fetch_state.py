@@ -26,7 +26,6 @@ from dataclasses import dataclass
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.config import GapPolicy
 from kpsplit.consumer.fetch.batch import Batch, OwnedSlot, size_of
 from kpsplit.consumer.fetch.gaps import (
     EndReached,
@@ -35,6 +34,7 @@ from kpsplit.consumer.fetch.gaps import (
     Gap,
     GapFound,
     GapNotices,
+    GapPolicy,
     ReadingEvent,
     Unreadable,
     loss,

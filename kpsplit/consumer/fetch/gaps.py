@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from enum import StrEnum
 
 from kpsplit.errors import KpsplitError
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import ForeignReason, GapReason, wrong_topic
+
+
+class GapPolicy(StrEnum):
+    """What happens where records that a segment had cannot be read."""
+
+    ERROR = "error"
+    """The slot stops and ``poll()`` returns an error, until the application seeks."""
+    SKIP_AND_REPORT = "skip-and-report"
+    """It is counted, logged and told to ``error_cb``; when that has returned, reading goes on behind it."""
 
 
 @dataclass(frozen=True, slots=True)

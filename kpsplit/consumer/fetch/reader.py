@@ -17,10 +17,10 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from kpsplit.consumer.config import CLIENT_KBYTES, GapPolicy
+from kpsplit.consumer.config import CLIENT_KBYTES
 from kpsplit.consumer.fetch.batch import MESSAGE_BYTES, Backpressured, Batch, OwnedSlot
 from kpsplit.consumer.fetch.fetch_state import FetchState
-from kpsplit.consumer.fetch.gaps import Gap, ReadingEvent, Unreadable
+from kpsplit.consumer.fetch.gaps import Gap, GapPolicy, ReadingEvent, Unreadable
 from kpsplit.consumer.fetch.physical_reader import LogProbe
 from kpsplit.errors import ConfigurationError
 from kpsplit.kafka.clock import monotonic
