@@ -191,7 +191,7 @@ class DrainWatch(Background):
             return
         if self._tail is None:  # kept whatever goes wrong: connecting may take longer than one look
             place = offsets_partition(state.parent, self._partitions)
-            self._tail = OffsetTail(self._connection, [place], self._group)
+            self._tail = OffsetTail(self._connection, self._partitions, [place], self._group)
         self._note(self._tail.read_all(Deadline(READ_SECONDS)), state)
 
     def _note(self, fold: CommitFold, state: PartitionState) -> None:

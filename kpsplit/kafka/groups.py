@@ -233,7 +233,8 @@ def range_commits(
     count = admin.topics().get(OFFSETS_TOPIC, 0)
     if not count:
         return CommitFold()
-    tail = OffsetTail(connection, {offsets_partition(parent, count) for parent in parents}, group)
+    places = {offsets_partition(parent, count) for parent in parents}
+    tail = OffsetTail(connection, count, places, group)
     try:
         return tail.read_all(deadline)
     finally:

@@ -19,10 +19,11 @@ from kpsplit.kafka.log_tail import LogTail
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.ports import Deadline
-from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 from kpsplit.splitter.records.offsets import (
     CommitKey,
     NewerCommit,
+    check_partition,
     decode_boundary,
     parse_offset_key,
     read_commit,
@@ -51,13 +52,17 @@ def offset_log_partitions(admin: ClusterAdmin) -> int:
 class OffsetTail(LogTail):
     """Follows partitions of the offset log; ``fold`` holds what was read. Not thread safe.
 
-    ``group``: whose commits are kept; None: those of all groups.
+    ``count``: how many partitions the log has. ``group``: whose commits are kept; None: those of all groups.
     """
 
     def __init__(
-        self, connection: Connection, partitions: Iterable[int] = (), group: str | None = None
+        self,
+        connection: Connection,
+        count: int,
+        partitions: Iterable[int] = (),
+        group: str | None = None,
     ) -> None:
-        self.fold = CommitFold(group)
+        self.fold = CommitFold(group, count)
         super().__init__(connection, OFFSETS_TOPIC, self._fold_record, partitions, decided=False)
 
     def read_all(self, deadline: Deadline) -> CommitFold:
@@ -71,7 +76,7 @@ class OffsetTail(LogTail):
         return self.fold
 
     def _fold_record(self, message: Message) -> None:
-        self.fold.fold(message.key(), message.value(), message.offset() or 0)
+        self.fold.fold(message.key(), message.value(), message.offset() or 0, message.partition())
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +137,7 @@ class OffsetExamination:
 
     def _look(self, partition: int, key: bytes, value: bytes) -> None:
         subject = parse_offset_key(key)
-        if partition != offsets_partition(subject.parent, self._partitions):
-            raise RecordError(f"{subject.parent}: in a partition of the topic that is not for it")
+        check_partition(subject, partition, self._partitions)
         if not isinstance(subject, CommitKey):
             decode_boundary(value)
             return

@@ -45,6 +45,7 @@ from kpsplit.splitter.records.keys import (
 from kpsplit.splitter.records.offsets import (
     Boundary,
     CommitKey,
+    check_partition,
     decode_boundary,
     parse_offset_key,
     read_commit,
@@ -79,6 +80,7 @@ class Gatherer:
         self._garbage: list[str] = []
         self._seen: dict[PhysicalPartition, int] = {}
         self._slots: int | None = None
+        self._offsets_count = 0
 
     def snapshot(self, *, with_groups: bool = False) -> Snapshot:
         """Return the picture now; ``with_groups``: with range commits, boundaries and certificates.
@@ -224,7 +226,7 @@ class Gatherer:
         return tuple(found.values())
 
     def _offset_log(self, parents: list[PhysicalPartition]) -> tuple[list[LoggedCommit], list[Boundary]]:
-        count = self._admin.topics().get(OFFSETS_TOPIC, 0)
+        self._offsets_count = count = self._admin.topics().get(OFFSETS_TOPIC, 0)
         logs = [
             PhysicalPartition(OFFSETS_TOPIC, n)
             for n in sorted({offsets_partition(p, count) for p in parents})
@@ -273,6 +275,7 @@ class Gatherer:
             key, value = parse_offset_key(message.key()), message.value()
             if key.parent not in parents:
                 return None
+            check_partition(key, message.partition(), self._offsets_count)
             if not isinstance(key, CommitKey):
                 return decode_boundary(value) if value is not None else None
             commit = None if value is None else read_commit(key, value)

@@ -20,6 +20,7 @@ from kpsplit.splitter.records.offsets import (
     CommitKey,
     NewerCommit,
     RangeCommit,
+    check_partition,
     parse_offset_key,
     read_commit,
 )
@@ -126,23 +127,31 @@ class CommitFold:
 
     Args:
         group: keep the commits of this group only; None: of all.
+        partitions: how many the log has. A record in another one than its key's is garbage: nothing says
+            which of two records in two partitions is the later one. None: all records are from the right one.
     """
 
-    def __init__(self, group: str | None = None) -> None:
+    def __init__(self, group: str | None = None, partitions: int | None = None) -> None:
         self.garbage = 0
         self.last_garbage = ""
         self._group = group
+        self._partitions = partitions
         self._known: dict[tuple[str, PhysicalPartition], _Commits] = {}
 
-    def fold(self, key: bytes | None, value: bytes | None, log_offset: int) -> CommitKey | None:
+    def fold(
+        self, key: bytes | None, value: bytes | None, log_offset: int, partition: int | None = None
+    ) -> CommitKey | None:
         """Take the next record of the log; return its key if it is a range commit, or withdraws one.
 
-        A record that comes again, because a part of the log is read twice, changes nothing.
+        A record that comes again, because a part of the log is read twice, changes nothing. ``partition``:
+        where it stands.
         """
         try:
             subject = parse_offset_key(key)
             if not isinstance(subject, CommitKey) or self._group not in (None, subject.group):
                 return None
+            if self._partitions is not None:
+                check_partition(subject, partition, self._partitions)
             self.take(subject, None if value is None else read_commit(subject, value), log_offset)
             return subject
         except RecordError as error:

@@ -101,7 +101,7 @@ def tailing(bootstrap: str, parent: PhysicalPartition) -> Iterator[OffsetTail]:
     """A tail of everything about a logical partition."""
     connection = Connection({"bootstrap.servers": bootstrap})
     count = offset_log_partitions(ClusterAdmin(connection))
-    tail = OffsetTail(connection, [offsets_partition(parent, count)])
+    tail = OffsetTail(connection, count, [offsets_partition(parent, count)])
     try:
         yield tail
     finally:

@@ -384,7 +384,7 @@ def test_a_missing_or_uncompacted_offset_log_is_a_clear_error(kafka_runtime: Kaf
         with pytest.raises(UsageError, match="no topic __kpsplit.offsets; run: kpsplit init"):
             offset_log_partitions(ClusterAdmin(connection))
         with pytest.raises(UnreachableError, match="no such topic, run: kpsplit init"):
-            OffsetTail(connection, [0]).read_to_end(Deadline(SECONDS))
+            OffsetTail(connection, 1, [0]).read_to_end(Deadline(SECONDS))
         admin = AdminClient({"bootstrap.servers": bare.bootstrap})
         wrong = NewTopic(OFFSETS_TOPIC, 4, 1, config={"cleanup.policy": "compact,delete"})
         admin.create_topics([wrong])[OFFSETS_TOPIC].result(SECONDS)

@@ -9,6 +9,7 @@ from kpsplit.splitter.commits import CommitFold, ordinary_offsets
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange
 from kpsplit.splitter.partition_state import SubTopicState
+from kpsplit.splitter.records.keys import offsets_partition
 from kpsplit.splitter.records.offsets import CommitKey, Position, RangeCommit, boundaries
 from tests.unit.samples import PARENT, life, phantom
 
@@ -125,6 +126,16 @@ def test_a_part_of_the_log_that_is_read_twice_changes_nothing() -> None:
     for offset, record in ((0, old), (1, new), (0, old)):
         fold.fold(record.key, record.encode(), offset)
     assert held(fold) == [(WHOLE, {0: 2})]
+
+
+def test_a_record_in_a_partition_that_is_not_its_keys_is_garbage() -> None:
+    """Offsets of two partitions say nothing about which record is later: a forged one would win for good."""
+    fold, home = CommitFold(partitions=16), offsets_partition(PARENT, 16)
+    forged, honest = commit(WHOLE, {0: 5000}), commit(WHOLE, {0: 200})
+    fold.fold(forged.key, forged.encode(), 900_000, (home + 1) % 16)
+    fold.fold(forged.key, None, 900_001, (home + 1) % 16)
+    assert fold.fold(honest.key, honest.encode(), 11, home) == CommitKey("g", PARENT, WHOLE)
+    assert held(fold) == [(WHOLE, {0: 200})] and fold.garbage == 2
 
 
 def test_garbage_is_counted_with_a_reason_and_skipped() -> None:

@@ -165,7 +165,7 @@ class GroupOffsets:
     def _open(self) -> OffsetTail:
         if self._tail is None:
             self._partitions = offset_log_partitions(self.admin)
-            self._tail = OffsetTail(self._connection, group=self._group_id)
+            self._tail = OffsetTail(self._connection, self._partitions, group=self._group_id)
         return self._tail
 
     def _committed(self, wanted: StartRequest) -> Pieces | FutureVersionError:

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kpsplit.errors import FutureVersionError
+from kpsplit.errors import FutureVersionError, RecordError
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.keys import place_field
+from kpsplit.splitter.records.keys import offsets_partition, place_field
 from kpsplit.splitter.records.strict_json import Fields, decode, decode_unversioned, encode_readable
 
 VERSION = 1
@@ -217,6 +217,16 @@ def parse_offset_key(data: bytes | None) -> BoundaryKey | CommitKey:
     parent, range_ = place_field(fields), _range(fields)
     fields.done()
     return BoundaryKey(parent, range_) if group is None else CommitKey(group, parent, range_)
+
+
+def check_partition(key: BoundaryKey | CommitKey, partition: int | None, count: int) -> None:
+    """Reject a record of the offset log in another partition than its key's.
+
+    Raises:
+        RecordError: it is.
+    """
+    if partition != offsets_partition(key.parent, count):
+        raise RecordError(f"{key.parent}: in a partition of the topic that is not for it")
 
 
 def decode_range_commit(key: CommitKey, data: bytes | None) -> RangeCommit:
