@@ -1,8 +1,8 @@
 """Ctrl-C, SIGTERM and a closed terminal: the first rolls the operation back, later ones do not disturb that.
 
 Python raises KeyboardInterrupt wherever the main thread happens to be. Inside a call of the client library's
-C code that can become a SystemError, or be lost; so ``is_interrupt`` knows the former, and whoever reports
-progress asks ``raise_if_lost`` for the latter.
+C code it can become a SystemError, or be lost. ``is_interrupt`` knows the former; code that reports progress
+calls ``raise_if_lost`` for the latter.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def _fail(error: Exception, given: Given, args: Sequence[str]) -> int:
 
 
 def _translated(error: Exception) -> Exception:
-    """Return kpsplit's error for one of the client library that nobody translated."""
+    """Return kpsplit's error for one of the client library that was not translated before."""
     library = sys.modules.get("confluent_kafka")
     if library is None or not isinstance(error, library.KafkaException):
         return error
@@ -146,7 +146,7 @@ def _say(text: str) -> None:
 
 
 def _open_what_is_closed() -> None:
-    """Have a stream that was closed before the start (``>&-``) be the null device, as if nobody looked."""
+    """Replace a stream that was closed before the start (``>&-``) by the null device."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - stays open
@@ -159,5 +159,5 @@ def _never_fail_on_a_character() -> None:
 
 
 def _drop_stdout() -> None:
-    """Nobody reads stdout any more: let the interpreter's last flush go nowhere."""
+    """The reader of stdout is gone: let the interpreter's last flush go nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,7 +10,7 @@ def partition_of(key: bytes, partitioner: Partitioner, partitions: int) -> int:
     """Return the partition of a key.
 
     Raises:
-        UsageError: the key alone does not tell.
+        UsageError: the key alone does not determine it.
     """
     import confluent_kafka
 

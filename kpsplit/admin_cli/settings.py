@@ -113,7 +113,7 @@ def check_brokers(text: str) -> None:
     """Do nothing if these are addresses of brokers.
 
     Raises:
-        ConfigurationError: one is none; the client library would try for ever to reach it.
+        ConfigurationError: one is not; the client library would try to reach it without end.
     """
     parts = [part.strip() for part in text.split(",")]
     for part in filter(None, parts) if any(parts) else parts:

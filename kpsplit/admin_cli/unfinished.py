@@ -38,10 +38,10 @@ def can_be_begun_anew(state: PartitionState) -> bool:
 def the_only_one(call: Call, verb: str, wanted: Wanted, yes: bool) -> PhysicalPartition | None:
     """Return the only partition that is wanted, None if there is none; ``verb``: with its options.
 
-    It is told on stderr what is found; where resuming is wanted, also what it could begin anew by its name.
+    Lists on stderr what is found; for ``resume`` also the operations that it could start again by name.
 
     Raises:
-        UsageError: there are several, or there is nobody to be asked.
+        UsageError: there are several, or there is no terminal to ask on.
     """
     with call.operations() as operations:
         states = _sorted(operations.view().states.values())
@@ -73,6 +73,6 @@ def _in_words(state: PartitionState) -> str:
     if state.last is not None and can_be_begun_anew(state):
         attempt = state.last.attempt
         return one_line(
-            f"{attempt.kind} by {attempt.operator} was rolled back: {state.last.reason}; begins it anew"
+            f"{attempt.kind} by {attempt.operator} was rolled back: {state.last.reason}; this starts it again"
         )
     return one_line(under_way(state) or f"{state.phase}: {state.frozen_reason}")

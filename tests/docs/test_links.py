@@ -66,3 +66,9 @@ def test_no_message_of_a_sequence_diagram_has_a_semicolon() -> None:
     for page in (ROOT / "docs").rglob("*.md"):
         for picture in re.findall(r"```mermaid\nsequenceDiagram(.*?)```", page.read_text("utf-8"), re.DOTALL):
             assert ";" not in picture, page.name
+
+
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text("utf-8")
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")} - {"index.md"}
+    assert pages == {page for page in pages if f"]({page})" in index}

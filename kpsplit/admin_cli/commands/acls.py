@@ -58,7 +58,7 @@ def command(
 ) -> None:
     """Print the least rights that a client of a topic needs.
 
-    Prints commands of Kafka's kafka-acls.sh, to be run by somebody who may alter the cluster. Contacts no
+    Prints commands of Kafka's kafka-acls.sh, to be run by a user that may alter the cluster. Contacts no
     broker and changes nothing.
     """
     wanted = Role(role)

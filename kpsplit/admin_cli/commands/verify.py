@@ -148,7 +148,7 @@ def command(
 def write_page(path: Path, page: Callable[[], str]) -> list[KpsplitError]:
     """Make the report's page and write it; return why that failed.
 
-    Whatever goes wrong in it, the verdict is still to be told.
+    Whatever goes wrong here, the verdict must still be shown.
     """
     try:
         write_whole(path, page().encode())
