@@ -1,4 +1,7 @@
-"""The client library's clients, such that ``Credentials`` can follow them."""
+"""The client library's clients, such that ``Credentials`` can follow them.
+
+A module of its own: ``connection`` must not load the client library before a client is made.
+"""
 
 from __future__ import annotations
 

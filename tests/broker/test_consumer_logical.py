@@ -17,8 +17,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaExcep
 from confluent_kafka.admin import NewTopic
 
 from kpsplit import Producer
-from kpsplit.admin import Admin
-from kpsplit.control.seeking import SeekTarget, Whence
+from kpsplit.admin import Admin, SeekTarget, Whence
 from kpsplit.splitter.key_range import KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.broker.consuming import consumer, drain, shared

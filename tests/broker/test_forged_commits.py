@@ -8,9 +8,8 @@ import pytest
 from confluent_kafka import Producer as Plain
 
 from kpsplit import Consumer, Producer
-from kpsplit.admin import Admin
+from kpsplit.admin import Admin, SetAside
 from kpsplit.consumer.slots import initializer as starter
-from kpsplit.control.doctor import SetAside
 from kpsplit.control.group_progress import Basis
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import CheckFailedError

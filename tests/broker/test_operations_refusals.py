@@ -6,8 +6,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
+from kpsplit.admin import Retirable
 from kpsplit.control.plans import Drain
-from kpsplit.control.retirement import Retirable
 from kpsplit.errors import CheckFailedError, ConflictError, UsageError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served

@@ -9,8 +9,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kpsplit import Consumer, Producer
-from kpsplit.admin import Admin
-from kpsplit.control.seeking import SeekTarget, Whence
+from kpsplit.admin import Admin, SeekTarget, Whence
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import SubTopicState

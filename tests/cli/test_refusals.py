@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from click.testing import CliRunner
 
-from kpsplit.admin import Admin
+from kpsplit.admin import Admin, Plan
 from kpsplit.admin_cli.main import cli, run
 from kpsplit.admin_cli.verbs import BY_NAME
-from kpsplit.control.plans import Plan
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import OperationKind, Target

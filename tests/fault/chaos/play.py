@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import IsolationLevel
 
-from kpsplit.admin import Admin
-from kpsplit.control.group_progress import PartitionProgress
+from kpsplit.admin import Admin, PartitionProgress
 from kpsplit.demo.journal import Worked, read_worked
 from kpsplit.errors import DeadlineExceededError, KpsplitError
 from kpsplit.kafka.clock import Deadline

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from kpsplit.admin import PartitionProgress
 from kpsplit.consumer.fetch.gaps import Gap
-from kpsplit.control.group_progress import PartitionProgress
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 from kpsplit.splitter.reading import GapReason
 
