@@ -9,6 +9,7 @@
 #   make bench    what kpsplit costs a producer (BENCH=consumer, dead_producers, spark_reconcile, takeover: others)
 #   make chaos    faults on real brokers for a long time (MINUTES=20, CHAOS_ARGS="--seed 7")
 #   make audit    known vulnerabilities of the locked packages (of the jars: docs/security.md); make sbom: what they are (CycloneDX, dist/)
+#   make docs     the pages as a site in site/ (MkDocs Material, with an environment of its own)
 #   make lock     resolve requirements/*.txt again from pyproject.toml (needs uv)
 #   make clean    remove the virtual environment and tool caches (the jars stay in the cache folder)
 
@@ -40,7 +41,11 @@ INSTALLED := $(VENV)/.installed-$(LOCK_SUM)-$(PROJECT_SUM)
 AUDIT := .venv-audit
 AUDITORS := $(AUDIT)/.locked
 
-.PHONY: help setup jars nightly test test-core test-cluster test-load lint demo bench chaos audit sbom lock clean
+# So is what builds the site.
+SITE := .venv-docs
+SITE_BUILDERS := $(SITE)/.locked
+
+.PHONY: help setup jars nightly test test-core test-cluster test-load lint demo bench chaos audit sbom docs lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -128,6 +133,14 @@ $(INSTALLED): $(LOCKED)
 	@touch $@
 
 LOCK_FLAGS := --quiet --generate-hashes --universal --python-version 3.11 --no-emit-index-url
+docs: $(SITE_BUILDERS)
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --strict
+
+$(SITE_BUILDERS): requirements/docs.txt | $(BIN)/python
+	$(BIN)/python -m venv $(SITE)
+	$(SITE)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --require-hashes -r $<
+	@touch $@
+
 lock:
 	UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) pip compile $(LOCK_FLAGS) --group build -o requirements/build.txt
 	UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) pip compile $(LOCK_FLAGS) --extra demo --group dev \
@@ -137,6 +150,7 @@ lock:
 	UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) pip compile $(LOCK_FLAGS) --constraint requirements/dev.txt --extra demo \
 	  -o requirements/demo.txt pyproject.toml
 	UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) pip compile $(LOCK_FLAGS) --group audit -o requirements/audit.txt
+	UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) pip compile $(LOCK_FLAGS) --group docs -o requirements/docs.txt
 
 clean:
-	rm -rf $(VENV) $(AUDIT) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AUDIT) $(SITE) site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -68,7 +68,9 @@ def test_no_message_of_a_sequence_diagram_has_a_semicolon() -> None:
             assert ";" not in picture, page.name
 
 
-def test_the_index_names_every_page() -> None:
+def test_the_index_and_the_site_name_every_page() -> None:
     index = (ROOT / "docs" / "index.md").read_text("utf-8")
-    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")} - {"index.md"}
-    assert pages == {page for page in pages if f"]({page})" in index}
+    site = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[2]))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert site == pages
+    assert all(f"]({page})" in index for page in pages - {"index.md"})
