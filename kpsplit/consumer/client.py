@@ -30,7 +30,7 @@ from kpsplit.consumer.events import Events
 from kpsplit.consumer.fetch.buffer import FetchBuffer, Poll
 from kpsplit.consumer.group.group_consumer import GroupConsumer, part_of
 from kpsplit.consumer.group.membership import Membership
-from kpsplit.consumer.session import Session, answer, with_deadline
+from kpsplit.consumer.session import ConsumerSession, answer, with_deadline
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
@@ -98,7 +98,7 @@ class Consumer(confluent_kafka.Consumer):
         self._connection = Connection.of_application(merged)
         self._query_client = QueryClient(self._connection, settings.group)
         self._settings = settings
-        self._session: Session | None = None
+        self._session: ConsumerSession | None = None
         self._first_call = threading.RLock()  # again in a signal handler
         self._beginning = False
         self._closed = False
@@ -346,7 +346,11 @@ class Consumer(confluent_kafka.Consumer):
         return None if future is None else answer(future, COMMIT_SECONDS)
 
     def _chosen(
-        self, session: Session, message: Message | None, offsets: Sequence[TopicPartition] | None, mark: int
+        self,
+        session: ConsumerSession,
+        message: Message | None,
+        offsets: Sequence[TopicPartition] | None,
+        mark: int,
     ) -> Cursors:
         if session.context.sink is not self._buffer:
             raise KpsplitError("run() is under way and commits by itself", hint="return from the handler")
@@ -571,14 +575,14 @@ class Consumer(confluent_kafka.Consumer):
         self._check_open()
         return question() if self._session is None else self._session.ask(question)
 
-    def _running(self) -> Session:
+    def _running(self) -> ConsumerSession:
         self._check_open()
         if self._session is not None:
             return self._session
         with self._first_call:
             return self._session or self._begun_session()
 
-    def _begun_session(self) -> Session:
+    def _begun_session(self) -> ConsumerSession:
         """Begin the session, under the lock, which a signal handler passes in the thread that holds it."""
         self._check_open()
         if self._beginning:
@@ -598,9 +602,9 @@ class Consumer(confluent_kafka.Consumer):
         self._session = session
         return session
 
-    def _made_session(self) -> Session:
+    def _made_session(self) -> ConsumerSession:
         pulse, buffer = self._pulse, self._buffer
-        session = Session(
+        session = ConsumerSession(
             self._connection,
             self._settings,
             self._group,
@@ -613,7 +617,7 @@ class Consumer(confluent_kafka.Consumer):
         weakref.finalize(self, session.engine.close)
         return session
 
-    def _known_session(self, timeout: float | None = None) -> Session:
+    def _known_session(self, timeout: float | None = None) -> ConsumerSession:
         session = self._running()
         session.until_known(with_deadline(timeout))
         return session

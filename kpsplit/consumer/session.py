@@ -42,7 +42,7 @@ ENGINE_SECONDS = 60.0
 LOOK_SECONDS = 0.01
 
 
-class Session:
+class ConsumerSession:
     """One consumer at work: the engine with everything around it, made when the first call needs it.
 
     Made and used by the application's thread; what it holds has owners of its own.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kpsplit.consumer.fetch.lineage_reader import LineageReader, Tally
+from kpsplit.consumer.fetch.lineage_reader import LineageReader, LineageTally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.demo.journal import JournalEntry
 from kpsplit.demo.options import PLAIN_WRITER
@@ -36,7 +36,7 @@ class ReadBack:
     """
 
     history: HistoryReport
-    tallies: dict[PhysicalPartition, Tally]
+    tallies: dict[PhysicalPartition, LineageTally]
     segments: dict[PhysicalPartition, dict[int, SegmentSeen]]
     places: dict[RecordId, PhysicalPartition]
     altered: int
@@ -55,7 +55,7 @@ class Reading:
     lineages: Sequence[Lineage]
     lines: Sequence[Line] | None
     _checker: HistoryChecker = field(init=False)
-    _tallies: dict[PhysicalPartition, Tally] = field(default_factory=dict)
+    _tallies: dict[PhysicalPartition, LineageTally] = field(default_factory=dict)
     _segments: dict[PhysicalPartition, dict[int, SegmentSeen]] = field(default_factory=dict)
     _places: dict[RecordId, PhysicalPartition] = field(default_factory=dict)
     _altered: int = 0

@@ -13,7 +13,7 @@ from typing import Any
 from kpsplit import Producer
 from kpsplit.admin import Admin
 from kpsplit.consumer.fetch.gaps import LogBounds
-from kpsplit.consumer.fetch.lineage_reader import LineageReader, Tally
+from kpsplit.consumer.fetch.lineage_reader import LineageReader, LineageTally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.consumer.fetch.physical_reader import PhysicalReader
 from kpsplit.kafka.connection import Connection
@@ -80,11 +80,11 @@ class Journal:
         """All values sent."""
         return [value for values in self.sent.values() for value in values]
 
-    def check(self, operations: Admin, bootstrap: str, topic: str, partitions: int = 1) -> Tally:
+    def check(self, operations: Admin, bootstrap: str, topic: str, partitions: int = 1) -> LineageTally:
         """Everything sent was reported once as delivered, and is in the lineage once, there, in order."""
         assert {v: len(r) for v, r in self.reports.items()} == dict.fromkeys(self.values, 1)
         assert [r[0][0] for r in self.reports.values() if r[0][0] is not None] == []
-        together = Tally()
+        together = LineageTally()
         places: dict[bytes, list[tuple[str, int, int]]] = defaultdict(list)
         order: dict[tuple[str, bytes], list[bytes]] = defaultdict(list)
         for partition in range(partitions):
@@ -105,7 +105,7 @@ class Journal:
 
 def records_of(
     operations: Admin, bootstrap: str, parent: PhysicalPartition
-) -> tuple[list[LogicalRecord], Tally]:
+) -> tuple[list[LogicalRecord], LineageTally]:
     """All records of a logical partition, along its lineage.
 
     A transaction is over for its writer before brokers have marked that in the logs: that is waited for.

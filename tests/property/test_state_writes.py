@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kpsplit.consumer.state.marker import Marker
+from kpsplit.consumer.state.marker import RestoreMarker
 from kpsplit.consumer.state.owned import OwnedState
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.consumer.state.storage import Storage
@@ -27,8 +27,8 @@ class StateUnderCommits(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp())
         self.storage = Storage(self.directory / "state", "g")
         for slot in NEIGHBOURS:
-            self.storage.apply(slot, {b"": b"x", b"\xff\xff\xff": b"y"}, Marker("id", 0, 0))
-        self.storage.wipe(SLOT, Marker("id", 0, 0))
+            self.storage.apply(slot, {b"": b"x", b"\xff\xff\xff": b"y"}, RestoreMarker("id", 0, 0))
+        self.storage.wipe(SLOT, RestoreMarker("id", 0, 0))
         self.now: dict[bytes, bytes] = {}
         self.durable: dict[bytes, bytes] = {}
         self.cut: dict[bytes, bytes | None] | None = None

@@ -7,9 +7,9 @@ from typing import Any
 
 from kpsplit.consumer.commit.payload import CommitCoverage, RecordPlace
 from kpsplit.consumer.fetch.batch import OwnedSlot
-from kpsplit.consumer.state.marker import Marker
+from kpsplit.consumer.state.marker import RestoreMarker
 from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
-from kpsplit.consumer.state.slot_view import Attempt, current_work
+from kpsplit.consumer.state.slot_view import WorkAttempt, current_work
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.errors import KpsplitError
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -30,7 +30,7 @@ class Disk:
     def items(self, slot: SlotId, lo: bytes, hi: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         return iter(sorted(self.contents.get(slot, {}).items()))
 
-    def apply(self, slot: SlotId, writes: Mapping[bytes, bytes | None], marker: Marker) -> None:
+    def apply(self, slot: SlotId, writes: Mapping[bytes, bytes | None], marker: RestoreMarker) -> None:
         if self.broken:
             raise KpsplitError("the disk is full")
         self.contents.setdefault(slot, {}).update({k: v for k, v in writes.items() if v is not None})
@@ -101,7 +101,7 @@ class Store:
         if one in self.errors:
             raise self.errors[one]
         if one in self.owned and one not in self.withheld:
-            self.owned[one].marker = self.owned[one].marker or Marker("id", 0, 0)
+            self.owned[one].marker = self.owned[one].marker or RestoreMarker("id", 0, 0)
             return True
         return False
 
@@ -111,11 +111,11 @@ class Store:
         self._restore(owned.slot)
         self.withheld.add(owned.slot)
 
-    def attempt(self, slot: OwnedSlot, place: RecordPlace) -> Attempt:
+    def attempt(self, slot: OwnedSlot, place: RecordPlace) -> WorkAttempt:
         owned = self.owned.get(SlotId.of(slot))
         if owned is None:
             raise SlotGoneError("not owned")
-        return Attempt(owned.usable(), place)
+        return WorkAttempt(owned.usable(), place)
 
     def waits(self, slot: OwnedSlot) -> bool:
         owned = self.owned.get(SlotId.of(slot))

@@ -22,7 +22,7 @@ from kpsplit.admin_cli.render.report import report_json, show_report
 from kpsplit.admin_cli.render.status import show_statuses, statuses_json
 from kpsplit.admin_cli.render.steps import StepProgress, step_line
 from kpsplit.consumer.fetch.gaps import Gap
-from kpsplit.consumer.fetch.lineage_reader import Tally
+from kpsplit.consumer.fetch.lineage_reader import LineageTally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.control.group_progress import Basis, PartitionProgress, RangeProgress, SegmentLeft
 from kpsplit.control.plans import Check, Drain, HotKey, Plan
@@ -214,7 +214,7 @@ def test_a_record_is_one_line_that_fits(width) -> None:
 
 
 def test_gaps_and_skipped_records_are_told() -> None:
-    tally = Tally(delivered=3, gaps=[Gap(0, PARENT, 5, 9, GapReason.EXPIRED)])
+    tally = LineageTally(delivered=3, gaps=[Gap(0, PARENT, 5, 9, GapReason.EXPIRED)])
     tally.skipped[SkipReason.STRAY] = 2
     text = "\n".join(tally_lines(tally))
     assert "offsets 5 to 8 of orders/3 cannot be read (expired)" in text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kpsplit.consumer.fetch.progress import Progress, without
+from kpsplit.consumer.fetch.progress import HandoutProgress, without
 from kpsplit.splitter.cursor import Cursor
 from tests.unit.consumer_samples import FIRST, HIGH, SECOND, batch, message
 from tests.unit.samples import UNSPLIT, life
@@ -11,14 +11,14 @@ CHILD = life().split.lineage.get(2)
 assert UNSPLIT
 
 
-def owning(**at: int) -> Progress:
-    progress = Progress()
+def owning(**at: int) -> HandoutProgress:
+    progress = HandoutProgress()
     for slot in (FIRST, SECOND):
         progress.taken(slot, Cursor(slot.range, {0: at["position"]} if at else {}))
     return progress
 
 
-def position(progress: Progress, slot=FIRST, mark: int | None = None) -> int | None:
+def position(progress: HandoutProgress, slot=FIRST, mark: int | None = None) -> int | None:
     return progress.cursor(slot, mark).positions.get(0)
 
 

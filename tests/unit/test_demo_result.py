@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from kpsplit.consumer.fetch.gaps import Gap
-from kpsplit.consumer.fetch.lineage_reader import Tally
+from kpsplit.consumer.fetch.lineage_reader import LineageTally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.control.status import Report
 from kpsplit.demo.group import GroupOutcome
@@ -57,7 +57,9 @@ def a_result() -> DemoResult:
     """A demo that went well, with few records."""
     history = check_history([], [], [STATE.lineage])
     seen = {s.id: SegmentSeen(5, 10 * s.id, 10 * s.id + 4) for s in STATE.lineage}
-    back = ReadBack(replace(history, sent=5, ok=5, delivered=5), {PARENT: Tally()}, {PARENT: seen}, {}, 0)
+    back = ReadBack(
+        replace(history, sent=5, ok=5, delivered=5), {PARENT: LineageTally()}, {PARENT: seen}, {}, 0
+    )
     places = [str(s) for s in STATE.lineage.sources()]
     drained = SegmentDrain(next(s for s in STATE.lineage if not s.is_open), 101.1, 103.6)
     result = DemoResult(
@@ -140,7 +142,7 @@ def test_an_altered_value_fails_the_demo() -> None:
 
 @pytest.mark.parametrize("kind", ["foreign", "gap", "malformed"])
 def test_a_reader_that_met_anything_odd_fails_the_demo(kind: str) -> None:
-    tally = Tally()
+    tally = LineageTally()
     if kind == "foreign":
         tally.foreign[ForeignReason.BEHIND_THE_END] += 1
     elif kind == "gap":

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from kpsplit.consumer.state.follower import Copy
-from kpsplit.consumer.state.marker import Marker, RestoreStart
+from kpsplit.consumer.state.marker import RestoreMarker, RestoreStart
 from kpsplit.consumer.state.slots import SlotId
 
 EVERY = 60_000
 
 
 def copy_at(position: int, end: int) -> Copy:
-    start = RestoreStart(Marker("id", position, as_of_ms=1000), None)
+    start = RestoreStart(RestoreMarker("id", position, as_of_ms=1000), None)
     return Copy.begin(SlotId("orders", 0, 0, 1), None, "changelog", start, end, asked_ms=5000)
 
 
@@ -34,19 +34,19 @@ def test_of_a_key_the_last_record_is_stored() -> None:
 def test_the_time_of_a_copy_that_is_behind_is_not_moved_on() -> None:
     copy = copy_at(10, end=100)
     copy.take(b"k", b"1", 10)
-    assert copy.next_marker(9000) == Marker("id", 11, 1000)
+    assert copy.next_marker(9000) == RestoreMarker("id", 11, 1000)
 
 
 def test_a_restored_copy_is_complete_as_of_the_question_for_the_end() -> None:
     copy = copy_at(10, end=11)
     copy.take(b"k", b"1", 10)
-    assert copy.next_marker(9000) == Marker("id", 11, 5000)
+    assert copy.next_marker(9000) == RestoreMarker("id", 11, 5000)
 
 
 def test_a_copy_that_saw_the_end_is_complete_as_of_then_and_never_goes_back() -> None:
     copy = copy_at(10, end=11)
     copy.saw_end(14)
-    assert copy.next_marker(9000) == Marker("id", 14, 9000)
+    assert copy.next_marker(9000) == RestoreMarker("id", 14, 9000)
     copy.saw_end(3)
     assert copy.position == 14
 

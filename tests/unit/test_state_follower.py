@@ -13,7 +13,7 @@ from confluent_kafka import Message, TopicPartition
 from kpsplit.consumer.state import follower as module
 from kpsplit.consumer.state.changelog import headers_for
 from kpsplit.consumer.state.follower import Follower
-from kpsplit.consumer.state.marker import ChangelogFacts, Marker
+from kpsplit.consumer.state.marker import ChangelogFacts, RestoreMarker
 from kpsplit.consumer.state.owned import OwnedState
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.errors import KpsplitError
@@ -29,15 +29,15 @@ class LocalStore(Disk):
 
     def __init__(self) -> None:
         super().__init__()
-        self.markers: dict[SlotId, Marker] = {}
+        self.markers: dict[SlotId, RestoreMarker] = {}
 
-    def marker(self, slot: SlotId) -> Marker | None:
+    def marker(self, slot: SlotId) -> RestoreMarker | None:
         return self.markers.get(slot)
 
-    def wipe(self, slot: SlotId, marker: Marker | None = None) -> None:
+    def wipe(self, slot: SlotId, marker: RestoreMarker | None = None) -> None:
         self.contents.pop(slot, None)
 
-    def apply(self, slot: SlotId, writes: Any, marker: Marker) -> None:
+    def apply(self, slot: SlotId, writes: Any, marker: RestoreMarker) -> None:
         super().apply(slot, writes, marker)
         self.markers[slot] = marker
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.consumer.state.marker import ChangelogFacts, Marker, Wiped, start_from
+from kpsplit.consumer.state.marker import ChangelogFacts, RestoreMarker, Wiped, start_from
 
 NOW = 10_000_000
 LOG = ChangelogFacts("topic-id", low=10, high=100, delete_retention_ms=1000)
@@ -12,11 +12,11 @@ LOG = ChangelogFacts("topic-id", low=10, high=100, delete_retention_ms=1000)
 
 def test_a_slot_without_local_state_is_restored_from_the_start_of_the_log() -> None:
     start = start_from(None, LOG, NOW)
-    assert (start.marker, start.wiped) == (Marker("topic-id", 10, NOW), None)
+    assert (start.marker, start.wiped) == (RestoreMarker("topic-id", 10, NOW), None)
 
 
 def test_a_copy_that_belongs_to_the_log_is_continued_where_it_is() -> None:
-    marker = Marker("topic-id", 60, NOW - 1)
+    marker = RestoreMarker("topic-id", 60, NOW - 1)
     start = start_from(marker, LOG, NOW)
     assert start.marker is marker
     assert start.wiped is None
@@ -25,29 +25,29 @@ def test_a_copy_that_belongs_to_the_log_is_continued_where_it_is() -> None:
 @pytest.mark.parametrize(
     ("marker", "reason"),
     [
-        (Marker("another-id", 60, NOW), Wiped.OTHER_TOPIC),
-        (Marker("topic-id", 101, NOW), Wiped.AHEAD),
-        (Marker("topic-id", 9, NOW), Wiped.LOG_START),
-        (Marker("topic-id", 60, NOW - 1000), Wiped.TOO_OLD),
-        (Marker("topic-id", 60, NOW + 1), Wiped.TOO_OLD),
+        (RestoreMarker("another-id", 60, NOW), Wiped.OTHER_TOPIC),
+        (RestoreMarker("topic-id", 101, NOW), Wiped.AHEAD),
+        (RestoreMarker("topic-id", 9, NOW), Wiped.LOG_START),
+        (RestoreMarker("topic-id", 60, NOW - 1000), Wiped.TOO_OLD),
+        (RestoreMarker("topic-id", 60, NOW + 1), Wiped.TOO_OLD),
     ],
 )
 def test_a_copy_that_does_not_belong_to_the_log_is_wiped_and_restored_from_the_start(
-    marker: Marker, reason: Wiped
+    marker: RestoreMarker, reason: Wiped
 ) -> None:
     assert start_from(marker, LOG, NOW).wiped is reason
-    assert start_from(marker, LOG, NOW).marker == Marker("topic-id", 10, NOW)
+    assert start_from(marker, LOG, NOW).marker == RestoreMarker("topic-id", 10, NOW)
 
 
 def test_an_old_copy_that_has_missed_nothing_is_kept_however_old_it_is() -> None:
-    assert start_from(Marker("topic-id", 100, 0), LOG, NOW).wiped is None
+    assert start_from(RestoreMarker("topic-id", 100, 0), LOG, NOW).wiped is None
 
 
 def test_a_marker_is_read_back_as_it_was_written() -> None:
-    marker = Marker("1oSbVLGNSnKHXR4H3-bqbg", 1 << 40, NOW)
-    assert Marker.decode(marker.encode()) == marker
+    marker = RestoreMarker("1oSbVLGNSnKHXR4H3-bqbg", 1 << 40, NOW)
+    assert RestoreMarker.decode(marker.encode()) == marker
 
 
 @pytest.mark.parametrize("data", [b"", b"\x01", b"\x02" + bytes(30), bytes(17)])
 def test_bytes_that_are_no_marker_are_as_good_as_none(data: bytes) -> None:
-    assert Marker.decode(data) is None
+    assert RestoreMarker.decode(data) is None

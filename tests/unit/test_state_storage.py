@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from kpsplit.consumer.state.marker import Marker
+from kpsplit.consumer.state.marker import RestoreMarker
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.consumer.state.storage import Storage
 from kpsplit.errors import ConfigurationError, ConflictError, FutureVersionError
 
 SLOT, NEXT = SlotId("orders", 3, 1, 4), SlotId("orders", 3, 2, 4)
-MARKER = Marker("id", 7, 1)
+MARKER = RestoreMarker("id", 7, 1)
 
 
 @pytest.fixture
@@ -49,10 +49,10 @@ def test_wiping_a_slot_leaves_its_neighbours_alone(storage: Storage) -> None:
 
 
 def test_the_state_of_slots_that_did_not_come_back_is_forgotten(storage: Storage) -> None:
-    storage.apply(SLOT, {b"a": b"1"}, Marker("id", 7, 1999))
-    storage.apply(NEXT, {b"a": b"1"}, Marker("id", 7, 2000))
+    storage.apply(SLOT, {b"a": b"1"}, RestoreMarker("id", 7, 1999))
+    storage.apply(NEXT, {b"a": b"1"}, RestoreMarker("id", 7, 2000))
     storage.forget_older(2000)
-    assert storage.markers() == {NEXT: Marker("id", 7, 2000)}
+    assert storage.markers() == {NEXT: RestoreMarker("id", 7, 2000)}
     assert storage.get(SLOT, b"a") is None
     assert storage.get(NEXT, b"a") == b"1"
 

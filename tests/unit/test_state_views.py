@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kpsplit.consumer.commit.payload import RecordPlace
-from kpsplit.consumer.state.marker import Marker
+from kpsplit.consumer.state.marker import RestoreMarker
 from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
-from kpsplit.consumer.state.slot_view import BYTES, JSON, TEXT, UNSIGNED, Attempt, SlotView, Work
+from kpsplit.consumer.state.slot_view import BYTES, JSON, TEXT, UNSIGNED, SlotView, Work, WorkAttempt
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.consumer.state.storage import Storage
 from kpsplit.errors import ConflictError, UsageError
@@ -27,7 +27,7 @@ def states(tmp_path: Path) -> Iterator[dict[SlotId, OwnedState]]:
     storage = Storage(tmp_path / "state", "g")
     found = {slot: OwnedState(slot, storage) for slot in (SLOT, OTHER)}
     for owned in found.values():
-        owned.marker = Marker("id", 0, 0)
+        owned.marker = RestoreMarker("id", 0, 0)
     yield found
     storage.close()
 
@@ -171,7 +171,7 @@ def test_workers_on_different_keys_of_one_slot_lose_nothing(
 def test_a_try_is_seen_by_others_when_its_record_counts_and_then_cannot_be_changed(
     view: View, states: dict[SlotId, OwnedState]
 ) -> None:
-    state, attempt = view(SLOT), Attempt(states[SLOT], RecordPlace(0, 0, 7))
+    state, attempt = view(SLOT), WorkAttempt(states[SLOT], RecordPlace(0, 0, 7))
     with attempt:
         state.put(b"k", b"v")
     assert state.get(b"k") is None
@@ -200,7 +200,7 @@ def test_a_task_that_outlives_its_handler_cannot_write(view: View, states: dict[
 
 
 def test_a_unit_inside_a_try_counts_with_the_try(view: View, states: dict[SlotId, OwnedState]) -> None:
-    state, attempt = view(SLOT), Attempt(states[SLOT], RecordPlace(0, 0, 7))
+    state, attempt = view(SLOT), WorkAttempt(states[SLOT], RecordPlace(0, 0, 7))
     with attempt:
         with Work(states[SLOT]):
             state.put(b"k", b"v")

@@ -8,7 +8,7 @@ from typing import Any
 from rich.cells import set_cell_size
 
 from kpsplit.admin_cli.render.text import show_bytes
-from kpsplit.consumer.fetch.lineage_reader import Tally
+from kpsplit.consumer.fetch.lineage_reader import LineageTally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.errors import many
 from kpsplit.splitter.records.stamp import Stamp, instance_name
@@ -57,7 +57,7 @@ def record_line(record: LogicalRecord, width: int) -> str:
     return f"{left}{key}  {set_cell_size(show_bytes(record.value, room), room).rstrip()}"
 
 
-def tally_lines(tally: Tally) -> list[str]:
+def tally_lines(tally: LineageTally) -> list[str]:
     """Return what was not delivered, for stderr."""
     lines = [f"gap: {gap}" for gap in tally.gaps]
     skipped = ", ".join(f"{many(n, reason.replace('_', ' '))}" for reason, n in tally.skipped.items() if n)

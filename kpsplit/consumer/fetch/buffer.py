@@ -36,7 +36,7 @@ from operator import length_hint
 from confluent_kafka import Message
 
 from kpsplit.consumer.fetch.batch import NOWHERE, Backpressured, Batch, OwnedSlot
-from kpsplit.consumer.fetch.progress import Progress, without
+from kpsplit.consumer.fetch.progress import HandoutProgress, without
 from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -66,7 +66,7 @@ class FetchBuffer:
         self._wanted = False
         self._open_until = [inf]
         self._found_shut = False
-        self._progress = Progress()
+        self._progress = HandoutProgress()
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
         self._locked = locked

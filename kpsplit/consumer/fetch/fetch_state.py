@@ -20,9 +20,7 @@ anything.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from confluent_kafka import Message
 
@@ -38,10 +36,21 @@ from kpsplit.consumer.fetch.gaps import (
     ReadingEvent,
     Unreadable,
     loss,
+    unknown_segment,
 )
 from kpsplit.consumer.fetch.logical_record import read_headers
-from kpsplit.consumer.fetch.record_filter import FilteredRecords, PendingLookup, ReadTally, RecordFilter
-from kpsplit.errors import FutureVersionError, InvariantError, KpsplitError
+from kpsplit.consumer.fetch.record_filter import (
+    FilteredRecords,
+    PendingLookup,
+    ReadTally,
+    RecordFilter,
+    SegmentFetch,
+    ViewQuestion,
+    divided_at,
+    offset_of,
+    records_from,
+)
+from kpsplit.errors import FutureVersionError, KpsplitError
 from kpsplit.kafka.headers import headers_of
 from kpsplit.kafka.logical_message import is_identity, wrapped
 from kpsplit.splitter.cursor import Cursor
@@ -49,32 +58,6 @@ from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import ForeignReason, Wait, classify, unsettled
-
-
-@dataclass(slots=True)
-class SegmentFetch:
-    """What is read of one physical partition now: ``segment`` from ``next`` on."""
-
-    segment: Segment
-    next: int
-    start_offsets: dict[OwnedSlot, int]
-    ready: bool
-    record_filter: RecordFilter
-    slots: tuple[OwnedSlot, ...]
-
-
-@dataclass(slots=True)
-class _Question:
-    """What has to be known before a fetch goes on; ``record`` None: whether reading may begin here.
-
-    ``fresh``: the view was refreshed since; ``request_id``: the number under which that was asked for.
-    """
-
-    segment: int
-    offset: int
-    record: PendingLookup | None
-    request_id: int
-    fresh: bool = False
 
 
 class FetchState:
@@ -110,8 +93,8 @@ class FetchState:
         self._fetches: dict[PhysicalPartition, SegmentFetch] = {}
         self._arranged = True
         """Whether ``_tracks`` are those of the slots, which come by the dozen: arranged once for all."""
-        self._questions: dict[PhysicalPartition, _Question] = {}
-        self._stale: _Question | None = None
+        self._questions: dict[PhysicalPartition, ViewQuestion] = {}
+        self._stale: ViewQuestion | None = None
         self._stopped: set[PhysicalPartition] = set()
         self._said: dict[PhysicalPartition, object] = {}
         """Why a log cannot be read, as far as that was reported: trying again says nothing new."""
@@ -205,7 +188,7 @@ class FetchState:
             self._ask_again()
             self._arrange()
         if self._stale in answered:
-            self._report(Unreadable(self.parent, self.parent, _contradiction(self.parent)))
+            self._report(Unreadable(self.parent, self.parent, unknown_segment(self.parent)))
 
     # reading
 
@@ -228,7 +211,7 @@ class FetchState:
         self._at_end.pop(source, None)
         batches: list[Batch] = []
         while messages and (fetch := self._fetches.get(source)) is not None and self._reads(source, fetch):
-            messages = _from(messages, fetch.next)
+            messages = records_from(messages, fetch.next)
             if messages:
                 messages = self._take_stretch(source, fetch, messages, keyed, batches)
         return batches
@@ -289,7 +272,7 @@ class FetchState:
             return []
         del self._untold[gap.source]
         self.changed = True
-        if fetch is None or not _stands_at(fetch, waiting) or not self._reads(gap.source, fetch):
+        if fetch is None or not fetch.stands_at(waiting) or not self._reads(gap.source, fetch):
             return []  # whoever reads there later meets the gap again, and goes on at once
         end = fetch.segment.end  # it may have become known while the gap was told
         return self._jumped(fetch, waiting.end if end is None else min(waiting.end, end))
@@ -339,7 +322,7 @@ class FetchState:
         batches: list[Batch],
     ) -> list[Message]:
         """Take the records of one segment; return what stands behind its end."""
-        inside, behind = _until(messages, fetch.segment.end)
+        inside, behind = divided_at(messages, fetch.segment.end)
         sifted = FilteredRecords([])
         try:
             if inside:
@@ -355,7 +338,7 @@ class FetchState:
             self._ask(source, fetch.segment, sifted.lookup.offset, sifted.lookup)
             batches += self._passed(fetch, sifted.lookup.offset, sifted.kept, epoch)
             return []
-        read_to = _offset(inside[-1]) + 1 if inside else fetch.next
+        read_to = offset_of(inside[-1]) + 1 if inside else fetch.next
         end = read_to if len(inside) == len(messages) else fetch.segment.end or 0
         batches += self._passed(fetch, end, sifted.kept, epoch if end == read_to else None)
         return behind
@@ -408,7 +391,7 @@ class FetchState:
     def _without_marker(self, source: PhysicalPartition, behind: list[Message]) -> list[Message]:
         """Return what stands behind the place of a marker; report a record that is there instead."""
         end = self._fetches[source].segment.end
-        if _offset(behind[0]) != end:
+        if offset_of(behind[0]) != end:
             return behind
         if read_headers(headers_of(behind[0])).marker is None:
             self.tally.foreign[ForeignReason.NOT_THE_MARKER] += 1
@@ -418,7 +401,7 @@ class FetchState:
     def _ask(
         self, source: PhysicalPartition, segment: Segment, offset: int, record: PendingLookup | None
     ) -> None:
-        self._questions[source] = _Question(segment.id, offset, record, self._next_request_id())
+        self._questions[source] = ViewQuestion(segment.id, offset, record, self._next_request_id())
         self.changed = True
 
     # what is read next
@@ -447,7 +430,7 @@ class FetchState:
         self._fetches = {}
         lineage = self.state.lineage
         if any(cursor.ahead_of(lineage) for cursor in self._cursors.values()):
-            self._stale = self._stale or _Question(0, 0, None, self._next_request_id())
+            self._stale = self._stale or ViewQuestion(0, 0, None, self._next_request_id())
             self._arranged = True
             return
         self._stale = None
@@ -481,7 +464,7 @@ class FetchState:
                 del self._questions[source]
         for source, gap in list(self._untold.items()):
             fetch = self._fetches.get(source)
-            if fetch is None or not _stands_at(fetch, gap):
+            if fetch is None or not fetch.stands_at(gap):
                 del self._untold[source]
         for source, fetch in self._fetches.items():
             segment = fetch.segment
@@ -489,7 +472,7 @@ class FetchState:
             if fetch.ready and segment.is_open and fetch.next > reached and source not in self._questions:
                 self._ask(source, segment, fetch.next, None)
 
-    def _asked(self) -> Iterable[_Question]:
+    def _asked(self) -> Iterable[ViewQuestion]:
         return (*self._questions.values(), *([self._stale] if self._stale else []))
 
     def _ask_again(self) -> None:
@@ -505,44 +488,12 @@ class FetchState:
                     self._fresh_to[source] = max(question.offset + 1, self._fresh_to.get(source, 0))
                 del self._questions[source]
 
-    def _is_judged(self, source: PhysicalPartition, question: _Question, record: PendingLookup) -> bool:
+    def _is_judged(self, source: PhysicalPartition, question: ViewQuestion, record: PendingLookup) -> bool:
         stamp, marker = record.headers.stamp, record.headers.marker
         verdict = classify(self.state, source, record.offset, stamp, marker, refreshed=question.fresh)
         return not isinstance(verdict, Wait)
-
-    # what is reported
 
     def _tell_foreign(self, source: PhysicalPartition, found: list[tuple[int, ForeignReason]]) -> None:
         for reason in dict.fromkeys(reason for _, reason in found):
             offsets = [offset for offset, why in found if why is reason]
             self._report(ForeignFound(self.parent, source, offsets[0], len(offsets), reason))
-
-
-def _from(messages: list[Message], offset: int) -> list[Message]:
-    """Return the records that are not before an offset."""
-    if _offset(messages[0]) >= offset:
-        return messages
-    return messages[bisect_left(messages, offset, key=_offset) :]
-
-
-def _until(messages: list[Message], end: int | None) -> tuple[list[Message], list[Message]]:
-    """Divide records at a segment's end."""
-    if end is None or _offset(messages[-1]) < end:
-        return messages, []
-    cut = bisect_left(messages, end, key=_offset)
-    return messages[:cut], messages[cut:]
-
-
-def _stands_at(fetch: SegmentFetch, gap: Gap) -> bool:
-    return (fetch.segment.id, fetch.next) == (gap.segment, gap.start)
-
-
-def _offset(message: Message) -> int:
-    return message.offset() or 0
-
-
-def _contradiction(parent: PhysicalPartition) -> KpsplitError:
-    return InvariantError(
-        f"{parent}: a committed position names a segment that the control topic does not know",
-        hint="was the control topic made anew? look at: kpsplit doctor",
-    )

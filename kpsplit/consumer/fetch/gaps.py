@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kpsplit.errors import KpsplitError
+from kpsplit.errors import InvariantError, KpsplitError
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import ForeignReason, GapReason, wrong_topic
@@ -95,6 +95,14 @@ def _loss(segment: Segment, start: int, end: int | None, reason: GapReason) -> L
         return Loss(None, KpsplitError(what, hint="look at: kpsplit doctor; then seek"), reason)
     gap = Gap(segment.id, segment.source, start, end, reason)
     return Loss(gap, KpsplitError(str(gap), hint=_HINT), reason)
+
+
+def unknown_segment(parent: PhysicalPartition) -> KpsplitError:
+    """Return what is wrong where a committed position lies in a segment that nobody knows."""
+    return InvariantError(
+        f"{parent}: a committed position names a segment that the control topic does not know",
+        hint="was the control topic made anew? look at: kpsplit doctor",
+    )
 
 
 _Kind = tuple[int, GapReason]

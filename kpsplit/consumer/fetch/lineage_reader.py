@@ -50,7 +50,7 @@ NO_TIMESTAMP = 0
 
 
 @dataclass(slots=True)
-class Tally:
+class LineageTally:
     """What was not delivered, and why."""
 
     delivered: int = 0
@@ -83,7 +83,7 @@ class LineageReader:
         patience: float = 30.0,
     ) -> None:
         self.state = state
-        self.tally = Tally()
+        self.tally = LineageTally()
         self._refresh = refresh or (lambda: self.state)
         self._patience = patience
         self._topic_ids: dict[str, str | None] = {}

@@ -69,7 +69,7 @@ class _Stretch:
         return physical_offset(messages[max(0, mark - self.first)]) if messages else None
 
 
-class Progress:
+class HandoutProgress:
     """What was added, handed out and processed. Pure; not thread safe."""
 
     def __init__(self) -> None:

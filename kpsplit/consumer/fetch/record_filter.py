@@ -1,8 +1,8 @@
-"""Which of the records of one segment are handed out to the owned slots, and in which form. Pure."""
+"""What is read of one segment, which of its records the owned slots are given, and in which form. Pure."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from zlib import crc32
 from confluent_kafka import Message
 
 from kpsplit.consumer.fetch.batch import OwnedSlot, placed_hash
+from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.consumer.fetch.logical_record import OurHeaders, read_headers
 from kpsplit.kafka.headers import headers_of
 from kpsplit.splitter.key_range import MULTIPLIER, KeyRange
@@ -191,3 +192,53 @@ def _bounds(ranges: Iterable[KeyRange]) -> list[int]:
 def _inside(bounds: list[int], range_: KeyRange) -> bool:
     at = bisect_right(bounds, range_.lo)
     return bool(at & 1) and range_.hi <= bounds[at]
+
+
+@dataclass(slots=True)
+class SegmentFetch:
+    """What is read of one physical partition now: ``segment`` from ``next`` on."""
+
+    segment: Segment
+    next: int
+    start_offsets: dict[OwnedSlot, int]
+    ready: bool
+    record_filter: RecordFilter
+    slots: tuple[OwnedSlot, ...]
+
+    def stands_at(self, gap: Gap) -> bool:
+        """Tell whether a gap is what comes next."""
+        return (self.segment.id, self.next) == (gap.segment, gap.start)
+
+
+@dataclass(slots=True)
+class ViewQuestion:
+    """What has to be known before a fetch goes on; ``record`` None: whether reading may begin here.
+
+    ``fresh``: the view was refreshed since; ``request_id``: the number under which that was asked for.
+    """
+
+    segment: int
+    offset: int
+    record: PendingLookup | None
+    request_id: int
+    fresh: bool = False
+
+
+def records_from(messages: list[Message], offset: int) -> list[Message]:
+    """Return the records that are not before an offset."""
+    if offset_of(messages[0]) >= offset:
+        return messages
+    return messages[bisect_left(messages, offset, key=offset_of) :]
+
+
+def divided_at(messages: list[Message], end: int | None) -> tuple[list[Message], list[Message]]:
+    """Divide records at a segment's end."""
+    if end is None or offset_of(messages[-1]) < end:
+        return messages, []
+    cut = bisect_left(messages, end, key=offset_of)
+    return messages[:cut], messages[cut:]
+
+
+def offset_of(message: Message) -> int:
+    """Return the physical offset of a record."""
+    return message.offset() or 0

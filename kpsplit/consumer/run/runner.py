@@ -47,7 +47,7 @@ from kpsplit.consumer.run.policies import Judge, Policy, Stop, check_policy
 from kpsplit.consumer.run.remote import packed
 from kpsplit.consumer.run.work_queue import RunStats, WorkQueue
 from kpsplit.consumer.run.workers import CoroutineWorkers, ProcessWorkers, ThreadWorkers
-from kpsplit.consumer.session import Session
+from kpsplit.consumer.session import ConsumerSession
 from kpsplit.consumer.slots.assigned import IN_SINK, AssignedSlot, SlotStage, SlotStart
 from kpsplit.consumer.slots.initializer import begin, start_anew
 from kpsplit.consumer.slots.pieces import PieceProgress
@@ -86,7 +86,7 @@ class Running(Protocol):
     _settings: ConsumerSettings
     _stops: queue.SimpleQueue[bool]
 
-    def _running(self) -> Session: ...
+    def _running(self) -> ConsumerSession: ...
 
     def _attend(self) -> Any: ...
 
@@ -222,7 +222,7 @@ class _Run:
             raise work_queue.error
         return stats
 
-    def _serve(self, session: Session) -> None:
+    def _serve(self, session: ConsumerSession) -> None:
         """Run callbacks and take notice of events until the run has to end."""
         buffer = self._consumer._buffer
         try:
@@ -247,12 +247,12 @@ class _Run:
         elif error.code() != KafkaError._PARTITION_EOF:
             log.warning("kpsplit: %s", error.str())
 
-    def _ask_commit(self, session: Session) -> None:
+    def _ask_commit(self, session: ConsumerSession) -> None:
         """Commit before its time, unless that is under way."""
         if self._asked is None or self._asked.done():
             self._asked = session.ask(lambda: commit_now(session.context, session.engine.committer))
 
-    def _drain(self, session: Session) -> None:
+    def _drain(self, session: ConsumerSession) -> None:
         """Let what is being worked on be finished; callbacks of the application go on meanwhile."""
         self._work_queue.end()
         deadline = Deadline(self._drain_seconds)
@@ -267,7 +267,7 @@ class _Run:
             self._workers.abandon()
             self._workers.join(Deadline(1.0))
 
-    def _commit(self, session: Session) -> None:
+    def _commit(self, session: ConsumerSession) -> None:
         """Commit what was processed, again where that was refused for the moment."""
         deadline = Deadline(COMMIT_SECONDS)
         for _ in range(COMMIT_TRIES):
@@ -282,7 +282,7 @@ class _Run:
                 break
         self._work_queue.end(exception)
 
-    def _commit_once(self, session: Session, deadline: Deadline) -> KafkaException | None:
+    def _commit_once(self, session: ConsumerSession, deadline: Deadline) -> KafkaException | None:
         asked = session.ask(lambda: commit_now(session.context, session.engine.committer))
         while not asked.done() and deadline.left() > 0 and not session.engine.ended(LOOK_SECONDS):
             self._run_callbacks(session)
@@ -291,7 +291,7 @@ class _Run:
         raised = asked.exception()
         return raised if raised is None or isinstance(raised, KafkaException) else KafkaException(raised)
 
-    def _run_callbacks(self, session: Session) -> None:
+    def _run_callbacks(self, session: ConsumerSession) -> None:
         try:
             session.events.serve()
         except Exception as error:  # noqa: BLE001 - a callback's: told by run() when everything is committed

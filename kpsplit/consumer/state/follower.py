@@ -19,7 +19,7 @@ from typing import TypeVar
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from kpsplit.consumer.state.changelog import Changelogs, check_record
-from kpsplit.consumer.state.marker import ChangelogFacts, Marker, RestoreStart, start_from
+from kpsplit.consumer.state.marker import ChangelogFacts, RestoreMarker, RestoreStart, start_from
 from kpsplit.consumer.state.owned import OwnedState
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.consumer.state.storage import Storage
@@ -85,7 +85,7 @@ class Copy:
     slot: SlotId
     owned: OwnedState | None
     topic: str
-    marker: Marker
+    marker: RestoreMarker
     position: int
     target: int
     asked_ms: int
@@ -129,7 +129,7 @@ class Copy:
             self.at_end and now_ms - self.marker.as_of_ms >= every_ms
         )
 
-    def next_marker(self, now_ms: int) -> Marker:
+    def next_marker(self, now_ms: int) -> RestoreMarker:
         """Return the marker that counts what was read; its time is moved on as far as it is complete."""
         as_of = self.marker.as_of_ms
         if self.restored:

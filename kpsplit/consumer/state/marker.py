@@ -14,7 +14,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
+class RestoreMarker:
     """What a slot's local state is a copy of.
 
     Attributes:
@@ -33,7 +33,7 @@ class Marker:
         return _FORM.pack(_VERSION, self.position, self.as_of_ms) + self.topic_id.encode("ascii")
 
     @classmethod
-    def decode(cls, data: bytes) -> Marker | None:
+    def decode(cls, data: bytes) -> RestoreMarker | None:
         """Read stored bytes; None if they are none of ours, and then the state is worth nothing."""
         if len(data) <= _FORM.size or data[0] != _VERSION:
             return None
@@ -68,20 +68,20 @@ class Wiped(StrEnum):
 class RestoreStart:
     """From where a slot is restored; ``wiped``: its local state counts for nothing, and why."""
 
-    marker: Marker
+    marker: RestoreMarker
     wiped: Wiped | None
 
 
-def start_from(marker: Marker | None, changelog: ChangelogFacts, now_ms: int) -> RestoreStart:
+def start_from(marker: RestoreMarker | None, changelog: ChangelogFacts, now_ms: int) -> RestoreStart:
     """Decide whether a slot's local state is a copy of the changelog that may be continued."""
-    fresh = Marker(changelog.topic_id, changelog.low, now_ms)
+    fresh = RestoreMarker(changelog.topic_id, changelog.low, now_ms)
     if marker is None:
         return RestoreStart(fresh, None)
     reason = _reason_to_wipe(marker, changelog, now_ms)
     return RestoreStart(fresh, reason) if reason else RestoreStart(marker, None)
 
 
-def _reason_to_wipe(marker: Marker, changelog: ChangelogFacts, now_ms: int) -> Wiped | None:
+def _reason_to_wipe(marker: RestoreMarker, changelog: ChangelogFacts, now_ms: int) -> Wiped | None:
     if marker.topic_id != changelog.topic_id:
         return Wiped.OTHER_TOPIC
     if marker.position > changelog.high:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from threading import Lock
 
 from kpsplit.consumer.commit.payload import RecordPlace
-from kpsplit.consumer.state.marker import Marker
+from kpsplit.consumer.state.marker import RestoreMarker
 from kpsplit.consumer.state.pending import Covers, Pending, Writes
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.consumer.state.storage import Storage
@@ -32,7 +32,7 @@ class OwnedState:
 
     def __init__(self, slot: SlotId, storage: Storage) -> None:
         self.slot = slot
-        self.marker: Marker | None = None
+        self.marker: RestoreMarker | None = None
         self.error: KpsplitError | None = None
         self.gone = False
         self.restored = 0
@@ -113,7 +113,7 @@ class OwnedState:
         with self._lock:
             if self.gone or self.marker is None:
                 return  # the local copy goes on where its marker says
-            marker = Marker(self.marker.topic_id, position, now_ms)
+            marker = RestoreMarker(self.marker.topic_id, position, now_ms)
             self._storage.apply(self.slot, writes, marker)
             self.marker = marker
             self._pending.committed()

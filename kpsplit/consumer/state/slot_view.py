@@ -98,7 +98,7 @@ class Work:
             self.owned.add(writes, self._place)
 
 
-class Attempt(Work):
+class WorkAttempt(Work):
     """A unit that ``run()`` publishes itself, at the moment when the record counts as processed."""
 
     def __exit__(

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kpsplit.consumer.state.marker import Marker
+from kpsplit.consumer.state.marker import RestoreMarker
 from kpsplit.consumer.state.pending import Writes
 from kpsplit.consumer.state.slots import SlotId, successor
 from kpsplit.errors import ConfigurationError, ConflictError, FutureVersionError, KpsplitError
@@ -77,7 +77,7 @@ class Storage:
             found = self._db.items(from_key=prefix + lo)
         return _stripped(prefix, end, found)
 
-    def apply(self, slot: SlotId, writes: Writes, marker: Marker) -> None:
+    def apply(self, slot: SlotId, writes: Writes, marker: RestoreMarker) -> None:
         """Write values and the marker that counts them, all or nothing."""
         from rocksdict import WriteBatch
 
@@ -92,19 +92,19 @@ class Storage:
         with _explained("write the local store"):
             self._db.write(batch)
 
-    def marker(self, slot: SlotId) -> Marker | None:
+    def marker(self, slot: SlotId) -> RestoreMarker | None:
         """Return a slot's marker, None if it has none that can be read."""
         with _explained("read the local store"):
             found = self._db.get(_MARKERS + slot.prefix)
-        return None if found is None else Marker.decode(found)
+        return None if found is None else RestoreMarker.decode(found)
 
-    def markers(self) -> dict[SlotId, Marker | None]:
+    def markers(self) -> dict[SlotId, RestoreMarker | None]:
         """Return the marker of every slot that the store has something of."""
         with _explained("read the local store"):
             found = _stripped(_MARKERS, successor(_MARKERS), self._db.items(from_key=_MARKERS))
-            return {SlotId.from_prefix(prefix): Marker.decode(value) for prefix, value in found}
+            return {SlotId.from_prefix(prefix): RestoreMarker.decode(value) for prefix, value in found}
 
-    def wipe(self, slot: SlotId, marker: Marker | None = None) -> None:
+    def wipe(self, slot: SlotId, marker: RestoreMarker | None = None) -> None:
         """Throw a slot's state away, by one range delete; ``marker``: of the copy that begins now."""
         from rocksdict import WriteBatch
 

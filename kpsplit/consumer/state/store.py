@@ -17,7 +17,7 @@ from kpsplit.consumer.commit.payload import CommitCoverage, RecordPlace, place_o
 from kpsplit.consumer.state.changelog import ChangelogCommit, Part, PlainWriter
 from kpsplit.consumer.state.follower import Follower, standbys
 from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
-from kpsplit.consumer.state.slot_view import BYTES, Attempt, SlotView, Work, current_work
+from kpsplit.consumer.state.slot_view import BYTES, SlotView, Work, WorkAttempt, current_work
 from kpsplit.consumer.state.slots import Slot, SlotId, changelog_topic
 from kpsplit.consumer.state.storage import Storage
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
@@ -239,13 +239,13 @@ class StateStore:
             raise owned.error
         return owned is not None and owned.marker is not None and owned.slot not in self._broken
 
-    def attempt(self, slot: Slot | SlotId, place: RecordPlace) -> Attempt:
+    def attempt(self, slot: Slot | SlotId, place: RecordPlace) -> WorkAttempt:
         """Return the unit of one try of a handler on the record at a place.
 
         Raises:
             KpsplitError: the slot is not owned, or not restored.
         """
-        return Attempt(self._find(_id(slot)), place)
+        return WorkAttempt(self._find(_id(slot)), place)
 
     def waits(self, slot: Slot | SlotId) -> bool:
         """Tell whether something of a slot waits for a commit."""
