@@ -70,7 +70,7 @@ class Consumer(confluent_kafka.Consumer):
         config: the application's configuration; further positional arguments and keywords as in the original.
         state: a ``kpsplit.consumer.state.StateStore``. It follows the slots: none of their records is handed
             out before their state is there, and what handlers write is committed with their positions. The
-            application closes it, behind the Consumer.
+            application closes it, after the Consumer.
 
     Raises:
         ConfigurationError: a ``kpsplit.`` setting is unknown or malformed, or the state is another group's.

@@ -81,7 +81,7 @@ class Context:
     commit_metadata: dict[PhysicalPartition, tuple[int, str]] = field(default_factory=dict)
     """What the application gave along with an offset: it is committed with that offset, and no other."""
     notices: list[Notice] = field(default_factory=list)
-    """Gaps behind which reading has not gone on yet."""
+    """Gaps after which reading has not gone on yet."""
     epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
     torn: bool = False
     """Whether what is read and what is handed out may differ: an exception came between, or may do so now."""

@@ -302,7 +302,7 @@ class Engine(threading.Thread):
         context.sink.offer(batch)
 
     def _go_on_behind_gaps(self) -> None:
-        """Read on behind the gaps that the application was told of meanwhile."""
+        """Read on after the gaps that the application was told of meanwhile."""
         context = self.context
         for notice in [n for n in context.notices if n.told]:
             torn, context.torn = context.torn, True

@@ -90,7 +90,7 @@ class Events:
         """Run the callbacks that wait, then take the next error event; application's thread.
 
         ``attended`` is called when nothing waits or runs any more, whatever a callback raised; also where
-        nothing was there to be done: attention may be asked for behind the callback that it was asked for.
+        nothing was there to be done: attention may be asked for after the callback that it was asked for.
         """
         try:
             self.serve()
@@ -98,7 +98,7 @@ class Events:
         finally:
             if not self and not self._running:
                 attended()
-                if self:  # it came meanwhile, and records that are handed out come behind it
+                if self:  # it came meanwhile, and records that are handed out come after it
                     self._attend()
 
     def give_back(self, errors: Sequence[Message]) -> None:

@@ -270,7 +270,7 @@ class Committer:
 
 
 LOOK_SECONDS = 0.25
-"""How long behind a commit its record is looked for in the offset log; each further look waits twice that."""
+"""How long after a commit its record is looked for in the offset log; each further look waits twice that."""
 LOOKS = 6
 
 
@@ -295,18 +295,18 @@ class LagOffsetRepair:
         """Behind which commit, and the answer."""
 
     def turn(self) -> None:
-        """Look behind each commit of this member, and commit once more what has to be."""
+        """Look after each commit of this member, and commit once more what has to be."""
         commits = self._context.counts["commits"]
         if commits != self._seen:
             self._seen, self._looks = commits, LOOKS
             self._look_later()
         if self._asked is not None:
-            behind, answer = self._asked
+            begun, answer = self._asked
             if answer.done():
                 self._asked = None
                 # A commit that was begun since may have gone further, also one that failed: its outcome may
                 # be unknown.
-                if behind == self._committer.begun and self._committer.idle():
+                if begun == self._committer.begun and self._committer.idle():
                     self._take(answer)
         elif self._looks and monotonic() >= self._at and self._committer.idle():
             self._look()
@@ -352,7 +352,7 @@ class LagOffsetRepair:
             self._looks = 0
 
     def _one_of(self, parent: PhysicalPartition, ranges: frozenset[KeyRange] | None) -> list[AssignedSlot]:
-        """Return a slot that stands as the latest commit says: nothing older is written behind that."""
+        """Return a slot that stands as the latest commit says: nothing older is written after that."""
         assigned_slots = self._context.assigned_slots.of(parent)
         found = [
             h

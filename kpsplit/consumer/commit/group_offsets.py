@@ -48,7 +48,7 @@ from kpsplit.splitter.records.offsets import CommitKey, RangeCommit
 ANSWER_SECONDS = 10.0
 OPEN_SECONDS = 10.0
 MEMBERS_SECONDS = 2.0
-"""Commits wait behind this question."""
+"""Commits wait for the answer."""
 LOOK_SECONDS = 0.5
 """How long a commit waits to learn which sub-topics there are."""
 LOG_SECONDS = 3.0

@@ -34,22 +34,22 @@ Cursors = Mapping[OwnedSlot, tuple[Cursor, ...]]
 class Piece:
     """What is committed all or nothing.
 
-    ``load``: what goes along in its transaction, None if there is none. ``behind``: what follows when
+    ``load``: what goes along in its transaction, None if there is none. ``then``: what follows when
     ``future`` has come out well.
     """
 
     slots: tuple[OwnedSlot, ...]
     future: Future[None]
     payload: CommitPayload | None = None
-    behind: Callable[[], Future[None]] | None = None
+    then: Callable[[], Future[None]] | None = None
 
     def done(self) -> bool:
-        """Tell whether it is over, going on with what comes behind."""
-        if self.future.done() and self.behind is not None:
-            behind, self.behind = self.behind, None
+        """Tell whether it is over, going on with what comes after."""
+        if self.future.done() and self.then is not None:
+            then, self.then = self.then, None
             if self.future.exception() is None:
                 try:
-                    self.future = behind()
+                    self.future = then()
                 except (KpsplitError, KafkaException) as error:
                     self.future = _failure(error)
         return self.future.done()
@@ -131,10 +131,10 @@ def _in_the_ordinary_way(
         return [Piece(slots, context.group.commit(offsets, context.metadata_of(offsets)))]
     assigned_slots = [h for h in context.assigned_slots if h.slot in slots]
     flushed = context.executor.run(lambda: state.flush(Deadline(COMMIT_SECONDS)))
-    return [Piece(slots, flushed, behind=lambda: _commit_behind(context, offsets, assigned_slots))]
+    return [Piece(slots, flushed, then=lambda: _commit_then(context, offsets, assigned_slots))]
 
 
-def _commit_behind(
+def _commit_then(
     context: Context, offsets: Mapping[PhysicalPartition, int], assigned_slots: list[AssignedSlot]
 ) -> Future[None]:
     """Commit ordinary offsets of what is still held as it was when their state was flushed."""

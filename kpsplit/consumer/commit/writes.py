@@ -166,7 +166,7 @@ def of_partition(wrote: Writes, parent: PhysicalPartition, lineage: Lineage) -> 
 def outdated(
     processed: Processed, member: CommitMember, fold: CommitFold, wrote: Writes, gone: Collection[str] = ()
 ) -> frozenset[KeyRange] | None:
-    """Tell whether a member has to write the ordinary offsets of a partition again, behind its latest commit.
+    """Tell whether a member has to write the ordinary offsets of a partition again, after its latest commit.
 
     Members that commit at the same time do not see each other's commits: what they wrote as the least of all
     positions is too low then, and would stay so when nobody commits any more. Whoever comes last in the

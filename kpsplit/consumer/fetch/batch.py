@@ -164,7 +164,7 @@ class RecordSink(Protocol):
         """
 
     def mark(self) -> int:
-        """Return a mark behind everything that was handed out."""
+        """Return a mark after everything that was handed out."""
 
     def passed(self, mark: int) -> bool:
         """Tell whether nothing that was handed out before a mark is being worked on, or can still count."""

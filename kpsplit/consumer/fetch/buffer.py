@@ -149,7 +149,7 @@ class FetchBuffer:
                 self._waiters -= 1
 
     def mark(self) -> int:
-        """Return the mark behind everything that was returned: what an explicit commit covers."""
+        """Return the mark after everything that was returned: what an explicit commit covers."""
         with self._lock:
             return self._progress.added - len(self._ready) - self._unreturned
 

@@ -103,7 +103,7 @@ class FetchState:
         self._notices = GapNotices()
         self._untold: dict[PhysicalPartition, Gap] = {}
         self._at_end: dict[PhysicalPartition, int] = {}
-        """Where reading stood when a log's end was read: behind a seek back it has not been read."""
+        """Where reading stood when a log's end was read: after a seek back it has not been read."""
 
     def anew(self) -> FetchState:
         """Return a state that knows what this one knows of partition and application, and have read nothing.
@@ -264,7 +264,7 @@ class FetchState:
         return []
 
     def told(self, gap: Gap) -> list[Batch]:
-        """The application was told of a gap that was reported: go on behind it if reading waits there."""
+        """The application was told of a gap that was reported: go on after it if reading waits there."""
         self._settle()
         self._notices.told(gap)
         waiting, fetch = self._untold.get(gap.source), self._fetches.get(gap.source)
@@ -321,14 +321,14 @@ class FetchState:
         keyed: bool,
         batches: list[Batch],
     ) -> list[Message]:
-        """Take the records of one segment; return what stands behind its end."""
-        inside, behind = divided_at(messages, fetch.segment.end)
+        """Take the records of one segment; return what stands after its end."""
+        inside, rest = divided_at(messages, fetch.segment.end)
         sifted = FilteredRecords([])
         try:
             if inside:
                 sifted = fetch.record_filter.sift(inside, keyed, self._fresh_to.get(source, 0), self.tally)
-            if behind:
-                behind = self._without_marker(source, behind)
+            if rest:
+                rest = self._without_marker(source, rest)
         except FutureVersionError as error:
             self.stop(source, error)
             return []
@@ -341,7 +341,7 @@ class FetchState:
         read_to = offset_of(inside[-1]) + 1 if inside else fetch.next
         end = read_to if len(inside) == len(messages) else fetch.segment.end or 0
         batches += self._passed(fetch, end, sifted.kept, epoch if end == read_to else None)
-        return behind
+        return rest
 
     def _passed(
         self,
@@ -366,7 +366,7 @@ class FetchState:
         return [batch]
 
     def _at_gap(self, fetch: SegmentFetch, gap: Gap) -> list[Batch]:
-        """Go on behind a gap, or wait until the application was told of it."""
+        """Go on after a gap, or wait until the application was told of it."""
         if self._notices.knows(gap):
             return self._jumped(fetch, gap.end)
         self._untold[gap.source] = gap
@@ -377,7 +377,7 @@ class FetchState:
         return []
 
     def _jumped(self, fetch: SegmentFetch, to: int) -> list[Batch]:
-        """Go on behind a gap. Nobody has seen which markers were there, so it may have to be asked about."""
+        """Go on after a gap. Nobody has seen which markers were there, so it may have to be asked about."""
         reached = self._reached.get(fetch.segment.id, fetch.segment.start)
         batches = self._passed(fetch, to)
         self._reached[fetch.segment.id] = reached
@@ -388,15 +388,15 @@ class FetchState:
         enrolled = bool(self.state.topic_id)  # its records have a stamp, which a wrapped message leaves out
         return not self._wrap_all and not enrolled and is_identity(segment, self.parent)
 
-    def _without_marker(self, source: PhysicalPartition, behind: list[Message]) -> list[Message]:
-        """Return what stands behind the place of a marker; report a record that is there instead."""
+    def _without_marker(self, source: PhysicalPartition, rest: list[Message]) -> list[Message]:
+        """Return what stands after the place of a marker; report a record that is there instead."""
         end = self._fetches[source].segment.end
-        if offset_of(behind[0]) != end:
-            return behind
-        if read_headers(headers_of(behind[0])).marker is None:
+        if offset_of(rest[0]) != end:
+            return rest
+        if read_headers(headers_of(rest[0])).marker is None:
             self.tally.foreign[ForeignReason.NOT_THE_MARKER] += 1
             self._tell_foreign(source, [(end, ForeignReason.NOT_THE_MARKER)])
-        return behind[1:]
+        return rest[1:]
 
     def _ask(
         self, source: PhysicalPartition, segment: Segment, offset: int, record: PendingLookup | None

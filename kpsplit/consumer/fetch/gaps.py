@@ -18,7 +18,7 @@ class GapPolicy(StrEnum):
     ERROR = "error"
     """The slot stops and ``poll()`` returns an error, until the application seeks."""
     SKIP_AND_REPORT = "skip-and-report"
-    """It is counted, logged and told to ``error_cb``; when that has returned, reading goes on behind it."""
+    """It is counted, logged and told to ``error_cb``; when that has returned, reading goes on after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What cannot be read. ``gap`` is None where the extent is not known: nobody can go on behind it."""
+    """What cannot be read. ``gap`` is None where the extent is not known: nobody can go on after it."""
 
     gap: Gap | None
     error: KpsplitError
@@ -112,7 +112,7 @@ _Kind = tuple[int, GapReason]
 class GapNotices:
     """Which gaps of one logical partition the application was told of. Pure.
 
-    Reading goes on behind a gap only when the application was told of all of it: what lies behind could be
+    Reading goes on after a gap only when the application was told of all of it: what lies there could be
     committed, and a member that is killed then would leave a gap that nobody was ever told of. A gap that
     nobody was told of stays before the committed position, so that the next owner finds it by itself.
 
@@ -131,7 +131,7 @@ class GapNotices:
         return self._given[_kind(gap)].missing(gap.start, gap.end)
 
     def given(self, gap: Gap) -> None:
-        """A gap was reported: to be noted behind the report, which an exception may end."""
+        """A gap was reported: to be noted after the report, which an exception may end."""
         self._given[_kind(gap)].add(gap.start, gap.end)
 
     def told(self, gap: Gap) -> None:
@@ -178,7 +178,7 @@ def _kind(gap: Gap) -> _Kind:
 class GapFound:
     """Records are gone: ``records`` of them were not reported before.
 
-    ``error`` says so where the policy is to stop; None: reading goes on behind them.
+    ``error`` says so where the policy is to stop; None: reading goes on after them.
     """
 
     parent: PhysicalPartition

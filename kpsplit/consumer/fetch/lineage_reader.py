@@ -1,6 +1,6 @@
 """Reads a logical partition in lineage order: each record once, in each key's order (protocol, section 9).
 
-The segments are read one after the other in the order of their ids, which puts every segment behind its
+The segments are read one after the other in the order of their ids, which puts every segment after its
 predecessors. An open segment is read to the end that its log had when the segment's turn came. What each
 record means is decided by ``splitter.reading``; where that depends on an operation under way, the reader
 refreshes its view and waits for the outcome, so a split that takes effect meanwhile is read through as well.
@@ -167,7 +167,7 @@ class LineageReader:
                     self.tally.foreign[foreign] += 1
 
     def _look_behind(self, segment_id: int) -> None:
-        """Count what stands behind the last end of a phantom partition; nothing there is delivered."""
+        """Count what stands after the last end of a phantom partition; nothing there is delivered."""
         segment = self.state.lineage.get(segment_id)
         if segment.end is None or any(
             s.source == segment.source and s.start > segment.start for s in self.state.lineage

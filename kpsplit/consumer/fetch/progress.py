@@ -5,7 +5,7 @@ number: all records before it. What is processed is a mark, because an applicati
 records in that order; from it follows how far each slot is:
 
 * Every batch before the mark moves its slots to its end; the batch that the mark lies in moves them to the
-  first record that is not before the mark; a batch behind it moves nothing that an earlier one still holds
+  first record that is not before the mark; a batch after it moves nothing that an earlier one still holds
   back.
 * The reader gives the last batch of a segment before the first batch of what follows it, so a cursor never
   lists a segment beyond its start while records of a predecessor are not processed.
@@ -45,12 +45,12 @@ class _AssignmentEpoch:
 class _Stretch:
     """A batch with the number of its first record and the assignment epochs that it moves."""
 
-    __slots__ = ("assignment_epochs", "batch", "behind", "first")
+    __slots__ = ("assignment_epochs", "batch", "end", "first")
 
     def __init__(self, batch: Batch, first: int, assignment_epochs: tuple[_AssignmentEpoch, ...]) -> None:
         self.batch = batch
         self.first = first
-        self.behind = first + len(batch.messages)
+        self.end = first + len(batch.messages)
         self.assignment_epochs = assignment_epochs
 
     def end_at(self, mark: int) -> None:
@@ -58,12 +58,12 @@ class _Stretch:
         batch, count = self.batch, mark - self.first
         batch.end = physical_offset(batch.messages[count])
         del batch.messages[count:]
-        self.behind = mark
+        self.end = mark
         batch.bytes = size_of(batch.messages)
 
     def position(self, mark: int) -> int | None:
         """Return how far the batch moves its slots if everything before the mark counts, None: not at all."""
-        if self.behind <= mark:
+        if self.end <= mark:
             return self.batch.end
         messages = self.batch.messages
         return physical_offset(messages[max(0, mark - self.first)]) if messages else None
@@ -108,14 +108,14 @@ class HandoutProgress:
         """Number the records of a batch, in the order in which they will be handed out."""
         stretch = _Stretch(batch, self.added, self._epochs_of(batch))
         self._waiting.append(stretch)
-        self.added = stretch.behind
+        self.added = stretch.end
         self.waiting_bytes += batch.bytes
 
     def cut(self, mark: int) -> None:
         """Forget the records from a mark on, none of which was handed out: an exception came between."""
         while self._waiting and self._waiting[-1].first >= mark:
             self._waiting.pop()
-        if self._waiting and self._waiting[-1].behind > mark:
+        if self._waiting and self._waiting[-1].end > mark:
             self._waiting[-1].end_at(mark)
         self.added = mark
         self.waiting_bytes = sum(stretch.batch.bytes for stretch in self._waiting)
@@ -132,12 +132,12 @@ class HandoutProgress:
         """Take newer marks; an older one changes nothing."""
         self.handed_out = max(self.handed_out, handed_out)
         self.processed = max(self.processed, processed)
-        while self._waiting and self._waiting[0].behind <= self.handed_out:
+        while self._waiting and self._waiting[0].end <= self.handed_out:
             stretch = self._waiting[0]
             self._in_work.append(stretch)
             self._waiting.popleft()
             self.waiting_bytes -= stretch.batch.bytes
-        while self._in_work and self._in_work[0].behind <= self.processed:
+        while self._in_work and self._in_work[0].end <= self.processed:
             stretch = self._in_work[0]
             for assignment_epoch in stretch.assignment_epochs:
                 _move(assignment_epoch.positions, stretch.batch.segment.id, stretch.batch.end)
@@ -156,7 +156,7 @@ class HandoutProgress:
             position = stretch.position(until)
             if position is not None:
                 _move(positions, stretch.batch.segment.id, position)
-            if stretch.behind > until:
+            if stretch.end > until:
                 break
         return Cursor(slot.range, positions)
 
@@ -167,7 +167,7 @@ class HandoutProgress:
         key (deserialisers do). So every record of a batch counts for all slots that the batch moves.
         """
         stretches = self._covering(self._assignment_epochs[slot])
-        return any(max(self.processed, s.first) < min(self.handed_out, s.behind) for s in stretches)
+        return any(max(self.processed, s.first) < min(self.handed_out, s.end) for s in stretches)
 
     def withdraw(self) -> list[Batch]:
         """Take back everything that was not handed out, to be added again in part or not at all.
@@ -178,14 +178,12 @@ class HandoutProgress:
         kept: deque[_Stretch] = deque()
         for stretch in self._waiting:
             if stretch.first < self.handed_out:
-                before, behind = _divided(stretch.batch, self.handed_out - stretch.first)
+                before, rest = _divided(stretch.batch, self.handed_out - stretch.first)
                 kept.append(_Stretch(before, stretch.first, stretch.assignment_epochs))
             else:
-                behind = stretch.batch
-            gone = [
-                o for o in behind.slots if self._assignment_epochs.get(o) not in stretch.assignment_epochs
-            ]
-            taken_back.append(without(behind, frozenset(gone)))
+                rest = stretch.batch
+            gone = [o for o in rest.slots if self._assignment_epochs.get(o) not in stretch.assignment_epochs]
+            taken_back.append(without(rest, frozenset(gone)))
         self._in_work.extend(kept)
         self.added = self.handed_out
         self._waiting.clear()
@@ -195,7 +193,7 @@ class HandoutProgress:
     def give_back(self, mark: int) -> list[Batch]:
         """Take back the records, too, that were handed out from a mark on and are not processed."""
         self.handed_out = mark
-        while self._in_work and self._in_work[-1].behind > self.handed_out:
+        while self._in_work and self._in_work[-1].end > self.handed_out:
             self._waiting.appendleft(self._in_work[-1])
             self._in_work.pop()
         return self.withdraw()
@@ -229,11 +227,11 @@ def without(batch: Batch, slots: frozenset[OwnedSlot]) -> Batch:
 
 
 def _divided(batch: Batch, count: int) -> tuple[Batch, Batch]:
-    """Divide a batch behind its first ``count`` records, of which there are more."""
+    """Divide a batch after its first ``count`` records, of which there are more."""
     cut = physical_offset(batch.messages[count])
-    behind = _part(batch, cut, batch.end, batch.messages[count:], batch.slots)
-    before = replace(batch, end=cut, messages=batch.messages[:count], bytes=batch.bytes - behind.bytes)
-    return before, behind
+    rest = _part(batch, cut, batch.end, batch.messages[count:], batch.slots)
+    before = replace(batch, end=cut, messages=batch.messages[:count], bytes=batch.bytes - rest.bytes)
+    return before, rest
 
 
 def _part(batch: Batch, start: int, end: int, messages: list[Message], slots: tuple[OwnedSlot, ...]) -> Batch:

@@ -24,7 +24,7 @@ from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.lineage import PhysicalPartition
 
 ASLEEP_SECONDS = 2.0
-"""The longest gap behind which nothing is asked.
+"""The longest gap after which nothing is asked.
 
 Sessions last longer; but heartbeats of before the gap may have been lost, and to ask costs little.
 """
@@ -35,7 +35,7 @@ SHUT = 0.0
 
 @dataclass(frozen=True, slots=True)
 class OwnershipQuestion:
-    """Who owns these slots? ``sleep`` numbers the gap behind which it is asked, ``at`` is when."""
+    """Who owns these slots? ``sleep`` numbers the gap after which it is asked, ``at`` is when."""
 
     sleep: int
     at: float
@@ -91,7 +91,7 @@ class OwnershipCheck:
         return self._turned + self._bound if self._shared else inf
 
     def turned(self, now: float, *, shared: bool) -> bool:
-        """Note a turn; tell whether it is the first behind a sleep.
+        """Note a turn; tell whether it is the first after a sleep.
 
         ``shared``: the member is in a group. Without one there is nobody who could be given its slots.
         """
@@ -140,7 +140,7 @@ class OwnershipCheck:
         return [h for h, owner in named if owner != me]
 
     def expelled(self) -> None:
-        """Librdkafka has told of a loss behind the sleep: slots that come now are new."""
+        """Librdkafka has told of a loss after the sleep: slots that come now are new."""
         self._told = True
 
     def settle(self, assigned_slots: Sequence[AssignedSlot]) -> None:
@@ -181,7 +181,7 @@ class OwnershipGuard:
         return self._check.until
 
     def turned(self, now: float) -> None:
-        """Note a turn of the engine: before it reads, behind requests, which may change the sink."""
+        """Note a turn of the engine: before it reads, after requests, which may change the sink."""
         context = self._context
         if self._check.turned(now, shared=self._membership.subscribed or bool(self._assigned_slots())):
             log.info("kpsplit: this member has not run for a while; the group is asked who owns its slots")

@@ -214,11 +214,11 @@ def checked(output: Output) -> Output:
             raise _wrong(name, part, "bytes, a str that can be encoded, or None")
     if output.headers is not None and not _are_headers(output.headers):
         raise _wrong("headers", output.headers, "a dict or a list of tuples: names with bytes, str or None")
-    for name, number, least, behind in (
+    for name, number, least, limit in (
         ("partition", output.partition, -1, 1 << 31),
         ("timestamp", output.timestamp, 0, 1 << 63),
     ):
-        if not (isinstance(number, int) and least <= number < behind):
+        if not (isinstance(number, int) and least <= number < limit):
             raise _wrong(name, number, f"a whole number from {least} on")
     return output
 

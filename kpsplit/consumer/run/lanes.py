@@ -52,7 +52,7 @@ class LaneState(Enum):
     PARKED = "parked"
     """Its next record failed and will be tried again later."""
     STOPPED = "stopped"
-    """Its next record failed for good; nothing behind it may be processed."""
+    """Its next record failed for good; nothing after it may be processed."""
     DIVIDED = "divided"
     """Other lanes took its place."""
 
@@ -430,8 +430,8 @@ class LaneScheduler:
         for slot in batch.slots:
             slot_queue = self._slot_queues.get(slot)
             if slot_queue is not None:
-                behind = slot_queue.frontier.get(batch.segment.id, batch.end)
-                slot_queue.frontier[batch.segment.id] = max(behind, batch.end)
+                known = slot_queue.frontier.get(batch.segment.id, batch.end)
+                slot_queue.frontier[batch.segment.id] = max(known, batch.end)
 
     def _more_lanes(self, slot_queue: SlotQueue, factor: int) -> None:
         """Divide each lane of a slot that nobody works on and that has not failed; none if it raises."""

@@ -23,7 +23,7 @@ class HandlerError(KpsplitError):
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """``run()`` raises; nothing behind the failing record of its lane is processed or committed."""
+    """``run()`` raises; nothing after the failing record of its lane is processed or committed."""
 
 
 @dataclass(frozen=True, slots=True)

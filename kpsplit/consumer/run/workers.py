@@ -270,7 +270,7 @@ class CoroutineWorkers:
                 lane = work_queue.take()
             if lane is not None:
                 return lane
-            # Nothing is missed: who makes a lane ready now wakes through the loop, so behind this line.
+            # Nothing is missed: who makes a lane ready now wakes through the loop, so after this line.
             turn = self._loop.create_future()
             self._idle.append(turn)
             await turn

@@ -76,7 +76,7 @@ class AssignedSlot:
 
     ``place`` is the partition of the group's topic that stands for it. ``committed``: what the group's log
     says of it, as far as this member knows; empty while nothing was committed. ``final``: it is taken away,
-    its last commit was asked for, and none begins behind that. ``moves``: how often the application moved it
+    its last commit was asked for, and none begins after that. ``moves``: how often the application moved it
     to where the group may have been before; ``sought``: which of these moves was the last seek;
     ``moves_told``: how many of them commits tell of. ``reset``: its offset is outside the log, and it begins
     anew at ``auto.offset.reset`` when what was read of it is processed.

@@ -87,10 +87,10 @@ def behind_record(lineage: Lineage, before: Cursor, read: Cursor, segment_id: in
     Args:
         lineage: a fresh lineage.
         before: what is processed already; it never goes back.
-        read: what was handed out of the slot. Nothing behind it is passed: the record may be of another slot,
+        read: what was handed out of the slot. Nothing after it is passed: the record may be of another slot,
             and this one not as far yet.
         segment_id: the segment of the record.
-        next_: the physical offset behind it.
+        next_: the physical offset after it.
     """
     segment = lineage.get(segment_id)
     if not segment.range.overlaps(before.range) or before.ahead_of(lineage):

@@ -197,7 +197,7 @@ _FULL_QUEUE_SECONDS = 0.05
 class PlainWriter:
     """The producer for commits without a transaction, made at the first. Thread safe.
 
-    The same one is kept after a timeout: then a second try of the same write lands behind the first.
+    The same one is kept after a timeout: then a second try of the same write lands after the first.
     """
 
     def __init__(self, connection: Connection) -> None:

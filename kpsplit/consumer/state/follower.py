@@ -119,7 +119,7 @@ class Copy:
         self.position = max(self.position, position)
 
     def saw_end(self, position: int) -> None:
-        """There is nothing behind that offset."""
+        """There is nothing after that offset."""
         self.passed(position)
         self.at_end = True
 
@@ -258,7 +258,7 @@ class Follower:
         for slot in group:
             copy = self._begin(slot, self._opening[slot], facts[slot], now)
             self._assign(copy)
-            del self._opening[slot]  # behind what may fail: whoever waits for the slot is told by it
+            del self._opening[slot]  # after what may fail: whoever waits for the slot is told by it
 
     def _begin(self, slot: SlotId, owned: OwnedState | None, facts: ChangelogFacts, now: int) -> Copy:
         marker = self._storage.marker(slot)

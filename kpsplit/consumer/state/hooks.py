@@ -2,7 +2,7 @@
 
 In the order of a slot's life: ``taken`` when it was assigned; ``ready`` is asked until it says True, before
 any record of the slot is handed out; ``attempt`` around each try of a handler; ``before_commit`` at every
-commit, behind the moment when the positions to be committed are fixed; ``released`` behind the last commit,
+commit, after the moment when the positions to be committed are fixed; ``released`` after the last commit,
 or at once when the slot was lost, or when its records will be handed out again (then ``taken`` as above).
 After each rebalance ``assigned`` tells who owns what. Nothing waits for long; ``StateCommit.write`` and
 ``flush`` may, and come from a thread that may wait.

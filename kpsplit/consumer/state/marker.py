@@ -19,7 +19,7 @@ class RestoreMarker:
 
     Attributes:
         topic_id: Kafka's id of the changelog topic; a topic made anew has another.
-        position: every changelog record before this offset is in the local state, none behind it.
+        position: every changelog record before this offset is in the local state, none after it.
         as_of_ms: wall-clock time of this machine. Everything that the changelog held then is in the local
             state; for a first copy that is not complete yet: when it was begun.
     """

@@ -36,7 +36,7 @@ class StateStore:
     """The state of the slots that this process owns (protocol, section 10). Thread safe.
 
     A handler reads and writes the state of its record's slot. Writes become durable with the commit that
-    covers the record: they go to the group's changelog, and behind it to the local store. When a slot moves,
+    covers the record: they go to the group's changelog, and after it to the local store. When a slot moves,
     its new owner reads from the changelog only what it does not hold already. ``docs/state.md`` says what is
     promised.
 
