@@ -1,6 +1,6 @@
 """The library's own thread in a Producer: it follows the control topic and does its tasks in turn.
 
-It is the only writer of the registration and the only one that applies control states to fences. It never
+It is the only writer of the registration and the only one that applies control states to partitions. It never
 runs a callback of the application, and never waits for the application. Its tasks: ``lease``, ``topic_task``,
 ``fence_task``. It knows the Producer by weak references only: one that is dropped is collected, thread and
 all.

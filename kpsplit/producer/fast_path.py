@@ -48,7 +48,7 @@ def make_produce(
     An enrolled topic whose partition the key chooses by CRC-32, and a topic that is not enrolled. Everything
     else goes to ``general``, which takes the same arguments by position.
     """
-    fences_of, plain_topics = state.fast_routes.get, state.fast_plain
+    send_states_of, plain_topics = state.fast_routes.get, state.fast_plain
     whole_lock = state.lock
     lock, wanted, let_pass = whole_lock.at_once, whole_lock.wanted, whole_lock.let_pass
     make_report, default_callback = reporter.make, state.settings.on_delivery
@@ -76,8 +76,8 @@ def make_produce(
             refuse_reentry(whole_lock)  # first: who is wanted may wait for what this thread holds
             let_pass()
         try:
-            fences = fences_of(topic)
-            if fences is None:
+            send_states = send_states_of(topic)
+            if send_states is None:
                 with lock:
                     if topic in plain_topics:
                         try:
@@ -94,16 +94,18 @@ def make_produce(
                     key = key.encode()
                 hashed = crc(key)
                 with lock:
-                    fence = fences[hashed % len(fences)]
-                    bounds = fence.bounds
-                    writer = fence.writers[bisect(bounds, hashed * multiplier & 0xFFFFFFFF) if bounds else 0]
+                    send_state = send_states[hashed % len(send_states)]
+                    bounds = send_state.bounds
+                    writer = send_state.writers[
+                        bisect(bounds, hashed * multiplier & 0xFFFFFFFF) if bounds else 0
+                    ]
                     if writer.open:
-                        sequence = fence.next_sequence
+                        sequence = send_state.next_sequence
                         stamp = pack(writer.stamp_prefix, sequence)
                         try:
                             report = writer.reports[callback]
                         except (KeyError, TypeError):
-                            report = make_report(fence, writer, callback)
+                            report = make_report(send_state, writer, callback)
                         if headers:
                             every: Any = with_stamp(headers, stamp)
                             bound = method(report, (sequence, every))
@@ -111,13 +113,13 @@ def make_produce(
                             every = stamped
                             stamped[header] = stamp
                             bound = method(report, sequence)
-                        fence.next_sequence = sequence + 1
+                        send_state.next_sequence = sequence + 1
                         writer.sent += 1
                         try:
                             send(writer.topic, value, key, writer.partition, bound, None, timestamp, every)
                         except refusals as error:
                             if is_refusal(error):
-                                fence.next_sequence = sequence
+                                send_state.next_sequence = sequence
                                 writer.sent -= 1
                                 if not headers:
                                     raise_swallowed(error)
@@ -194,14 +196,14 @@ class GeneralPath:
             raise KafkaException(KafkaError(KafkaError._STATE, outside))
 
     def _enrolled(self, route: TopicRoute, partition: int, content: PendingRecord) -> None:
-        fence = route.choose(content.key, index(partition))
+        send_state = route.choose(content.key, index(partition))
         hashed = None if content.key is None else key_hash(content.key)
-        writer = fence.writer_for(hashed, fence.next_sequence)
+        writer = send_state.writer_for(hashed, send_state.next_sequence)
         if writer.open:
-            self._stamped.send_new(fence, writer, content)
+            self._stamped.send_new(send_state, writer, content)
         else:
             self._held.room()
-            self._held.hold(fence, content)
+            self._held.hold(send_state, content)
 
     def _unrouted(self, topic: str, partition: int, content: PendingRecord) -> None:
         """Keep a record until its topic was looked up."""

@@ -13,7 +13,7 @@ from kpsplit.producer.lookup import Lookup, Search
 from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.registration import ControlFeed
 from kpsplit.producer.send_state import PartitionSendState
-from kpsplit.producer.state import Fence, RouteWriter
+from kpsplit.producer.state import RouteWriter, SendState
 from kpsplit.producer.takeover import Takeover
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -30,24 +30,24 @@ class PauseClock:
         self._began: dict[PhysicalPartition, tuple[str, float, int, int]] = {}
         self.pauses_ms: list[int] = []
 
-    def observe(self, fence: Fence) -> None:
-        """Note a new state of a fence."""
-        parent, attempt = fence.state.parent, fence.state.attempt
-        if attempt is not None and fence.state.fenced_segments() and parent not in self._began:
-            counts = fence.statistics
+    def observe(self, send_state: SendState) -> None:
+        """Note a new state of a partition."""
+        parent, attempt = send_state.state.parent, send_state.state.attempt
+        if attempt is not None and send_state.state.fenced_segments() and parent not in self._began:
+            counts = send_state.statistics
             self._began[parent] = (attempt.id, monotonic(), counts.held, counts.strays)
 
-    def over(self, fence: Fence) -> tuple[str, PauseReport] | None:
+    def over(self, send_state: SendState) -> tuple[str, PauseReport] | None:
         """Return the report of a pause that has just ended, once."""
-        parent = fence.state.parent
+        parent = send_state.state.parent
         began = self._began.get(parent)
-        if began is None or fence.state.fenced_segments() or not all(w.open for w in fence.writers):
+        if began is None or send_state.state.fenced_segments() or not all(w.open for w in send_state.writers):
             return None
         del self._began[parent]
         attempt_id, since, held, strays = began
         pause_ms = round((monotonic() - since) * 1000)
         self.pauses_ms.append(pause_ms)
-        counts = fence.statistics
+        counts = send_state.statistics
         return str(parent), PauseReport(attempt_id, pause_ms, counts.held - held, counts.strays - strays)
 
 
@@ -78,20 +78,20 @@ class FenceTask:
     def adopt(self, view: ControlView) -> None:
         """Apply what is new in the control topic to every fence that it concerns (``lock`` held)."""
         producer = self._producer
-        for fence in producer.fences():
-            state = view.state(fence.state.parent)
-            if state is None or state is fence.state:
+        for send_state in producer.send_states():
+            state = view.state(send_state.state.parent)
+            if state is None or state is send_state.state:
                 continue
-            finals = fence.observe(state, lease_valid=producer.lease_valid())
-            producer.refresh(fence)
-            producer.report(fence, finals)
-            self.watch(fence)
+            finals = send_state.observe(state, lease_valid=producer.lease_valid())
+            producer.refresh(send_state)
+            producer.report(send_state, finals)
+            self.watch(send_state)
 
-    def watch(self, fence: Fence) -> None:
+    def watch(self, send_state: SendState) -> None:
         """Measure the pause; start or end the watch over an operator that may die in the fence."""
-        self._pauses.observe(fence)
-        parent, attempt = fence.state.parent, fence.state.attempt
-        if attempt is None or not fence.state.fenced_segments():
+        self._pauses.observe(send_state)
+        parent, attempt = send_state.state.parent, send_state.state.attempt
+        if attempt is None or not send_state.state.fenced_segments():
             self._takeovers.pop(parent, None)
             return
         known = self._takeovers.get(parent)
@@ -105,9 +105,9 @@ class FenceTask:
 
     # -- in every turn -----------------------------------------------------------------------------
 
-    def busy(self) -> list[Fence]:
+    def busy(self) -> list[SendState]:
         """Return the fences that wait for something."""
-        return [f for f in self._producer.fences() if f.busy()]
+        return [f for f in self._producer.send_states() if f.busy()]
 
     def take_reports(self) -> None:
         """Take librdkafka's reports in hand while a fence waits for any, as the application may not poll."""
@@ -123,11 +123,11 @@ class FenceTask:
         with self._producer.lock.first:
             if self._stopping():
                 return
-            fences = self._producer.fences()
-            quiescent = [f.state for f in fences if f.state.attempt and f.quiescent()]
+            send_states = self._producer.send_states()
+            quiescent = [f.state for f in send_states if f.state.attempt and f.quiescent()]
         if self._feed.tail is None:
             return
-        ours, own = {f.state.parent for f in fences}, self._feed.registration
+        ours, own = {f.state.parent for f in send_states}, self._feed.registration
         quiescent += [s for s in self._feed.states() if s.parent not in ours]
         for state in to_acknowledge(quiescent, own.record):
             if state.attempt is not None:
@@ -149,8 +149,8 @@ class FenceTask:
         for takeover in list(self._takeovers.values()):
             takeover.check(self._feed.following().view)
         with self._producer.lock.first:
-            fences = self._producer.fences()
-            self._over += [p for f in fences if (p := self._pauses.over(f)) is not None]
+            send_states = self._producer.send_states()
+            self._over += [p for f in send_states if (p := self._pauses.over(f)) is not None]
         while self._over:
             partition, pause = self._over[0]
             self._feed.registration.report_pause(partition, pause, Deadline(ANSWER_SECONDS))
@@ -159,40 +159,42 @@ class FenceTask:
     def look_up(self) -> None:
         """Look for records in the log whose place is not known, in a thread of its own: a log can be long."""
         begun: dict[tuple[PhysicalPartition, int], Search] = {}
-        unclear: dict[tuple[PhysicalPartition, int], tuple[Fence, RouteWriter]] = {}
+        unclear: dict[tuple[PhysicalPartition, int], tuple[SendState, RouteWriter]] = {}
         with self._producer.lock.first:
-            for fence in self._producer.fences():
-                for writer in fence.unclear():
-                    place = (fence.state.parent, writer.segment.id)
-                    unclear[place] = (fence, writer)
+            for send_state in self._producer.send_states():
+                for writer in send_state.unclear():
+                    place = (send_state.state.parent, writer.segment.id)
+                    unclear[place] = (send_state, writer)
                     if place not in self._lookups:
-                        begun[place] = self._search(fence, writer)
+                        begun[place] = self._search(send_state, writer)
         self._lookups = {place: lookup for place, lookup in self._lookups.items() if place in unclear}
         for place, search in begun.items():
             self._lookups[place] = Lookup(self._feed.connection, search)
-        for place, (fence, writer) in unclear.items():
+        for place, (send_state, writer) in unclear.items():
             lookup = self._lookups[place]
             if place not in begun and lookup.done():
                 lookup.check()
                 del self._lookups[place]
-                self._looked_up(fence, writer, lookup.search)
+                self._looked_up(send_state, writer, lookup.search)
 
-    def _search(self, fence: Fence, writer: RouteWriter) -> Search:
+    def _search(self, send_state: SendState, writer: RouteWriter) -> Search:
         """Return the search for what is unplaced: no more is added to it once nothing is in flight."""
         name = writer.segment.source.topic
         first = min(item.earliest for item in writer.unplaced)
         wanted = {item.record.sequence for item in writer.unplaced}
-        segment = fence.state.lineage.get(writer.segment.id)
-        home, topic_id = fence.state.home(segment.source), fence.state.topic_id_of(name) or None
+        segment = send_state.state.lineage.get(writer.segment.id)
+        home, topic_id = send_state.state.home(segment.source), send_state.state.topic_id_of(name) or None
         instance = self._producer.instance
-        return Search(segment, first, home, instance, wanted, topic_id, lambda: fence.state.is_retired(name))
+        return Search(
+            segment, first, home, instance, wanted, topic_id, lambda: send_state.state.is_retired(name)
+        )
 
-    def _looked_up(self, fence: Fence, writer: RouteWriter, search: Search) -> None:
+    def _looked_up(self, send_state: SendState, writer: RouteWriter, search: Search) -> None:
         with self._producer.lock.first:
-            finals = fence.looked_up(writer, search.found, complete=search.complete)
-            self._producer.report(fence, finals, None if search.complete else _LOG_GONE)
+            finals = send_state.looked_up(writer, search.found, complete=search.complete)
+            self._producer.report(send_state, finals, None if search.complete else _LOG_GONE)
 
 
-def only_holds(fence: PartitionSendState[Any, Any]) -> bool:
-    """Tell whether a fence is on, nothing of it is in flight and no report of it waits for the outcome."""
-    return bool(fence.state.fenced_segments()) and fence.quiescent() and not fence.pending()
+def only_holds(send_state: PartitionSendState[Any, Any]) -> bool:
+    """Tell whether a partition is fenced, and nothing of it is in flight or waits for the outcome."""
+    return bool(send_state.state.fenced_segments()) and send_state.quiescent() and not send_state.pending()

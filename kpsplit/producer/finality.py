@@ -1,6 +1,6 @@
 """When a record is final, pure: the rules that keep everything that was reported as delivered.
 
-docs/protocol.md, "The producer's side". A record is reported to the application only when it is *final*:
+docs/protocol.md, 6.6 and 6.8. A record is reported to the application only when it is *final*:
 
 (a) when its acknowledgement was taken in hand the lease was valid and the view showed its segment open and
     not fenced (or fenced, and the fence waits for the transaction under way): no operator can have cut before

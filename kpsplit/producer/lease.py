@@ -1,6 +1,6 @@
 """When a reading of the control topic renews a producer's lease, and what happens when the lease runs out.
 
-docs/protocol.md, "The producer's side". A lease says: until then no operator cuts a segment of ours unless we
+docs/protocol.md, 6.2 and 6.3. A lease says: until then no operator cuts a segment of ours unless we
 answered its PREPARE and acknowledged its fence. That rests on two rules:
 
 1. Nothing is *owed* when the lease is renewed: every PREPARE in the view is answered. So while an operator

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kpsplit.producer.locks import holds_lock, refuse_reentry
-from kpsplit.producer.state import Fence, ProducerState
+from kpsplit.producer.state import ProducerState, SendState
 from kpsplit.splitter.records.producers import Certificate
 from kpsplit.splitter.records.stamp import instance_name
 
@@ -64,7 +64,7 @@ def layout_stats(
     """
     refuse_reentry(state.lock)
     with state.lock:
-        partitions = {str(f.state.parent): _partition_stats(f) for f in state.fences()}
+        partitions = {str(f.state.parent): _partition_stats(f) for f in state.send_states()}
         valid = state.lease_valid()
     return LayoutStats(instance_name(state.instance), valid, partitions, tuple(pauses_ms), last_error)
 
@@ -78,35 +78,35 @@ def certificates(state: ProducerState) -> dict[str, Certificate]:
     in the topic that is gone. Nor of one of which too many failed to name them.
     """
     with state.lock:
-        found = {str(f.state.parent): _certificate(f) for f in state.fences() if _speaks_of_one_topic(f)}
+        found = {str(f.state.parent): _certificate(f) for f in state.send_states() if _speaks_of_one_topic(f)}
     return {parent: certificate for parent, certificate in found.items() if _complete(certificate)}
 
 
-def _certificate(fence: Fence) -> Certificate:
-    delivered = {str(segment): count for segment, count in fence.delivered().items()}
-    failed = tuple(fence.statistics.failed.numbers() or ())
-    return Certificate(fence.next_sequence, delivered, failed, fence.topic_id)
+def _certificate(send_state: SendState) -> Certificate:
+    delivered = {str(segment): count for segment, count in send_state.delivered().items()}
+    failed = tuple(send_state.statistics.failed.numbers() or ())
+    return Certificate(send_state.next_sequence, delivered, failed, send_state.topic_id)
 
 
-def _speaks_of_one_topic(fence: Fence) -> bool:
-    return fence.next_sequence > 0 and fence.state.topic_id == fence.topic_id
+def _speaks_of_one_topic(send_state: SendState) -> bool:
+    return send_state.next_sequence > 0 and send_state.state.topic_id == send_state.topic_id
 
 
 def _complete(certificate: Certificate) -> bool:
     return sum(certificate.delivered.values()) + len(certificate.failed) == certificate.next_sequence
 
 
-def _partition_stats(fence: Fence) -> PartitionStats:
-    counts = fence.statistics
+def _partition_stats(send_state: SendState) -> PartitionStats:
+    counts = send_state.statistics
     return PartitionStats(
-        epoch=fence.state.epoch,
-        segments=len(fence.writers),
+        epoch=send_state.state.epoch,
+        segments=len(send_state.writers),
         fences=counts.fences,
-        next_sequence=fence.next_sequence,
+        next_sequence=send_state.next_sequence,
         held=counts.held,
-        waiting=fence.waiting(),
-        pending=fence.pending(),
+        waiting=send_state.waiting(),
+        pending=send_state.pending(),
         strays=counts.strays,
-        delivered=fence.delivered(),
+        delivered=send_state.delivered(),
         failed=counts.failed.count,
     )

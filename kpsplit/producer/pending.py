@@ -1,7 +1,7 @@
 """Records that cannot be sent now: kept in order, sent when they may be, failed when they must be.
 
-Those of an enrolled topic wait in its fences; those of a topic that was not looked up yet, or whose look is
-stale, wait by topic (``ProducerState.unrouted``).
+Those of an enrolled topic wait in its send states; those of a topic that was not looked up yet, or whose look
+is stale, wait by topic (``ProducerState.unrouted``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kpsplit.errors import KpsplitError
 from kpsplit.producer.finality import Outgoing
 from kpsplit.producer.messages import PendingRecord, Unrouted, failed_message
-from kpsplit.producer.state import Fence, PassThrough, ProducerState, TopicRoute
+from kpsplit.producer.state import PassThrough, ProducerState, SendState, TopicRoute
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -61,7 +61,7 @@ class HeldRecords:
         """Return how many records wait to be sent."""
         return self._state.tally.count
 
-    def hold(self, fence: Fence, content: PendingRecord) -> None:
+    def hold(self, send_state: SendState, content: PendingRecord) -> None:
         """Keep a record until its segment opens (``lock`` held).
 
         Raises:
@@ -72,7 +72,7 @@ class HeldRecords:
         if self._state.fatal is not None:
             raise self._state.fatal
         self.bytes += content.size()
-        fence.hold(None if content.key is None else key_hash(content.key), content)
+        send_state.hold(None if content.key is None else key_hash(content.key), content)
         self._state.wake.set()
 
     def hold_unrouted(self, topic: str, content: PendingRecord, partition: int) -> None:
@@ -98,7 +98,7 @@ class HeldRecords:
     # -- what may be sent --------------------------------------------------------------------------
 
     def route(self, topic: str) -> None:
-        """Give the records of a topic that was just looked up to its fences (``lock`` held)."""
+        """Give the records of a topic that was just looked up to its send states (``lock`` held)."""
         route = self._state.routes.get(topic)
         queue = self._state.unrouted.get(topic)
         if route is None or queue is None:
@@ -117,7 +117,7 @@ class HeldRecords:
 
     def release(self) -> int:
         """Send what may be sent now, in order, but not very much at once (``lock`` held); return how many."""
-        return sum(self._release_fence(f) for f in self._state.fences() if f.waiting())
+        return sum(self._release_fence(f) for f in self._state.send_states() if f.waiting())
 
     # -- what fails --------------------------------------------------------------------------------
 
@@ -129,9 +129,9 @@ class HeldRecords:
 
     def fail_all(self, error: Any) -> None:
         """Fail everything that waits (``lock`` held)."""
-        for fence in self._state.fences():
-            for record in fence.drop_waiting():
-                self._fail(fence.state.parent, record.payload, error)
+        for send_state in self._state.send_states():
+            for record in send_state.drop_waiting():
+                self._fail(send_state.state.parent, record.payload, error)
         for topic in list(self._state.unrouted):
             self.fail_unrouted(topic, error)
 
@@ -143,19 +143,19 @@ class HeldRecords:
         """
         oldest = now - self._state.settings.message_timeout
         error = KafkaError(KafkaError._MSG_TIMED_OUT)
-        for fence in self._state.fences():
-            if fence.waiting():
-                for record in fence.drop_waiting(lambda r: r.payload.accepted_at > oldest):
-                    self._fail(fence.state.parent, record.payload, error)
+        for send_state in self._state.send_states():
+            if send_state.waiting():
+                for record in send_state.drop_waiting(lambda r: r.payload.accepted_at > oldest):
+                    self._fail(send_state.state.parent, record.payload, error)
         for topic, queue in self._state.unrouted.items():
             while queue and queue[0].content.accepted_at <= oldest:
                 item = queue.popleft()
                 self._state.tally.count -= 1
                 self._fail(_place(topic, item), item.content, error)
-        for fence in self._state.fences():
-            if fence.pending():
-                late = fence.give_up_pending(lambda record: record.payload.accepted_at > oldest)
-                self._state.report(fence, late, _NOT_FINAL_IN_TIME)
+        for send_state in self._state.send_states():
+            if send_state.pending():
+                late = send_state.give_up_pending(lambda record: record.payload.accepted_at > oldest)
+                self._state.report(send_state, late, _NOT_FINAL_IN_TIME)
 
     def purge(self) -> None:
         """Fail everything that waits (``lock`` held)."""
@@ -164,24 +164,24 @@ class HeldRecords:
     def fail_rest(self) -> None:
         """Fail everything that waits or is not final (``lock`` held): the producer is closed."""
         self.purge()
-        for fence in self._state.fences():
-            self._state.report(fence, fence.give_up_pending(), _NOT_FINAL_AT_THE_END)
+        for send_state in self._state.send_states():
+            self._state.report(send_state, send_state.give_up_pending(), _NOT_FINAL_AT_THE_END)
 
     def fail_closed(self, error: KpsplitError) -> None:
         """Fail everything that is not final, and refuse everything from now on (``lock`` held)."""
         self._state.lapse()
         self._state.fatal = error
         self.fail_all(kafka_error(error))
-        for fence in self._state.fences():
-            self._state.report(fence, fence.give_up_pending())
+        for send_state in self._state.send_states():
+            self._state.report(send_state, send_state.give_up_pending())
 
     # -- inside ------------------------------------------------------------------------------------
 
     def _route_one(self, topic: str, route: TopicRoute | PassThrough, item: Unrouted) -> None:
         content = item.content
         if isinstance(route, TopicRoute):
-            fence = route.choose(content.key, item.partition)
-            fence.hold(None if content.key is None else key_hash(content.key), content)
+            send_state = route.choose(content.key, item.partition)
+            send_state.hold(None if content.key is None else key_hash(content.key), content)
             return
         self._send_plain(
             topic, content.value, content.key, item.partition, content.callback, content.timestamp,
@@ -189,27 +189,27 @@ class HeldRecords:
         )  # fmt: skip
         self.bytes -= content.size()
 
-    def _release_fence(self, fence: Fence) -> int:
+    def _release_fence(self, send_state: SendState) -> int:
         gone: list[Outgoing[PendingRecord]] = []
         try:
-            for writer, record in fence.sendable(RELEASED_AT_ONCE):
+            for writer, record in send_state.sendable(RELEASED_AT_ONCE):
                 content = record.payload
                 try:
-                    self._send_stamped(fence, writer, record.sequence, content)
+                    self._send_stamped(send_state, writer, record.sequence, content)
                 except BufferError:
                     break
                 except Exception as error:  # noqa: BLE001 - this record is refused; those after it go on
                     gone.append(record)
-                    fence.refuse(record)
-                    self._fail(fence.state.parent, content, kafka_error(error))
+                    send_state.refuse(record)
+                    self._fail(send_state.state.parent, content, kafka_error(error))
                 else:
                     gone.append(record)
                     if content.message is None:
                         self.bytes -= content.size()
         finally:
             if gone:  # whatever is raised: what went is never sent again
-                fence.sent(gone)
-                self._state.refresh(fence)
+                send_state.sent(gone)
+                self._state.refresh(send_state)
         return len(gone)
 
     def _fail(self, parent: PhysicalPartition, content: PendingRecord, error: Any) -> None:

@@ -1,6 +1,6 @@
 """A producer's own record in the producers topic, and what its thread knows of the control topic.
 
-docs/protocol.md, "The producer's side". Owned by the library's thread.
+docs/protocol.md, 6.1 and 6.3. Owned by the library's thread.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class ControlFeed:
 
         An operator counts on our answers for every partition of a topic that we registered.
         """
-        fenced = {f.state.parent: f.state for f in self.producer.fences()}
+        fenced = {f.state.parent: f.state for f in self.producer.send_states()}
         topics = self.registration.record.topics
         others = self.following().view.states
         return [*fenced.values(), *(s for p, s in others.items() if p.topic in topics and p not in fenced)]

@@ -20,7 +20,7 @@ from kpsplit.producer.messages import (
     is_itself,
     timestamp_of,
 )
-from kpsplit.producer.state import Fence, ProducerState, RouteWriter
+from kpsplit.producer.state import ProducerState, RouteWriter, SendState
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import SegmentKind
 
@@ -45,22 +45,22 @@ class Reporter:
     """Makes the functions that librdkafka calls, and tells the application what is final.
 
     A report under a valid lease, of a segment that is open and not fenced, goes straight to the application's
-    callback (the fast path, rule (a)); every other one goes to the fence under ``lock``.
+    callback (the fast path, rule (a)); every other one goes to the send state under ``lock``.
     """
 
     def __init__(self, state: ProducerState) -> None:
         self._state = state
 
-    def report_for(self, fence: Fence, writer: RouteWriter, callback: Callback | None) -> Report:
+    def report_for(self, send_state: SendState, writer: RouteWriter, callback: Callback | None) -> Report:
         """Return the report function of one callback."""
         try:
             return writer.reports[callback]
         except (KeyError, TypeError):
-            return self.make(fence, writer, callback)
+            return self.make(send_state, writer, callback)
 
-    def make(self, fence: Fence, writer: RouteWriter, callback: Callback | None) -> Report:
+    def make(self, send_state: SendState, writer: RouteWriter, callback: Callback | None) -> Report:
         """Return the report function of one callback, remembered by the writer."""
-        report = self._report(fence, writer, callback)
+        report = self._report(send_state, writer, callback)
         if is_itself(callback):  # any other is wrapped per record
             if len(writer.reports) >= MAX_CACHED_REPORTS:
                 writer.reports.clear()
@@ -68,10 +68,10 @@ class Reporter:
                 writer.reports[callback] = report
         return report
 
-    def _report(self, fence: Fence, writer: RouteWriter, callback: Callback | None) -> Report:
+    def _report(self, send_state: SendState, writer: RouteWriter, callback: Callback | None) -> Report:
         clock = monotonic
         slow = self._slowly
-        parent, segment = fence.state.parent, writer.segment
+        parent, segment = send_state.state.parent, writer.segment
 
         def as_is(record: Bound, error: Any, message: Any) -> None:
             if error is None and clock() < writer.good_until:
@@ -80,7 +80,7 @@ class Reporter:
                 writer.last_offset = message.offset()
                 callback(None, message)  # type: ignore[misc]
             else:
-                slow(fence, writer, callback, record, error, message)
+                slow(send_state, writer, callback, record, error, message)
 
         def in_logical_terms(record: Bound, error: Any, message: Any) -> None:
             if error is None and clock() < writer.good_until:
@@ -89,7 +89,7 @@ class Reporter:
                 writer.last_offset = message.offset()
                 callback(None, wrapped_one(message, segment, parent))  # type: ignore[misc]
             else:
-                slow(fence, writer, callback, record, error, message)
+                slow(send_state, writer, callback, record, error, message)
 
         def quietly(record: Bound, error: Any, message: Any) -> None:
             if error is None and clock() < writer.good_until:
@@ -97,7 +97,7 @@ class Reporter:
                 writer.last_number = record
                 writer.last_offset = message.offset()
             else:
-                slow(fence, writer, callback, record, error, message)
+                slow(send_state, writer, callback, record, error, message)
 
         if callback is None or self._state.settings.only_errors:
             return quietly
@@ -106,7 +106,7 @@ class Reporter:
     @holds_lock
     def _slowly(
         self,
-        fence: Fence,
+        send_state: SendState,
         writer: RouteWriter,
         callback: Callback | None,
         bound: Bound,
@@ -125,14 +125,14 @@ class Reporter:
             valid = state.lease_valid()
             answer = self._answer(writer, error, message)
             if answer is not None:
-                finals = fence.unplaced(writer, record, answer, lease_valid=valid)
+                finals = send_state.unplaced(writer, record, answer, lease_valid=valid)
             elif error is None:
-                finals = fence.acknowledged(writer, record, message.offset(), lease_valid=valid)
+                finals = send_state.acknowledged(writer, record, message.offset(), lease_valid=valid)
             else:
-                finals = fence.failed(writer, record)
+                finals = send_state.failed(writer, record)
             if state.fatal is not None:
-                finals += fence.give_up()
-            state.report(fence, finals)
+                finals += send_state.give_up()
+            state.report(send_state, finals)
             state.wake.set()
 
     def _answer(self, writer: RouteWriter, error: Any, message: Any) -> Answer | None:

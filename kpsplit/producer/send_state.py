@@ -1,6 +1,6 @@
 """What a producer sends and waits for in one logical partition, pure.
 
-Theory of operation (docs/protocol.md, "The producer's side"). A producer writes each record to the segment
+Theory of operation (docs/protocol.md, 6.5 to 6.9). A producer writes each record to the segment
 that its view of the control topic names, and reports it when it is final (``finality``: the rules). Until
 then it is pending in its segment's writer. A record that went astray waits in the backlog: it is sent again
 to the right segment with its old sequence number, before anything newer of those keys. A segment that opens
@@ -134,7 +134,7 @@ class FailedNumbers:
 
 @dataclass(slots=True)
 class FenceStatistics:
-    """What a fence counts since the start of the producer: fences, and held records and strays.
+    """What is counted of one partition since the start of the producer: fences, and held records and strays.
 
     ``delivered``: per segment id.
     """
@@ -151,7 +151,7 @@ class PartitionSendState(Generic[P, W]):
 
     ``writers``: of the open segments, in the order of their ranges; ``closing``: of closed segments that have
     unresolved records. ``topic_id``: Kafka's id of the topic in which the numbers begin. ``suspended``: the
-    lease is not valid, nothing new is sent. ``tally`` counts what waits in several fences together.
+    lease is not valid, nothing new is sent. ``tally`` counts what waits in several of them together.
     """
 
     def __init__(self, state: PartitionState, make_writer: Callable[[Segment], W], tally: Tally) -> None:
@@ -227,7 +227,7 @@ class PartitionSendState(Generic[P, W]):
     ) -> list[Final[P]]:
         """Take an acknowledgement in hand that is not final at once; return what is final.
 
-        The record is counted as done here, in one step with its being pending: a fence that saw it as neither
+        The record is counted as done here, in one step with its being pending: a look that saw it as neither
         in flight nor pending would open the next segment before it is resolved.
         """
         self._pend(writer, writer.pending, Acknowledged(record, offset))

@@ -1,7 +1,8 @@
 """Records on their way to librdkafka, outside the fast path: stamped, or as they are for other topics.
 
-A producer that learns of a topic's enrolment answers no PREPARE before its unstamped records there are
-resolved. It cannot tell them from others in librdkafka's queue, so it counts what came later.
+A producer that learns of a topic's enrolment (docs/protocol.md, 6.10) answers no PREPARE before its unstamped
+records there are resolved. It cannot tell them from others in librdkafka's queue, so it counts what came
+later.
 
 A signal handler may raise after librdkafka took a record: ``is_refusal`` tells that from a refusal.
 """
@@ -28,7 +29,7 @@ from kpsplit.producer.messages import (
     Send,
     is_itself,
 )
-from kpsplit.producer.state import Fence, ProducerState, RouteWriter, complete_stamp, stamp_header
+from kpsplit.producer.state import ProducerState, RouteWriter, SendState, complete_stamp, stamp_header
 
 REFUSALS = (
     BufferError, KafkaException, TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError,
@@ -80,7 +81,7 @@ def _code_of(handler: Any) -> CodeType | None:
     return getattr(getattr(handler, "__func__", handler), "__code__", None)
 
 
-ReportFor = Callable[[Fence, RouteWriter, Callback | None], Report]
+ReportFor = Callable[[SendState, RouteWriter, Callback | None], Report]
 
 
 class StampedSender:
@@ -90,14 +91,14 @@ class StampedSender:
         self._send = send
         self._report_for = report_for
 
-    def send(self, fence: Fence, writer: RouteWriter, sequence: int, content: PendingRecord) -> None:
+    def send(self, send_state: SendState, writer: RouteWriter, sequence: int, content: PendingRecord) -> None:
         """Give one record to librdkafka (``lock`` held).
 
         Raises:
             BufferError: its queue is full. KafkaException: it refused the record.
         """
         every = with_stamp(content.headers, complete_stamp(writer.stamp_prefix, sequence))
-        report = self._report_for(fence, writer, content.callback)
+        report = self._report_for(send_state, writer, content.callback)
         bound = MethodType(report, (sequence, every) if content.headers else sequence)
         writer.sent += 1
         try:
@@ -110,19 +111,19 @@ class StampedSender:
                 writer.sent -= 1
             raise
 
-    def send_new(self, fence: Fence, writer: RouteWriter, content: PendingRecord) -> None:
+    def send_new(self, send_state: SendState, writer: RouteWriter, content: PendingRecord) -> None:
         """Give a record that never waited to librdkafka, with the next number (``lock`` held).
 
         Raises:
             BufferError: its queue is full. KafkaException: it refused the record.
         """
-        sequence = fence.next_sequence
-        fence.next_sequence = sequence + 1
+        sequence = send_state.next_sequence
+        send_state.next_sequence = sequence + 1
         try:
-            self.send(fence, writer, sequence, content)
+            self.send(send_state, writer, sequence, content)
         except REFUSALS as error:
             if is_refusal(error):
-                fence.next_sequence = sequence
+                send_state.next_sequence = sequence
                 if not content.headers:
                     raise_swallowed(error)
             raise
@@ -203,7 +204,7 @@ class PassThroughSender:
         state = self._state
         with state.lock.first:
             inside = state.rdkafka.queued()
-            stamped = sum(w.in_flight for f in state.fences() for w in f.all_writers())
+            stamped = sum(w.in_flight for f in state.send_states() for w in f.all_writers())
             plain = self._count.sent - self._count.done if self._count else 0
             if inside > stamped + plain:
                 return False

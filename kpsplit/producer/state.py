@@ -79,7 +79,7 @@ class RouteWriter(SegmentWriter[PendingRecord]):
             self._stamped, self.stamp_prefix = stamped, prefix(stamped[0], instance, stamped[1])
 
 
-Fence = PartitionSendState[PendingRecord, RouteWriter]
+SendState = PartitionSendState[PendingRecord, RouteWriter]
 
 
 class PassThrough:
@@ -92,21 +92,21 @@ PASS_THROUGH = PassThrough()
 class TopicRoute:
     """An enrolled topic: one fence per logical partition, and how a key chooses among them."""
 
-    def __init__(self, enrolment: Enrolment, fences: list[Fence]) -> None:
+    def __init__(self, enrolment: Enrolment, send_states: list[SendState]) -> None:
         self.enrolment = enrolment
-        self.fences = fences
-        self.count = len(fences)
+        self.send_states = send_states
+        self.count = len(send_states)
         self.by_crc = enrolment.partitioner is Partitioner.CONSISTENT_RANDOM
         self._sticky = 0
         self._sticky_until = 0.0
 
-    def extend(self, fences: list[Fence]) -> None:
+    def extend(self, send_states: list[SendState]) -> None:
         """Take partitions that were added to the topic."""
-        self.fences.extend(fences)
-        self.count = len(self.fences)
+        self.send_states.extend(send_states)
+        self.count = len(self.send_states)
 
-    def choose(self, key: bytes | None, partition: int) -> Fence:
-        """Return the fence of a record's logical partition, as the application's own partitioner would.
+    def choose(self, key: bytes | None, partition: int) -> SendState:
+        """Return the send state of a record's logical partition, as the application's own partitioner would.
 
         Raises:
             UsageError: the partition does not exist, or must be named and was not.
@@ -116,17 +116,17 @@ class TopicRoute:
                 raise UsageError(
                     f"{self.enrolment.topic} has {self.count} partitions, no partition {partition}"
                 )
-            return self.fences[partition]
+            return self.send_states[partition]
         kind = self.enrolment.partitioner
         if kind is Partitioner.EXPLICIT:
             raise UsageError(
                 f"{self.enrolment.topic} is enrolled as explicit: name the partition of each record"
             )
         if kind is Partitioner.CONSISTENT_RANDOM and key:
-            return self.fences[crc32(key) % self.count]
+            return self.send_states[crc32(key) % self.count]
         if kind is Partitioner.MURMUR2_RANDOM and key is not None:
-            return self.fences[murmur2(key, self.count)]
-        return self.fences[self._any_partition()]
+            return self.send_states[murmur2(key, self.count)]
+        return self.send_states[self._any_partition()]
 
     def _any_partition(self) -> int:
         now = monotonic()
@@ -220,13 +220,13 @@ class ProducerState:
 
     ``instance``: the number in this producer's stamps; ``rdkafka``: the application's plain producer.
     ``wake``: set when the library's thread has work. ``routes``: how each topic is treated; ``fast_routes``:
-    the fences of those that the fast path knows, and ``fast_plain``: the topics that it gives to librdkafka
-    as they are; ``refused``: topics that are not written to, and why. ``unrouted``: records of topics that
-    are not looked up yet; ``tally``: how many records wait there and in the fences; ``failures``: how many
-    failed, save those of aborted transactions. ``collecting``: the library's thread takes reports in hand
-    now. ``fatal``: why nothing will ever be sent again; ``forked``: that is because this is a child process.
-    ``ended``: there will be no lease any more. ``accepting``: the fast path may take records; not once the
-    producer is being closed.
+    the send states of those that the fast path knows, and ``fast_plain``: the topics that it gives to
+    librdkafka as they are; ``refused``: topics that are not written to, and why. ``unrouted``: records of
+    topics that are not looked up yet; ``tally``: how many records wait there and in the send states;
+    ``failures``: how many failed, save those of aborted transactions. ``collecting``: the library's thread
+    takes reports in hand now. ``fatal``: why nothing will ever be sent again; ``forked``: that is because
+    this is a child process. ``ended``: there will be no lease any more. ``accepting``: the fast path may take
+    records; not once the producer is being closed.
     """
 
     def __init__(self, settings: ProducerSettings, instance: int, rdkafka: PlainProducer) -> None:
@@ -238,7 +238,7 @@ class ProducerState:
         self.poll_lock = QuickLock()
         self.wake = threading.Event()
         self.routes: dict[str, TopicRoute | PassThrough] = {}
-        self.fast_routes: dict[str, list[Fence]] = {}
+        self.fast_routes: dict[str, list[SendState]] = {}
         self.fast_plain: set[str] = set()
         self.unrouted: dict[str, deque[Unrouted]] = {}
         self.tally = Tally()
@@ -260,7 +260,7 @@ class ProducerState:
         """Route an enrolled topic from now on (``lock`` held)."""
         self.routes[topic] = route
         if route.by_crc and self.accepting:
-            self.fast_routes[topic] = route.fences
+            self.fast_routes[topic] = route.send_states
 
     def accept_no_more(self) -> None:
         """Take everything from the fast path: the other one refuses (``lock`` held)."""
@@ -274,26 +274,28 @@ class ProducerState:
         self.fast_routes.pop(topic, None)
         self.fast_plain.discard(topic)
         if isinstance(route, TopicRoute):
-            for fence in route.fences:
-                fence.suspend(True)  # the fast path may have found it a moment ago
-                fence.backlog.leave()
+            for send_state in route.send_states:
+                send_state.suspend(True)  # the fast path may have found it a moment ago
+                send_state.backlog.leave()
 
     def clear_routes(self) -> None:
         """Forget all routes (``lock`` held)."""
         for topic in list(self.routes):
             self.remove_route(topic)
 
-    def fences(self) -> list[Fence]:
+    def send_states(self) -> list[SendState]:
         """Return the fences of all enrolled topics."""
-        return [f for route in self.routes.values() if isinstance(route, TopicRoute) for f in route.fences]
+        return [
+            f for route in self.routes.values() if isinstance(route, TopicRoute) for f in route.send_states
+        ]
 
-    def refresh(self, fence: Fence) -> None:
+    def refresh(self, send_state: SendState) -> None:
         """Tell the fast path of a partition what its fence says (``lock`` held)."""
-        for writer in fence.closing:
+        for writer in send_state.closing:
             writer.good_until = 0.0
-        for writer in fence.writers:
+        for writer in send_state.writers:
             writer.good_until = 0.0 if writer.fenced or self.collecting else self.lease_until
-            writer.stamp_as(fence.state, self.instance)
+            writer.stamp_as(send_state.state, self.instance)
 
     # -- the lease and the transaction -------------------------------------------------------------
 
@@ -305,19 +307,19 @@ class ProducerState:
         if self.ended or until <= monotonic():  # the library's thread was not quick enough to see that
             return
         self.lease_until = until
-        for fence in self.fences():
-            fence.suspend(False)
-            self.report(fence, fence.resolve(lease_valid=self.lease_valid()))
-            self.refresh(fence)
+        for send_state in self.send_states():
+            send_state.suspend(False)
+            self.report(send_state, send_state.resolve(lease_valid=self.lease_valid()))
+            self.refresh(send_state)
 
     def lapse(self) -> None:
         """Hold everything until the lease is renewed (``lock`` held)."""
         self.lease_until = 0.0
         for topic in [t for t, r in self.routes.items() if r is PASS_THROUGH]:
             self.remove_route(topic)
-        for fence in self.fences():
-            fence.suspend(True)
-            self.refresh(fence)
+        for send_state in self.send_states():
+            send_state.suspend(True)
+            self.refresh(send_state)
 
     def end(self) -> None:
         """Give up the lease for good (``lock`` held): nobody asks or waits for a producer that is closed."""
@@ -327,9 +329,9 @@ class ProducerState:
     def transaction(self, active: bool, *, aborted: bool = False) -> None:
         """Note the begin or end of the application's transaction (``lock`` held)."""
         self.in_transaction = active
-        for fence in self.fences():
-            fence.transaction(active, aborted=aborted)
-            self.refresh(fence)
+        for send_state in self.send_states():
+            send_state.transaction(active, aborted=aborted)
+            self.refresh(send_state)
 
     # -- reports -----------------------------------------------------------------------------------
 
@@ -351,17 +353,17 @@ class ProducerState:
         librdkafka's len() counts a record until its report has returned.
         """
         with self.lock.first:
-            lost = 0 if self.rdkafka.queued() else sum(f.unreported() for f in self.fences())
+            lost = 0 if self.rdkafka.queued() else sum(f.unreported() for f in self.send_states())
         if lost:
             log.warning("kpsplit: %d reports were cut short by an exception from outside", lost)
 
     def _collecting(self, collecting: bool) -> None:
         with self.lock.first:
             self.collecting = collecting
-            for fence in self.fences():
-                self.refresh(fence)
+            for send_state in self.send_states():
+                self.refresh(send_state)
 
-    def report(self, fence: Fence, finals: list[Final[PendingRecord]], gave_up: Any = None) -> None:
+    def report(self, send_state: SendState, finals: list[Final[PendingRecord]], gave_up: Any = None) -> None:
         """Queue the callbacks of records that became final (``lock`` held).
 
         ``gave_up``: why those of them that failed did, whatever the broker had said before.
@@ -369,14 +371,14 @@ class ProducerState:
         for final in finals:
             content, error = final.record.payload, None
             if final.failed:
-                self.failures += not fence.transactions.abandoned(final.record.sequence)
+                self.failures += not send_state.transactions.abandoned(final.record.sequence)
                 error = gave_up or content.error or _GIVEN_UP
             if content.callback is None or (self.settings.only_errors and error is None):
                 continue
-            self.callbacks.put(content.callback, error, self._message(fence, final, error))
+            self.callbacks.put(content.callback, error, self._message(send_state, final, error))
 
-    def _message(self, fence: Fence, final: Final[PendingRecord], error: Any) -> Any:
-        content, parent = final.record.payload, fence.state.parent
+    def _message(self, send_state: SendState, final: Final[PendingRecord], error: Any) -> Any:
+        content, parent = final.record.payload, send_state.state.parent
         if error is content.error or not final.failed:
             return logical_message(content.message, final.segment, parent, final.offset)
         return lost_message(content.message, parent, final.segment.source, error)
@@ -385,11 +387,11 @@ class ProducerState:
 
     def strays(self) -> int:
         """Return how many records went astray so far."""
-        return sum(f.statistics.strays for f in self.fences())
+        return sum(f.statistics.strays for f in self.send_states())
 
     def pending(self) -> int:
         """Return how many records the broker acknowledged that are not final yet."""
-        return sum(f.pending() for f in self.fences())
+        return sum(f.pending() for f in self.send_states())
 
     def unresolved(self) -> int:
         """Return how many records the application has no report for, apart from those inside librdkafka."""

@@ -1,4 +1,4 @@
-"""Rolling back an operation whose operator died in the fence (docs/protocol.md, step 2 and "Turns").
+"""Rolling back an operation whose operator died in the fence (docs/protocol.md, 5.3 and step 2 of 7.1).
 
 Any producer that is held up may do it: it claims the operation, which fences the operator if it is only slow,
 and rolls back unless the log says that the attempt has ended.

@@ -14,7 +14,7 @@ from kpsplit.producer.lookup import AutoCreation, PartitionCounts
 from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.registration import ControlFeed
 from kpsplit.producer.sending import PassThroughSender
-from kpsplit.producer.state import PASS_THROUGH, Fence, RouteWriter, TopicRoute, check_partitioner
+from kpsplit.producer.state import PASS_THROUGH, RouteWriter, SendState, TopicRoute, check_partitioner
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Phase
@@ -33,7 +33,11 @@ class TopicTask:
     """
 
     def __init__(
-        self, feed: ControlFeed, held: HeldRecords, plain: PassThroughSender, watch: Callable[[Fence], None]
+        self,
+        feed: ControlFeed,
+        held: HeldRecords,
+        plain: PassThroughSender,
+        watch: Callable[[SendState], None],
     ) -> None:
         self._feed = feed
         self._producer = feed.producer
@@ -92,7 +96,9 @@ class TopicTask:
         route = producer.routes.get(topic)
         if not isinstance(route, TopicRoute) or partition is None or partition >= route.count:
             return False
-        return any(w.done for w in route.fences[partition].writers)  # a later record is through: so are they
+        return any(
+            w.done for w in route.send_states[partition].writers
+        )  # a later record is through: so are they
 
     # -- enrolled topics ---------------------------------------------------------------------------
 
@@ -120,7 +126,7 @@ class TopicTask:
             raise failed
 
     def _route_enrolled(self, topic: str, tail: ControlTail) -> None:
-        """Register an enrolled topic and make its fences.
+        """Register an enrolled topic and make its send states.
 
         A PREPARE that is in the view already is answered in the same record: an operator whose patience is
         at its end would otherwise remove the whole registration, other topics' lease or not.
@@ -143,22 +149,24 @@ class TopicTask:
         if count is None:
             return
         self._feed.registration.add_topic(topic, ready, deadline)
-        fences = [self._new_fence(enrolment, p, tail.view) for p in range(count)]
+        send_states = [self._new_send_state(enrolment, p, tail.view) for p in range(count)]
         with self._producer.lock.first:
-            for fence in fences:
-                fence.transaction(self._producer.in_transaction)
-            self._producer.add_route(topic, TopicRoute(enrolment, fences))
-            for fence in fences:
-                self._watch(fence)
+            for send_state in send_states:
+                send_state.transaction(self._producer.in_transaction)
+            self._producer.add_route(topic, TopicRoute(enrolment, send_states))
+            for send_state in send_states:
+                self._watch(send_state)
 
-    def _new_fence(self, enrolment: Enrolment, partition: int, view: ControlView) -> Fence:
+    def _new_send_state(self, enrolment: Enrolment, partition: int, view: ControlView) -> SendState:
         parent = PhysicalPartition(enrolment.topic, partition)
         state = view.state(parent)
         if state is None:
             raise KpsplitError(f"topic {enrolment.topic} is not enrolled any more", retriable=True)
-        fence: Fence = Fence(state, lambda segment: RouteWriter(segment, parent), self._producer.tally)
-        fence.suspend(True)  # until the control topic was read to an end asked for after we registered
-        return fence
+        send_state: SendState = SendState(
+            state, lambda segment: RouteWriter(segment, parent), self._producer.tally
+        )
+        send_state.suspend(True)  # until the control topic was read to an end asked for after we registered
+        return send_state
 
     def _refuse(self, topic: str, error: KpsplitError) -> None:
         self._producer.refused[topic] = error
@@ -189,14 +197,14 @@ class TopicTask:
             # librdkafka refuses a partition that it has not seen; it looks by itself only minutes later.
             count = min(count, self._producer.rdkafka.learn(route.enrolment.topic))
             self._metadata_at = min(self._metadata_at, monotonic() + LEARN_AGAIN_SECONDS)
-        added = [self._new_fence(route.enrolment, p, view) for p in range(route.count, count)]
+        added = [self._new_send_state(route.enrolment, p, view) for p in range(route.count, count)]
         with producer.lock.first:
             route.extend(added)
-            for fence in added:
-                fence.transaction(producer.in_transaction)
-                fence.suspend(not producer.lease_valid())
-                producer.refresh(fence)
-                self._watch(fence)
+            for send_state in added:
+                send_state.transaction(producer.in_transaction)
+                send_state.suspend(not producer.lease_valid())
+                producer.refresh(send_state)
+                self._watch(send_state)
 
 
 def not_allowed(error: AuthorizationError) -> KafkaError:

@@ -24,7 +24,7 @@ from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.registration import ControlFeed, Registration
 from kpsplit.producer.reports import Reporter
 from kpsplit.producer.sending import PassThroughSender, StampedSender
-from kpsplit.producer.state import Fence, PlainProducer, ProducerState, TopicRoute
+from kpsplit.producer.state import PlainProducer, ProducerState, SendState, TopicRoute
 from kpsplit.producer.topic_task import TopicTask
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -441,10 +441,10 @@ class SimProducer:
     # -- for traces --------------------------------------------------------------------------------
 
     @property
-    def fence(self) -> Fence | None:
+    def fence(self) -> SendState | None:
         """The fence of the one logical partition, None before the topic is routed."""
         route = self.shared.routes.get(PARENT.topic)
-        return route.fences[0] if isinstance(route, TopicRoute) else None
+        return route.send_states[0] if isinstance(route, TopicRoute) else None
 
     @property
     def state(self) -> PartitionState:

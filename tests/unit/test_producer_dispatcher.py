@@ -23,7 +23,14 @@ from kpsplit.producer.polling import Polling, Transactions
 from kpsplit.producer.reports import Reporter
 from kpsplit.producer.send_state import PartitionSendState
 from kpsplit.producer.sending import PassThroughSender, StampedSender
-from kpsplit.producer.state import PASS_THROUGH, Fence, PlainProducer, ProducerState, RouteWriter, TopicRoute
+from kpsplit.producer.state import (
+    PASS_THROUGH,
+    PlainProducer,
+    ProducerState,
+    RouteWriter,
+    SendState,
+    TopicRoute,
+)
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
@@ -95,7 +102,9 @@ class Ground:
         self.stamped = StampedSender(self.rdkafka.produce, self.reporter.report_for)
         self.plain = PassThroughSender(self.state)
         self.held = HeldRecords(self.state, self.stamped.send, self.plain.send)
-        self.fence: Fence = PartitionSendState(UNSPLIT, lambda s: RouteWriter(s, PARENT), self.state.tally)
+        self.fence: SendState = PartitionSendState(
+            UNSPLIT, lambda s: RouteWriter(s, PARENT), self.state.tally
+        )
         enrolment = Enrolment("orders", "id", Partitioner.CONSISTENT_RANDOM, True)
         self.state.add_route("orders", TopicRoute(enrolment, [self.fence]))
         self.state.renew(monotonic() + 1000)

@@ -81,7 +81,7 @@ def test_a_partition_that_is_named_is_taken() -> None:
 
 def test_added_partitions_are_followed() -> None:
     topic = route(Partitioner.CONSISTENT_RANDOM, 2)
-    topic.extend(route(Partitioner.CONSISTENT_RANDOM, 6).fences[2:])
+    topic.extend(route(Partitioner.CONSISTENT_RANDOM, 6).send_states[2:])
     for key in (b"a", b"b", b"c"):
         assert chosen(topic, key) == consistent(key, 6)
 

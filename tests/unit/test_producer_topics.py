@@ -84,7 +84,7 @@ def test_a_topic_that_is_gone_keeps_no_other_from_having_its_new_partitions(
     counts = {"orders": KpsplitError("there is no topic orders"), "grown": 2}
     background = library(ground, monkeypatch, counts, "orders", "grown")
     enrolment = Enrolment("grown", "id", Partitioner.CONSISTENT_RANDOM, True)
-    grown = TopicRoute(enrolment, [background._topics._new_fence(enrolment, 0, ControlView())])
+    grown = TopicRoute(enrolment, [background._topics._new_send_state(enrolment, 0, ControlView())])
     ground.state.add_route("grown", grown)
     ground.state.renew(monotonic() + 1000)
     background._turn()
@@ -98,7 +98,7 @@ def test_a_partition_is_used_once_the_producer_itself_has_seen_it(monkeypatch: p
     background = library(ground, monkeypatch, {"orders": 1, "grown": 3}, "orders", "grown")
     ground.counts = known
     enrolment = Enrolment("grown", "id", Partitioner.CONSISTENT_RANDOM, True)
-    grown = TopicRoute(enrolment, [background._topics._new_fence(enrolment, 0, ControlView())])
+    grown = TopicRoute(enrolment, [background._topics._new_send_state(enrolment, 0, ControlView())])
     ground.state.add_route("grown", grown)
     ground.state.renew(monotonic() + 1000)
     for number, count in ((1, 1), (0, 1), (2, 2), (3, 3)):
@@ -141,7 +141,7 @@ def test_the_librarys_thread_waits_for_no_answer_about_topics(monkeypatch: pytes
     background._feed.admin._client = brokers  # type: ignore[assignment]
     for topic in ("orders", "bills"):
         enrolment = Enrolment(topic, "id", Partitioner.CONSISTENT_RANDOM, True)
-        fence = background._topics._new_fence(enrolment, 0, ControlView())
+        fence = background._topics._new_send_state(enrolment, 0, ControlView())
         ground.state.add_route(topic, TopicRoute(enrolment, [fence]))
     ground.state.renew(monotonic() + 1000)
     ground.held.hold_unrouted("new", ground.content(b"waits"), -1)
