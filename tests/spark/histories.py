@@ -78,7 +78,7 @@ class World:
         self.retired: set[PhysicalPartition] = set()
         self.boundaries: list[Boundary] = []
         self.moment: dict[PhysicalPartition, int] | None = None
-        self.asked: tuple[PartitionState, dict[PhysicalPartition, int]] | None = None
+        self.asked: tuple[PartitionState, dict[PhysicalPartition, tuple[int, int]]] | None = None
         self.commits: list[LoggedCommit] = []
         self._attempts = count()
 
@@ -200,9 +200,21 @@ class World:
         log = PhysicalPartition(OFFSETS_TOPIC, self.parent.partition)
         self.moment = {place: len(records) for place, records in self.logs.items()} | {log: len(self.commits)}
 
-    def ends_asked(self, earlier: Mapping[PhysicalPartition, int] = MappingProxyType({})) -> None:
-        """The ends of the logs are asked now; ``earlier``: where some logs ended when they were asked."""
-        self.asked = self.state, {place: len(records) for place, records in self.logs.items()} | dict(earlier)
+    def ends_asked(
+        self, earlier: Mapping[PhysicalPartition, int] = MappingProxyType({}), *, open_: bool = False
+    ) -> None:
+        """The ends of the logs are asked now.
+
+        ``earlier``: where some logs ended when they were asked, or with ``open_`` where transactions were
+        open.
+        """
+        ends = self._ends()
+        stable = {place: (end, ends[place][1] if open_ else end) for place, end in earlier.items()}
+        self.asked = self.state, ends | stable
+
+    def _ends(self) -> dict[PhysicalPartition, tuple[int, int]]:
+        """The last stable offset and the end of each log."""
+        return {place: (len(log), len(log)) for place, log in self.logs.items()}
 
     def first_offsets(self) -> dict[PhysicalPartition, int]:
         """The first offset of each log that is not older than the moment; logs without one are left out."""
@@ -214,10 +226,10 @@ class World:
 
     def snapshot(self, *, later: bool = False) -> Snapshot:
         """What verify knows without the data; ``later``: when it looks again."""
-        now = self.state, {place: len(log) for place, log in self.logs.items()}
+        now = self.state, self._ends()
         state, asked = now if later or self.asked is None else self.asked
         ends = {
-            place: LogEnds(self.lows.get(place, 0), end, end)
+            place: LogEnds(self.lows.get(place, 0), *end)
             for place, end in asked.items()
             if place not in self.retired
         }

@@ -447,6 +447,22 @@ def a_stray_that_was_being_sent_again_is_no_finding(world: World) -> Expect:
 
 
 @case
+def a_number_that_an_open_transaction_hid_is_not_missing(world: World) -> Expect:
+    """Another producer's: this one has closed, and its certificate counts what is hidden."""
+    world.plain.add(world.bert)
+    busy(world)
+    world.since_now()
+    world.split(0, 2)
+    busy(world)
+    one, other = phantoms(world)
+    stable = {one: len(world.logs[one])}
+    world.send(world.bert, in_flight(world, one))
+    world.send(world.bert, in_flight(world, other))
+    world.ends_asked(stable, open_=True)
+    return was_under_way(Check.SEQUENCES_COMPLETE)
+
+
+@case
 def a_number_of_a_closed_producer_was_not_under_way(world: World) -> Expect:
     """Its certificate was read before the ends: all that it delivered lies before them."""
     split_life(world)

@@ -267,11 +267,13 @@ def test_what_lies_after_the_ends_was_under_way_and_the_rest_is_missing_still() 
     )
 
 
-def test_what_a_closed_producer_delivered_was_not_under_way() -> None:
+def test_what_a_closed_producer_delivered_was_not_under_way_but_may_have_been_hidden() -> None:
     """Certificates are read before the ends."""
     found = closed(snapshot(), Certificate(10, {"0": 10}, ()))
     lost = Holes(KnownProducers(found).get(*ANNA), ((3, 3),), ())
-    assert split_at_the_cut([lost], [Bucket(*ANNA, 0, bits({3}), 0, 1)]) == ([], [lost])
+    after = [Bucket(*ANNA, 0, bits({3}), 0, 1)]
+    assert split_at_the_cut([lost], after) == ([], [lost])
+    assert split_at_the_cut([lost], after, {0}) == ([lost], []), "an open transaction hid it"
 
 
 # What the command says at its end

@@ -228,19 +228,28 @@ def holes(
     ]
 
 
-def split_at_the_cut(found: Iterable[Holes], later: Iterable[Bucket]) -> tuple[list[Holes], list[Holes]]:
+def may_be_under_way(found: Holes, hidden: Collection[int]) -> bool:
+    """Tell whether what is missing may have been written, and lie after the ends of the logs.
+
+    What a producer with a certificate delivered lies before the ends, because certificates are read first. It
+    can lie after the end only in partitions where an open transaction hides records (``hidden``).
+    """
+    return found.writer.certificate is None or found.writer.parent.partition in hidden
+
+
+def split_at_the_cut(
+    found: Iterable[Holes], later: Iterable[Bucket], hidden: Collection[int] = ()
+) -> tuple[list[Holes], list[Holes]]:
     """Part what is missing into what lies after the ends that were asked for, and what is missing still.
 
     One snapshot asks the logs for their ends one after the other, while producers write. So of two numbers
     the greater one may lie before the end of its log, and the smaller one after the end of another. A number
     that was written after the ends was under way, not lost: the run that reads on judges it.
 
-    Only of producers without a certificate: what the others delivered lies before the ends, because
-    certificates are read first.
-
     Args:
         found: what is not there.
         later: what of it, and of others, a later reading found after the ends, as data or as strays.
+        hidden: the partitions in which an open transaction hides records.
     """
     written: dict[Who, list[Run]] = defaultdict(list)
     for b in sorted(later, key=lambda b: b.bucket):
@@ -248,7 +257,7 @@ def split_at_the_cut(found: Iterable[Holes], later: Iterable[Bucket]) -> tuple[l
         written[b.partition, b.producer] += [(n, n) for n in numbers]
     under_way, missing_still = [], []
     for h in found:
-        there = joined(written[h.who]) if h.writer.certificate is None else []
+        there = joined(written[h.who]) if may_be_under_way(h, hidden) else []
         runs, strays = minus(h.runs, there), minus(h.strays, there)
         came = Holes(h.writer, tuple(minus(h.runs, runs)), tuple(minus(h.strays, strays)))
         left = Holes(h.writer, tuple(runs), tuple(strays))

@@ -17,6 +17,7 @@ from kpsplit.spark_jobs.verification.sequence_checks import (
     Holes,
     holes,
     incomplete,
+    may_be_under_way,
     members,
     reaching_beyond,
     split_at_the_cut,
@@ -66,6 +67,7 @@ class SequenceScanner:
         given: the same of what lies before the time from which on is judged, the nearest first.
         uncommitted: the same of what is judged with the records of aborted transactions.
         later: the same of what was written since the ends of the logs were asked for, later and later.
+        hidden: the partitions in which an open transaction hides records.
     """
 
     def __init__(
@@ -77,10 +79,11 @@ class SequenceScanner:
         given: Buckets,
         uncommitted: Buckets,
         later: Buckets,
+        hidden: Collection[int],
     ) -> None:
         self._spark, self._writers, self._extents = spark, writers, extents
         self._buckets, self._given, self._uncommitted = buckets, given, uncommitted
-        self._later = later
+        self._later, self._hidden = later, hidden
 
     def look(self, spans: Collection[SegmentSpan]) -> SequenceScan:
         """Look at everything; ``spans``: the producers' data by segment.
@@ -113,16 +116,21 @@ class SequenceScanner:
         return looked
 
     def _look_after_the_ends(self, looked: SequenceScan) -> None:
-        """Look for what producers without a certificate may have had under way, as often as is offered."""
-        open_ = _without_certificate(looked.holes)
+        """Look for what may have been under way, or hidden, as often as is offered."""
+        open_ = self._may_come(looked.holes)
         for others in self._later(_partitions(h.who for h in open_)):
             numbers = {h.who: [n for run in (*h.runs, *h.strays) for n in run] for h in open_}
             wanted = [(*who, min(of) // BUCKET, max(of) // BUCKET) for who, of in numbers.items()]
             near = bitmaps.between(others, bitmaps.keyed_frame(self._spark, wanted, "low", "high"))
-            came, looked.holes = split_at_the_cut(looked.holes, bitmaps.bucket_rows(near.limit(MOST_AGAIN)))
+            came, looked.holes = split_at_the_cut(
+                looked.holes, bitmaps.bucket_rows(near.limit(MOST_AGAIN)), self._hidden
+            )
             looked.under_way += came
-            if not (open_ := _without_certificate(looked.holes)):
+            if not (open_ := self._may_come(looked.holes)):
                 break
+
+    def _may_come(self, found: Iterable[Holes]) -> list[Holes]:
+        return [h for h in found if may_be_under_way(h, self._hidden)]
 
     def _look_also_at(
         self, others: DataFrame, wanted: set[Who], found: _Search, looked: SequenceScan
@@ -205,10 +213,6 @@ class _Search:
     before: set[Who] = field(default_factory=set)
     too_many: bool = False
     kept: list[DataFrame] = field(default_factory=list)
-
-
-def _without_certificate(found: Iterable[Holes]) -> list[Holes]:
-    return [h for h in found if h.writer.certificate is None]
 
 
 def _partitions(of: Iterable[Who]) -> set[int]:

@@ -42,6 +42,7 @@ from kpsplit.spark_jobs.verification.start import (
     Since,
     Stretches,
     extents,
+    held_back,
     not_whole,
     start_of,
     stretches_after,
@@ -132,6 +133,7 @@ class Verifier:
             self._before_the_time,
             self._with_aborted,
             self._after_the_ends,
+            held_back(self._snapshot),
         ).look(self._spans)
 
     def _before_the_time(self, partitions: set[int]) -> Iterator[DataFrame]:
@@ -222,7 +224,7 @@ class Verifier:
             judged |= {who for who, transactional in of.items() if not transactional}
         aborted = scan.missing_first | {who for who, x in self._extents.items() if x.first > 0}
         doubtful = {who for who in aborted if of[who]} | set(scan.again)
-        doubtful |= {h.who for h in scan.holes if decider.is_told(h)}
+        doubtful |= {h.who for h in scan.holes if decider.is_told(h)} | {h.who for h in scan.under_way}
         doubtful |= {(p, who) for p, who, _ in (*scan.not_looked_at, *scan.repeated)}
         return judged, doubtful
 
