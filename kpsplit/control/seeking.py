@@ -25,7 +25,7 @@ from kpsplit.kafka.groups import (
     topics_of,
 )
 from kpsplit.kafka.offset_log import offset_log_partitions
-from kpsplit.splitter.commits import CommitFold, ordinary_offsets
+from kpsplit.splitter.commits import MOST_WITHDRAWN, CommitFold, ordinary_offsets
 from kpsplit.splitter.cursor import Cursor, steps_to
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
@@ -195,11 +195,15 @@ class Seeker:
 
         Raises:
             ConflictError: a member has joined meanwhile; if ``changed``, it may go on from where it stood.
-            KpsplitError: it was not done, or if ``changed`` only the range commits are forgotten.
+            KpsplitError: it was not done, or if ``changed`` only range commits are forgotten.
         """
         self._refuse_active(found.group, found.topic, changed=False)
         if found.commits:
-            self._writer(found.group, deadline).commit([], found.commits, {}, None, deadline)
+            writer = self._writer(found.group, deadline)
+            for first in range(0, len(found.commits), MOST_WITHDRAWN):
+                with behind_a_change("run it again", done=first > 0):
+                    keys = found.commits[first : first + MOST_WITHDRAWN]
+                    writer.commit([], keys, {}, None, deadline)
         with behind_a_change("run it again", done=bool(found.commits)):
             if found.offsets:
                 delete_positions(self._connection, found.group, found.offsets)

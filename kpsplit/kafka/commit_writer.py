@@ -278,12 +278,20 @@ class _Transaction:
             if error is not None:
                 self._failures.append(error)
 
+        def produce(parent: PhysicalPartition, key: bytes, value: bytes | None) -> None:
+            partition = offsets_partition(parent, self._partitions)
+            while True:
+                try:
+                    return self._producer.produce(OFFSETS_TOPIC, value, key, partition, report)
+                except BufferError:  # the client's queue is full
+                    self._deadline.check("write a commit")
+                    self._go_on()
+                    self._producer.poll(min(0.1, self._left()))
+
         for record in records:
-            partition = offsets_partition(record.parent, self._partitions)
-            self._producer.produce(OFFSETS_TOPIC, record.encode(), record.key, partition, report)
+            produce(record.parent, record.key, record.encode())
         for key in tombstones:
-            partition = offsets_partition(key.parent, self._partitions)
-            self._producer.produce(OFFSETS_TOPIC, None, key.encode(), partition, report)
+            produce(key.parent, key.encode(), None)
 
     def _flush(self) -> None:
         """Wait until every record is acknowledged: only then may the generation be looked at."""

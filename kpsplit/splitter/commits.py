@@ -25,6 +25,9 @@ from kpsplit.splitter.records.offsets import (
     read_commit,
 )
 
+MOST_WITHDRAWN = 1000
+"""So many keys at most are withdrawn in one transaction: whoever may write the log can write many."""
+
 Piece = tuple[KeyRange, RangeCommit]
 """An interval of the key space and the commit that wins there."""
 
@@ -245,6 +248,8 @@ class CommitFold:
     ) -> tuple[CommitKey, ...]:
         """Return keys whose records win nowhere once commits of ``covering`` are written behind them.
 
+        At most MOST_WITHDRAWN of them: the next commit of the same ranges withdraws the next ones.
+
         Only such keys may be withdrawn, in the same transaction: a reader of any part of the log then still
         finds the newer commits. A key that the caller does not cover is not his to withdraw, whatever this
         fold says: its owner may just have committed it again.
@@ -252,7 +257,7 @@ class CommitFold:
         known = self._known.get((group, parent))
         new = sorted(covering)
         stale = {r for r in known.live - set(new) if _covered(r, new)} if known is not None else ()
-        return tuple(CommitKey(group, parent, range_) for range_ in sorted(stale))
+        return tuple(CommitKey(group, parent, range_) for range_ in sorted(stale)[:MOST_WITHDRAWN])
 
 
 def _joined(left: Cursor | None, right: Cursor | None) -> Cursor | None:

@@ -6,7 +6,8 @@ The producer is a fake: a library that hangs, or loses an answer, cannot be had 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from kpsplit.kafka import commit_writer
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection
+from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.offsets import Position, RangeCommit
 
 PARENT = PhysicalPartition("orders", 0)
 SECONDS = 60.0
@@ -49,8 +52,8 @@ class Scene:
         self.abandoned: list[Any] = []
         self._writer = CommitWriter(connection, "id", 16, self._make, self.abandoned.append)
 
-    def commit(self, seconds: float = SECONDS) -> None:
-        self._writer.commit([], [], {PARENT: 7}, object(), Deadline(seconds))
+    def commit(self, seconds: float = SECONDS, records: Sequence[RangeCommit] = ()) -> None:
+        self._writer.commit(records, [], {PARENT: 7}, object(), Deadline(seconds))
 
     def _make(self, _config: Any) -> Any:
         self.made.append(Fake(self._at.pop() if self._at else {}))
@@ -131,6 +134,36 @@ def test_what_the_producer_itself_refuses_to_commit_is_not_committed() -> None:
     assert scene.made[0].asked[-1] == "abort_transaction"
     scene.commit()
     assert len(scene.made) == 1
+
+
+def full() -> None:
+    raise BufferError("Queue full")
+
+
+RECORD = RangeCommit("g", PARENT, WHOLE, {0: Position(7)}, "m", 1)
+
+
+def test_a_commit_waits_while_the_queue_of_the_client_is_full() -> None:
+    scene = Scene(produce=full)
+    scene.commit(records=[RECORD])
+    assert [call for call in scene.made[0].asked if call in ("produce", "poll")] == [
+        "produce",
+        "poll",
+        "produce",
+    ]
+    assert scene.made[0].asked[-1] == "commit_transaction"
+
+
+def test_a_queue_that_stays_full_ends_the_commit_at_its_deadline_with_nothing_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene()
+    monkeypatch.setattr(Fake, "produce", lambda *_: full(), raising=False)
+    monkeypatch.setattr(Fake, "poll", lambda *_: time.sleep(0.01), raising=False)
+    with pytest.raises(KpsplitError) as caught:
+        scene.commit(0.05, [RECORD])
+    assert not isinstance(caught.value, UnknownOutcomeError)
+    assert scene.made[0].asked[-1] == "abort_transaction"
 
 
 @pytest.mark.parametrize(

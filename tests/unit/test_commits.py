@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kpsplit.errors import FutureVersionError
-from kpsplit.splitter.commits import CommitFold, ordinary_offsets
+from kpsplit.splitter.commits import MOST_WITHDRAWN, CommitFold, ordinary_offsets
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange
 from kpsplit.splitter.partition_state import SubTopicState
@@ -118,6 +118,19 @@ def test_a_key_that_is_written_again_is_not_stale() -> None:
     fold = folded(commit(QUARTERS[0], {0: 1}), commit(LEFT, {0: 2}))
     assert fold.stale_keys("g", PARENT, [QUARTERS[0]]) == ()
     assert fold.stale_keys("g", PARENT, [LEFT]) == (CommitKey("g", PARENT, QUARTERS[0]),)
+
+
+def test_no_number_of_foreign_keys_makes_a_transaction_long() -> None:
+    narrow = [commit(KeyRange(n, n + 1), {0: 1}) for n in range(MOST_WITHDRAWN + 5)]
+    fold = folded(*narrow)
+    first = fold.stale_keys("g", PARENT, [WHOLE])
+    assert len(first) == MOST_WITHDRAWN
+    log = [*narrow, commit(WHOLE, {0: 2}), *first]
+    later = folded(*log)
+    assert held(later) == [(WHOLE, {0: 2})]
+    assert later.stale_keys("g", PARENT, [WHOLE]) == tuple(
+        CommitKey("g", PARENT, c.range) for c in narrow[MOST_WITHDRAWN:]
+    )
 
 
 def test_a_part_of_the_log_that_is_read_twice_changes_nothing() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer.commit.group_offsets import GroupOffsets, NoOffsetError
+from kpsplit.consumer.commit.group_offsets import MOST_PIECES, GroupOffsets, NoOffsetError
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots import initializer
 from kpsplit.consumer.slots.assigned import SlotStart, StartRequest
@@ -16,7 +16,7 @@ from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitErr
 from kpsplit.kafka.log_ends import Failed
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
-from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.records.keys import offsets_partition
 from kpsplit.splitter.records.offsets import Cause, CommitKey, Position, RangeCommit
@@ -126,6 +126,14 @@ def test_partitions_start_although_the_log_of_another_has_no_leader() -> None:
     without, led = scene.starts(PLAIN, PhysicalPartition("plain", 1))
     assert isinstance(without, UnreachableError)
     assert position(led) == 3
+
+
+def test_a_slot_with_very_many_pieces_is_read_from_the_least_of_them() -> None:
+    scene = Scene()
+    for n in range(MOST_PIECES + 1):
+        narrow = RangeCommit("g", WELL, KeyRange(2 * n, 2 * n + 1), {0: Position(9)}, "x", 1, Cause.PROGRESS)
+        scene.fold.fold(narrow.key, narrow.encode(), 10 + n)
+    assert position(scene.starts(WELL)[0]) == 7
 
 
 def test_a_partition_without_an_offset_is_named_and_the_others_start() -> None:

@@ -51,6 +51,8 @@ MEMBERS_SECONDS = 2.0
 """Commits wait for the answer."""
 LOOK_SECONDS = 0.5
 """How long a commit waits to learn which sub-topics there are."""
+MOST_PIECES = 1000
+"""A slot with more pieces is read from the least of them: no member writes so many."""
 LOG_SECONDS = 3.0
 """How long the log is read at once; what is undecided then is asked for again."""
 UNDECIDED_SECONDS = 45.0
@@ -429,6 +431,8 @@ def _start(
         for range_, cursor in pieces
     ]
     stale = any(c.ahead_of(wanted.lineage) for c in found)
+    if len(found) > MOST_PIECES and not stale:
+        found = [least(wanted.lineage, found)]
     return SlotStart(tuple(found), stale, all(c is not None for _, c in pieces))
 
 
