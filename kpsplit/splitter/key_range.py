@@ -49,7 +49,10 @@ class KeyRange:
     def __post_init__(self) -> None:
         """Refuse what is not an interval of the key space."""
         if not 0 <= self.lo < self.hi <= KEY_SPACE:
-            raise UsageError(f"[{self.lo:#x}, {self.hi:#x}) is not a range of the key space [0, 2^32)")
+            raise UsageError(
+                f"{self.lo:x}:{self.hi:x} is not a range of the key space",
+                hint="a range lies between 0 and 100000000, and lo is less than hi",
+            )
 
     def __contains__(self, hash_: int) -> bool:
         """Tell whether a key hash lies in the range."""

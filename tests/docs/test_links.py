@@ -74,3 +74,10 @@ def test_the_index_and_the_site_name_every_page() -> None:
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
     assert site == pages
     assert all(f"]({page})" in index for page in pages - {"index.md"})
+
+
+def test_every_file_of_the_repository_that_a_page_names_exists() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        for path in re.findall(r"`((?:kpsplit|tests|examples|benchmarks|scripts)/[\w./-]+)`", text):
+            assert (ROOT / path).exists(), f"{page.name} names {path}"
