@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 from weakref import WeakSet
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline, monotonic
@@ -17,8 +18,8 @@ from kpsplit.producer.client import Producer
 from kpsplit.producer.registration import Registration
 from kpsplit.splitter.records.producers import Certificate
 from tests.unit.samples import fenced
-from tests.unit.test_producer_dispatcher import SPLIT, UNSPLIT, Ground
 from tests.unit.test_producer_interrupts import whole_producer
+from tests.unit.test_producer_state import SPLIT, UNSPLIT, Ground
 
 
 class Library:
@@ -197,3 +198,11 @@ def test_whatever_goes_wrong_at_the_exit_the_others_are_ended_too(monkeypatch: p
     monkeypatch.setattr(client, "_left_open", WeakSet(both))
     client._leave_all()
     assert sorted(left) == ["a", "b"]
+
+
+def test_a_transactional_producer_registers_for_nothing_outside_a_transaction() -> None:
+    with contextlib.closing(Producer({"bootstrap.servers": "127.0.0.1:9", "transactional.id": "t"})) as one:
+        with pytest.raises(KafkaException) as refused:
+            one.produce("orders", b"v", b"k")
+        assert refused.value.args[0].code() == KafkaError._STATE
+        assert one._background is None

@@ -24,7 +24,7 @@ from kpsplit.splitter.records.producers import Certificate
 from kpsplit.splitter.records.stamp import HEADER
 from tests.unit.interrupts import Interrupted, interrupted_while_waiting, raising_signals, time_limit
 from tests.unit.samples import fenced, operated
-from tests.unit.test_producer_dispatcher import SPLIT, UNSPLIT, Ground
+from tests.unit.test_producer_state import SPLIT, UNSPLIT, Ground
 
 
 def producing(ground: Ground, start: Callable[[], None] = lambda: None) -> Callable[..., None]:

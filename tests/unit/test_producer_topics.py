@@ -19,7 +19,7 @@ from kpsplit.producer.state import TopicRoute
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
-from tests.unit.test_producer_dispatcher import Ground
+from tests.unit.test_producer_state import Ground
 
 
 class Tail:

@@ -1,4 +1,4 @@
-"""The fence of one logical partition, step by step; tests/sim explores its interleavings."""
+"""What a producer sends and waits for in one partition; tests/sim explores its interleavings."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from kpsplit.producer import send_state
 from kpsplit.producer.backlog import Tally
+from kpsplit.producer.fence_task import only_holds
 from kpsplit.producer.finality import Answer, Outgoing, SegmentWriter
-from kpsplit.producer.send_state import PartitionSendState
+from kpsplit.producer.send_state import FailedNumbers, PartitionSendState
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Abort, EndedBy, PartitionState
@@ -18,14 +20,14 @@ from tests.unit.samples import UNSPLIT, committed, fenced, merge_attempt, operat
 LOW, HIGH = 0x10000000, 0xF0000000
 SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(4))
 
-Fence = PartitionSendState[str, SegmentWriter[str]]
+SendState = PartitionSendState[str, SegmentWriter[str]]
 
 
-def fence_of(state: PartitionState = UNSPLIT) -> Fence:
+def fence_of(state: PartitionState = UNSPLIT) -> SendState:
     return PartitionSendState(state, SegmentWriter, Tally())
 
 
-def send(fence: Fence, key: int | None = LOW) -> tuple[Any, Outgoing[str]]:
+def send(fence: SendState, key: int | None = LOW) -> tuple[Any, Outgoing[str]]:
     """Send the next record as the fast path does; it must be possible."""
     writer = fence.writer_for(key, fence.next_sequence)
     assert writer.open
@@ -35,7 +37,7 @@ def send(fence: Fence, key: int | None = LOW) -> tuple[Any, Outgoing[str]]:
     return writer, record
 
 
-def released(fence: Fence, limit: int | None = None) -> list[tuple[int, int]]:
+def released(fence: SendState, limit: int | None = None) -> list[tuple[int, int]]:
     """Send what may be sent; return (segment, sequence) of each record."""
     ready = fence.sendable(limit)
     for writer, _ in ready:
@@ -397,3 +399,56 @@ def test_a_report_does_not_look_at_all_records_that_wait_for_a_look_at_the_log()
         else:
             fence.acknowledged(writer, record, number, lease_valid=True)
     assert len(writer.unplaced) == 500 and Scans.looked_at == 0
+
+
+def test_a_fence_with_nothing_in_flight_only_holds() -> None:
+    fence = fence_of()
+    fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=True)
+    fence.hold(LOW, "a")
+    assert fence.busy() and only_holds(fence)
+
+
+def test_a_fence_that_waits_for_an_acknowledgement_does_more() -> None:
+    fence = fence_of()
+    writer, record = send(fence)
+    fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=True)
+    assert not only_holds(fence)
+    fence.acknowledged(writer, record, 7, lease_valid=True)
+    assert fence.pending() and not only_holds(fence)  # its report waits for the outcome
+
+
+def test_held_records_that_may_go_are_not_waited_with() -> None:
+    fence = fence_of()
+    fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=True)
+    fence.hold(LOW, "a")
+    fence.observe(apply(fenced(UNSPLIT, SPLIT), Abort("s", EndedBy.TAKEOVER, "gone")), lease_valid=True)
+    assert fence.busy() and not only_holds(fence)
+
+
+def failed(*numbers: int) -> FailedNumbers:
+    noted = FailedNumbers()
+    noted.add(numbers)
+    return noted
+
+
+def test_numbers_that_failed_are_told_in_order_and_once() -> None:
+    noted = failed(7, 8, 9, 2, 3, 8)
+    assert (noted.numbers(), noted.count) == ([2, 3, 7, 8, 9], 6)
+
+
+def test_an_outage_costs_no_memory_however_many_records_fail_in_a_row() -> None:
+    noted = failed(*range(50_000))
+    assert noted.numbers() == list(range(50_000)) and len(noted) == 1
+
+
+def test_who_fails_here_and_there_for_ever_is_counted_and_named_no_more() -> None:
+    noted = failed(*range(0, 4 * send_state.MOST_RUNS, 2))
+    assert noted.count == 2 * send_state.MOST_RUNS
+    assert (noted.numbers(), len(noted)) == (None, 0)
+    noted.add([5])
+    assert noted.count == 2 * send_state.MOST_RUNS + 1
+
+
+def test_more_numbers_than_a_certificate_can_hold_are_counted_and_named_no_more() -> None:
+    noted = failed(*range(send_state.MOST_NAMED + 1))
+    assert (noted.numbers(), noted.count) == (None, send_state.MOST_NAMED + 1)
