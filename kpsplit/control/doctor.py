@@ -40,6 +40,8 @@ _CLOCK_TOLERANCE_MS = 60_000
 _OVERRIDDEN = {"max.message.bytes"}
 
 
+OVERWRITTEN = "overwritten"
+"""The check of garbage over a registration that did not close: to remove it would remove the registration."""
 _MOST_NAMED = 3
 _PLAIN = re.compile(rb"[A-Za-z0-9._/!-]{1,64}")
 
@@ -100,8 +102,9 @@ def producers_set_aside(
         )
         return SetAside(check, PRODUCERS_TOPIC, f"{why}{over}", 0, key)
 
+    live = {record.key for record in registrations.all() if not record.closed}
     for key, why in garbage.items():
-        yield aside("garbage", key, f"not written by kpsplit ({why})")
+        yield aside(OVERWRITTEN if key in live else "garbage", key, f"not written by kpsplit ({why})")
     for newer in registrations.newer.values():
         topics = sorted(set(newer.topics) & view.enrolments.keys())
         refused = f"no split or merge of {', '.join(topics)}" if topics else "of no enrolled topic"
@@ -168,6 +171,11 @@ def _garbage(found: Findings) -> Iterator[Trouble]:
             remedy,
         )
     yield from _set_aside(found, "garbage", f"{remedy}; to remove them: {{}}")
+    yield from _set_aside(
+        found,
+        OVERWRITTEN,
+        "close that producer, or let it answer an operation: its own record takes the place",
+    )
 
 
 def _registrations(found: Findings) -> Iterator[Trouble]:

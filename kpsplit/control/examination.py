@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from kpsplit.control.doctor import Findings, SetAside, producers_set_aside
+from kpsplit.control.doctor import OVERWRITTEN, Findings, SetAside, producers_set_aside
 from kpsplit.control.facts import FactsGatherer
 from kpsplit.control.own_topics import own_topics
 from kpsplit.control.plans import wall_ms
 from kpsplit.control.preconditions import LogFacts
 from kpsplit.control.sampling import Sample, sample_partition
 from kpsplit.control.session import ClusterSession
-from kpsplit.errors import ConflictError, FutureVersionError
+from kpsplit.errors import CheckFailedError, ConflictError, FutureVersionError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
@@ -137,8 +137,12 @@ def _topics(admin: ClusterAdmin, view: ControlView, names: frozenset[str]) -> di
 
 def forget(session: ClusterSession, records: Iterable[SetAside]) -> None:
     """Remove records that were set aside; as ``Admin.forget_records``."""
-    deadline = session.begin()
     wanted = set(records)
+    for record in sorted(r for r in wanted if r.check == OVERWRITTEN):
+        raise CheckFailedError(
+            f"{record.name}: {record.why}: nothing was removed", hint="close that producer instead"
+        )
+    deadline = session.begin()
     there = set(examine(session.connection, session.admin, deadline).set_aside)
     if not wanted <= there:
         missing = min(wanted - there).name

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from kpsplit.control import examination
 from kpsplit.control.doctor import Findings, SetAside, diagnose, producers_set_aside
 from kpsplit.control.facts import OpenTransaction
 from kpsplit.control.own_topics import own_topics, topic_config
 from kpsplit.control.preconditions import LogFacts
 from kpsplit.control.sampling import Sample
+from kpsplit.errors import CheckFailedError
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.key_range import WHOLE
@@ -252,6 +256,19 @@ def test_a_record_is_named_so_that_any_shell_takes_it() -> None:
 def test_the_remedy_is_ready_to_be_pasted() -> None:
     (wrong,) = [c for c in diagnose(with_registrations(bad="no JSON")) if not c.ok]
     assert (wrong.remedy or "").endswith("kpsplit doctor --forget producers/0:bad")
+
+
+def test_nobody_is_asked_to_remove_the_registration_of_a_producer_that_may_run() -> None:
+    """Garbage stands over it: a tombstone for its key would remove the registration."""
+    findings = with_registrations(READY, **{READY.key.decode(): "no JSON"})
+    (wrong,) = [c for c in diagnose(findings) if not c.ok]
+    assert wrong.remedy is not None and "--forget" not in wrong.remedy
+    assert wrong.remedy.startswith("close that producer")
+    session: Any = SimpleNamespace()
+    with pytest.raises(CheckFailedError, match="over the registration of ready"):
+        examination.forget(session, findings.set_aside)
+    closed = with_registrations(replace(READY, closed=True), **{READY.key.decode(): "no JSON"})
+    assert [r.check for r in closed.set_aside] == ["garbage"]
 
 
 @pytest.mark.parametrize("case", CASES)
