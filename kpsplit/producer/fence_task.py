@@ -33,7 +33,10 @@ class PauseClock:
     def observe(self, send_state: SendState) -> None:
         """Note a new state of a partition."""
         parent, attempt = send_state.state.parent, send_state.state.attempt
-        if attempt is not None and send_state.state.fenced_segments() and parent not in self._began:
+        if attempt is None or not send_state.state.fenced_segments():
+            return
+        began = self._began.get(parent)
+        if began is None or began[0] != attempt.id:  # what an earlier attempt held may wait still
             counts = send_state.statistics
             self._began[parent] = (attempt.id, monotonic(), counts.held, counts.strays)
 

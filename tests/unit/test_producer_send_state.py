@@ -9,7 +9,7 @@ import pytest
 
 from kpsplit.producer import send_state
 from kpsplit.producer.backlog import Tally
-from kpsplit.producer.fence_task import only_holds
+from kpsplit.producer.fence_task import PauseClock, only_holds
 from kpsplit.producer.finality import Answer, Outgoing, SegmentWriter
 from kpsplit.producer.send_state import FailedNumbers, PartitionSendState
 from kpsplit.splitter.key_range import WHOLE
@@ -452,3 +452,23 @@ def test_who_fails_here_and_there_for_ever_is_counted_and_named_no_more() -> Non
 def test_more_numbers_than_a_certificate_can_hold_are_counted_and_named_no_more() -> None:
     noted = failed(*range(send_state.MOST_NAMED + 1))
     assert (noted.numbers(), noted.count) == (None, send_state.MOST_NAMED + 1)
+
+
+def test_the_pause_of_a_second_attempt_is_reported_as_its_own() -> None:
+    """Records that the first attempt held may still wait when the second one fences."""
+    fence, clock = fence_of(), PauseClock()
+    fence.observe(fenced(UNSPLIT, SPLIT), lease_valid=True)
+    clock.observe(fence)
+    fence.hold(LOW, "a")
+    rolled_back = apply(fenced(UNSPLIT, SPLIT), Abort("s", EndedBy.OPERATOR, "lost"))
+    fence.observe(rolled_back, lease_valid=True)
+    clock.observe(fence)
+    assert clock.over(fence) is None, "a record waits"
+    second = split_attempt(rolled_back, 0, WHOLE.split_evenly(2), "t")
+    fence.observe(fenced(rolled_back, second), lease_valid=True)
+    clock.observe(fence)
+    fence.hold(LOW, "b")
+    fence.observe(operated(rolled_back, second, {0: 5}), lease_valid=True)
+    fence.sent([record for _, record in fence.sendable()])
+    ended = clock.over(fence)
+    assert ended is not None and (ended[1].attempt, ended[1].held) == ("t", 1)
