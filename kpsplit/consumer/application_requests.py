@@ -57,12 +57,13 @@ class ApplicationRequests:
         context = self._context
         kept: dict[OwnedSlot, tuple[Cursor, ...]] = {}
         for slot, pieces in cursors.items():
-            known = None if exactly else context.ahead.get(slot)
+            assigned = context.assigned_slots[slot]
+            known = None if exactly else assigned.ahead
             kept[slot] = tuple(known.furthest(pieces, context.lineage(slot.parent))) if known else pieces
             if context.settings.auto_store:
-                context.ahead[slot] = PieceProgress(kept[slot])
+                assigned.ahead = PieceProgress(kept[slot])
             else:
-                context.stored[slot] = kept[slot]
+                assigned.stored = kept[slot]
         return kept
 
     def handed_out(self, mark: int) -> Cursors:
@@ -79,7 +80,7 @@ class ApplicationRequests:
         if not context.settings.auto_store:
             return context.processed(assigned)
         lineage = context.lineage(assigned.parent)
-        return context.settled(assigned.slot, [self._buffer.cursor_at(assigned.slot, mark)], lineage)
+        return context.settled(assigned, [self._buffer.cursor_at(assigned.slot, mark)], lineage)
 
     def behind_message(self, message: Any, mark: int) -> Cursors:
         """Return the cursors that say that a message, and what came before it, is processed."""
@@ -131,7 +132,7 @@ class ApplicationRequests:
             read = self._buffer.cursor_at(assigned.slot, mark)
             # After a seek back what is committed is no lower bound.
             committed = () if assigned.sought > assigned.moves_told else assigned.committed
-            known = self._context.stored.get(assigned.slot) or committed or assigned.start.pieces
+            known = assigned.stored or committed or assigned.start.pieces
             found[assigned.slot] = tuple(
                 move(lineage, before, read.narrowed(before.range)) for before in known
             )
@@ -141,7 +142,8 @@ class ApplicationRequests:
         """Keep what ``store_offsets`` said for the next commit."""
         if not cursors:
             raise KafkaException(KafkaError(KafkaError._STATE, "no slot of the partition is assigned"))
-        self._context.stored.update(cursors)
+        for slot, pieces in cursors.items():
+            self._context.assigned_slots[slot].stored = pieces
 
     def place(self, message: Any) -> Place | None:
         """Return where a message is stored."""
@@ -209,7 +211,7 @@ class ApplicationRequests:
             raise KafkaException(KafkaError(KafkaError._STATE, f"{parent} is not assigned"))
         lineage = self._context.lineage(parent)
         for assigned in assigned_slots:
-            self._context.stored.pop(assigned.slot, None)
+            assigned.stored = None
             own = cursor.narrowed(assigned.slot.range).settled(lineage)
             if self._note_move(assigned, (own,)):
                 assigned.sought = assigned.moves

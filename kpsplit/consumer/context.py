@@ -22,7 +22,6 @@ from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.states import Life
 from kpsplit.consumer.metadata import Metadata
 from kpsplit.consumer.slots.assigned import AssignedSlot, AssignedSlots
-from kpsplit.consumer.slots.pieces import PieceProgress
 from kpsplit.consumer.slots.state_binding import StateBinding
 from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.errors import (
@@ -70,10 +69,7 @@ class Context:
     state_binding: StateBinding = field(default_factory=StateBinding)
     life: Life = field(default_factory=Life)
     assigned_slots: AssignedSlots = field(default_factory=AssignedSlots)
-    ahead: dict[OwnedSlot, PieceProgress] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
-    stored: dict[OwnedSlot, tuple[Cursor, ...]] = field(default_factory=dict)
-    """What ``store_offsets`` said, where records do not count as processed by themselves."""
     assignment_epochs: Counter[OwnedSlot] = field(default_factory=Counter)
     """How often what was read and done of a slot was taken back: a commit asked for before that is void."""
     ends: dict[PhysicalPartition, int] = field(default_factory=dict)
@@ -107,18 +103,18 @@ class Context:
 
     def processed(self, assigned: AssignedSlot) -> tuple[Cursor, ...]:
         """Return how far a slot is processed, in the form that is committed."""
-        slot, lineage = assigned.slot, self.lineage(assigned.parent)
         if self.settings.auto_store:
-            return self.settled(slot, self.sink.cursor(slot), lineage)
-        return self.stored.get(slot, assigned.committed)
+            lineage = self.lineage(assigned.parent)
+            return self.settled(assigned, self.sink.cursor(assigned.slot), lineage)
+        return assigned.committed if assigned.stored is None else assigned.stored
 
-    def settled(self, slot: OwnedSlot, cursors: Any, lineage: Lineage) -> tuple[Cursor, ...]:
+    def settled(self, assigned: AssignedSlot, cursors: Any, lineage: Lineage) -> tuple[Cursor, ...]:
         """Return cursors of a slot in the form that is committed; never behind the pieces it began with."""
-        ahead = self.ahead.get(slot)
+        ahead = assigned.ahead
         if ahead is None:
             return tuple(c.settled(lineage) for c in cursors)
         if ahead.caught_up(cursors, lineage):
-            del self.ahead[slot]
+            assigned.ahead = None
         return tuple(ahead.furthest(cursors, lineage))
 
     def forget(self, assigned_slots: list[AssignedSlot]) -> None:
@@ -143,10 +139,9 @@ class Context:
         self.reader.disown(slots)
         self.sink.dropped(slots)
         self.state_binding.left(slots)
-        for slot in slots:
-            self.ahead.pop(slot, None)
-            self.stored.pop(slot, None)
-            self.assignment_epochs[slot] += 1
+        for assigned in assigned_slots:
+            assigned.ahead = assigned.stored = None
+            self.assignment_epochs[assigned.slot] += 1
 
     def unsaved(self, assigned: AssignedSlot, cursors: tuple[Cursor, ...]) -> bool:
         """Tell whether there is anything to commit of a slot that is processed up to there."""

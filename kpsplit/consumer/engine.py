@@ -297,8 +297,9 @@ class Engine(threading.Thread):
     def _offer(self, batch: Batch) -> None:
         context = self.context
         context.epochs.read(batch)
-        for slot in context.ahead.keys() & set(batch.slots) if context.ahead else ():
-            context.ahead[slot].without_processed(batch, context.lineage(batch.parent))
+        for assigned in context.assigned_slots.among(batch.slots):
+            if assigned.ahead is not None:
+                assigned.ahead.without_processed(batch, context.lineage(batch.parent))
         context.sink.offer(batch)
 
     def _go_on_behind_gaps(self) -> None:

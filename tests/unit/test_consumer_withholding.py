@@ -33,7 +33,6 @@ class Scene:
         self.context: Any = SimpleNamespace(
             assigned_slots=assigned_slots,
             counts={"slots_withheld": 0},
-            ahead={},
             settings=SimpleNamespace(auto_commit=False),
             lineage=lambda _: state.lineage,
             settled=lambda _slot, cursors, _lineage: tuple(cursors),

@@ -360,7 +360,8 @@ def attach(context: Context, committer: Committer, new: Attached) -> Attached:
     before.sink.dropped(slots)
     context.sink, context.settings = new.sink, new.settings
     context.run_stats, context.participant = new.stats, new.participant
-    context.stored.clear()  # it is in the places where slots restart; kept, it would take later commits back
+    for assigned in context.assigned_slots:
+        assigned.stored = None  # it is where slots restart; kept, it would take later commits back
     for assigned in assigned_slots:
         _restart(context, assigned, processed[assigned.slot])
     return before
@@ -406,11 +407,11 @@ def _processed(context: Context, assigned: AssignedSlot) -> Sequence[Cursor]:
 def _restart(context: Context, assigned: AssignedSlot, pieces: Sequence[Cursor]) -> None:
     committed = assigned.start is not None and assigned.start.committed
     assigned.start = SlotStart(tuple(pieces), committed=committed)
-    context.ahead.pop(assigned.slot, None)
+    assigned.ahead = None
     if assigned.stage is SlotStage.READING:
         begin(context, assigned)
         return
     if len(pieces) > 1:
-        context.ahead[assigned.slot] = PieceProgress(tuple(pieces))
+        assigned.ahead = PieceProgress(tuple(pieces))
     context.sink.taken(assigned.slot, merged(context.lineage(assigned.parent), assigned.start))
     context.sink.release([assigned.slot])

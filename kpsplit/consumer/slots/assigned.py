@@ -9,6 +9,7 @@ from typing import Literal
 
 from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.consumer.slots.pieces import PieceProgress
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
@@ -79,7 +80,9 @@ class AssignedSlot:
     its last commit was asked for, and none begins after that. ``moves``: how often the application moved it
     to where the group may have been before; ``sought``: which of these moves was the last seek;
     ``moves_told``: how many of them commits tell of. ``reset``: its offset is outside the log, and it begins
-    anew at ``auto.offset.reset`` when what was read of it is processed.
+    anew at ``auto.offset.reset`` when what was read of it is processed. ``ahead``: what its pieces had
+    processed, until reading has caught up with the furthest. ``stored``: what ``store_offsets`` said, where
+    records do not count as processed by themselves.
     """
 
     slot: OwnedSlot
@@ -94,6 +97,8 @@ class AssignedSlot:
     sought: int = 0
     moves_told: int = 0
     reset: bool = False
+    ahead: PieceProgress | None = None
+    stored: tuple[Cursor, ...] | None = None
 
     @property
     def parent(self) -> PhysicalPartition:
@@ -119,6 +124,14 @@ class AssignedSlots:
     def __contains__(self, slot: object) -> bool:
         """Tell whether a slot is held."""
         return slot in self._by_slot
+
+    def __getitem__(self, slot: OwnedSlot) -> AssignedSlot:
+        """Return an assigned slot."""
+        return self._by_slot[slot]
+
+    def among(self, slots: Iterable[OwnedSlot]) -> Iterator[AssignedSlot]:
+        """Iterate over those of some slots that are assigned."""
+        return (self._by_slot[slot] for slot in slots if slot in self._by_slot)
 
     def add(self, assigned_slots: Iterable[AssignedSlot]) -> None:
         """Hold slots."""

@@ -246,7 +246,7 @@ def begin(context: Context, assigned: AssignedSlot) -> None:
     lineage = context.lineage(parent)
     cursor = merged(lineage, start)
     if len(start.pieces) > 1:
-        context.ahead[assigned.slot] = PieceProgress(start.pieces)
+        assigned.ahead = PieceProgress(start.pieces)
     context.reader.update(context.metadata.state(parent))
     context.reader.own(assigned.slot, cursor)
     context.sink.taken(assigned.slot, cursor)
@@ -269,7 +269,7 @@ def start_at(context: Context, assigned: AssignedSlot, start: SlotStart) -> None
     assigned.start, assigned.reset = start, False
     if assigned.stage in (SlotStage.READING, SlotStage.HELD):
         cursor = merged(context.lineage(assigned.parent), start)
-        context.ahead.pop(assigned.slot, None)
+        assigned.ahead = None
         context.sink.taken(assigned.slot, cursor)
         if assigned.stage is SlotStage.READING:
             context.reader.seek(assigned.slot, cursor)
@@ -304,6 +304,6 @@ class EnrolmentGuard:
         if not context.sink.release([assigned.slot]):
             return  # what the application still works on would be handed out again
         cursors, lineage = context.sink.cursor(assigned.slot), context.lineage(assigned.parent)
-        pieces = context.settled(assigned.slot, cursors, lineage)
+        pieces = context.settled(assigned, cursors, lineage)
         assigned.start = SlotStart(pieces, committed=bool(assigned.committed))
         begin(context, assigned)
