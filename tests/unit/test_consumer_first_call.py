@@ -38,7 +38,7 @@ def test_first_calls_from_several_threads_at_once_begin_one_membership() -> None
 def in_the_middle(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
     """What a signal handler does in the middle of the first call."""
     does: list[Callable[[], object]] = []
-    original = module.Session
+    original = module.ConsumerSession
 
     def interrupted(*arguments: Any) -> Any:
         made = original(*arguments)
@@ -46,7 +46,7 @@ def in_the_middle(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]
             call()
         return made
 
-    monkeypatch.setattr(module, "Session", interrupted)
+    monkeypatch.setattr(module, "ConsumerSession", interrupted)
     return does
 
 

@@ -148,6 +148,6 @@ def test_a_commit_that_cannot_even_be_sent_has_failed() -> None:
     def refused() -> Future[None]:
         raise UnreachableError("no group any more")
 
-    piece = Piece((SLOT,), flushed, behind=refused)
+    piece = Piece((SLOT,), flushed, then=refused)
     assert piece.done()
     assert isinstance(piece.future.exception(), UnreachableError)
