@@ -223,10 +223,10 @@ def test_a_seek_behind_everything_says_where_it_ends(inline, halved) -> None:
         ("2099-01-01T00:00:00Z", "2099-01-01 00:00:00 UTC"),
     ):
         ran = inline.ok("seek", f"{halved}/0", "--group", "far", "--to", target, "--new-group", "--dry-run")
-        assert f"no record is at or after {told}" in ran.out
+        assert f"there is no record at or after {told}" in ran.out
         ran = inline.ok("seek", f"{halved}/0", "--group", "far", "--to", target, "--new-group", "--yes")
         assert f"group far is moved to {told} in" in ran.out
-        assert f"no record is at or after {told}" in ran.err
+        assert f"there is no record at or after {told}" in ran.err
 
 
 def test_setting_the_lease_again_says_what_it_is_now(inline, kpsplit) -> None:

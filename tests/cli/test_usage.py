@@ -255,10 +255,10 @@ def test_an_option_that_changes_nothing_for_a_role_is_refused(
 @pytest.mark.parametrize(
     ("role", "option", "reason"),
     [
-        ("producer", ("--transactional-id", ""), "an empty name names nothing"),
-        ("producer", ("--transactional-id", "k"), "reaches ids of kpsplit's own"),
-        ("producer", ("--transactional-id", "kpsplit.op.orders/"), "reaches ids of kpsplit's own"),
-        ("consumer", ("--group", ""), "an empty name names nothing"),
+        ("producer", ("--transactional-id", ""), "the name is empty"),
+        ("producer", ("--transactional-id", "k"), "overlaps kpsplit's own ids"),
+        ("producer", ("--transactional-id", "kpsplit.op.orders/"), "overlaps kpsplit's own ids"),
+        ("consumer", ("--group", ""), "the name is empty"),
     ],
 )
 def test_a_name_that_would_give_more_than_was_meant_is_refused(
@@ -307,7 +307,7 @@ def test_a_cluster_that_is_up_is_ended_by_the_command_that_is_named(monkeypatch,
     for given, named in ((("--data", str(tmp_path / "a b")), f" --data '{tmp_path}/a b'"), ((), "")):
         result = invoke("cluster", "up", *given)
         assert result.exit_code == 5
-        assert f"end it with `kpsplit cluster down{named}`" in error_line(result)
+        assert f"stop it with `kpsplit cluster down{named}`" in error_line(result)
 
 
 def test_names_of_the_pipeline_without_pyspark_say_how_to_install_it(offline: Kpsplit) -> None:

@@ -52,7 +52,7 @@ def test_a_master_that_cannot_be_used_is_one_line(verb: list[str], closed_port: 
     for master, code, reason in (
         (["--master", f"spark://127.0.0.1:{closed_port}"], 1, "cannot be reached"),
         (["--master", "nonsense"], 2, "no master"),
-        (["--master", "local[2]", "--cores", "2"], 2, "leave --cores out"),
+        (["--master", "local[2]", "--cores", "2"], 2, "leave one of them out"),
     ):
         ran = CliRunner().invoke(cli, ["-b", "127.0.0.1:1", *verb, *master])
         assert ran.exit_code == code, ran.output
