@@ -49,7 +49,7 @@ class Backlog(Generic[R]):
         return bool(self.queues.get(segment))
 
     def queue_of(self, segment: int) -> deque[R]:
-        """Return what waits for a segment; who adds to it adds the newest record, counted in ``tally``."""
+        """Return what waits for a segment; callers add the newest record, and count it in ``tally``."""
         return self.queues.setdefault(segment, deque())
 
     def add_strays(self, records: list[R], segment_of: SegmentOf[R]) -> None:

@@ -73,7 +73,7 @@ def make_produce(
         elif callback is None:
             callback = default_callback
         if wanted:
-            refuse_reentry(whole_lock)  # first: who is wanted may wait for what this thread holds
+            refuse_reentry(whole_lock)  # first: the thread that wants it may wait for what this one holds
             let_pass()
         try:
             send_states = send_states_of(topic)

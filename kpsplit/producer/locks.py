@@ -75,12 +75,12 @@ class QuickLock(_Taken):
         return _Taken(partial(self._token.get, True, seconds), self._token.put)
 
     def let_pass(self) -> None:
-        """Wait until who is ``wanted`` has the lock."""
+        """Wait until the thread that wants the lock has had it."""
         with self._turnstile:
             pass
 
     def renew_after_fork(self) -> None:
-        """Be free in a child process, whoever had the lock in its parent; who knows this lock keeps it."""
+        """Be free in a child process, whichever thread had it in the parent. The object stays."""
         if self._token.empty():
             self._token.put(None)
         self._turnstile = threading.Lock()

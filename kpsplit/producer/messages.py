@@ -32,7 +32,7 @@ EARLIEST, LATEST = -(2**63), 2**63 - 1
 
 
 class SettledMessage(LogicalMessage):
-    """A delivery report that tells another fate of its record than librdkafka's own does."""
+    """A delivery report whose outcome differs from librdkafka's own."""
 
     __slots__ = ("_error", "_found_at", "_source")
 

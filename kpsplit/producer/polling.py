@@ -96,7 +96,7 @@ class Polling:
         return served + self._run_queued()
 
     def _turn(self, seconds: float) -> Any:
-        """Return what takes ``poll_lock``; who has to wait for it is let pass by who had it last."""
+        """Return what takes ``poll_lock``; a thread that waits is let pass by the one that had it last."""
         lock = self._state.poll_lock
         if seconds > 0 and lock.taken():
             self._waiting.add(get_ident())

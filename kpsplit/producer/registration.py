@@ -108,8 +108,8 @@ class Registration:
     def certify(self, certificates: dict[str, Certificate], deadline: Deadline) -> None:
         """Say at the end what was done.
 
-        Of partitions where too many records failed to name them all, only that we closed: who waits for us
-        must know that in any case.
+        Of partitions where too many records failed to name them all, only that we closed: an operator
+        that waits for us must know that in any case.
         """
         if self._published:
             closed, said = replace(self.record, closed=True), dict(certificates)

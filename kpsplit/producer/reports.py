@@ -42,7 +42,7 @@ more. Every other code fails the record at once, as with the original: no operat
 
 
 class Reporter:
-    """Makes the functions that librdkafka calls, and tells the application what is final.
+    """Makes the functions that librdkafka calls, and reports to the application what is final.
 
     A report under a valid lease, of a segment that is open and not fenced, goes straight to the application's
     callback (the fast path, rule (a)); every other one goes to the send state under ``lock``.

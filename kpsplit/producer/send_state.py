@@ -258,7 +258,7 @@ class PartitionSendState(Generic[P, W]):
         return sum(len(w.pending) + len(w.unplaced) for w in self.all_writers())
 
     def give_up_pending(self, keep: Callable[[Outgoing[P]], bool] = lambda _: False) -> list[Final[P]]:
-        """Fail what librdkafka reported and is not final: nobody tells in time where its segment ended.
+        """Fail what librdkafka reported and is not final: the end of its segment is not known in time.
 
         It may have been written, so it is never sent again.
         """

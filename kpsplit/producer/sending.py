@@ -54,7 +54,7 @@ def is_refusal(error: BaseException) -> bool:
 def raise_swallowed(error: BaseException) -> None:
     """Raise what a signal handler raised while librdkafka's produce() looked at our own header's name.
 
-    That runs handlers, and tells what they raise as a name that is no text, which ours always is. So it is
+    That runs handlers, and reports what they raise as a name that is no text, which ours always is. So it is
     only asked where the application gave no headers. The record was not taken.
 
     Raises:

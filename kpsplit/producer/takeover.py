@@ -65,7 +65,7 @@ class Takeover:
             self._thread.start()
 
     def look(self, view: ControlView) -> Announce | WaitForTurn | Go:
-        """Return whose turn it is as far as the view tells; who is at it hears of that, too."""
+        """Return whose turn it is as far as the view shows, and note it for a claim that is under way."""
         state, now = view.state(self._parent), monotonic()
         revision = 0 if state is None else state.revision
         decision = self._queue.decide(revision, view.claims.get(self._parent, ()), now)
