@@ -145,9 +145,9 @@ def test_nothing_behind_a_seal_is_guessed_without_the_lineage(bootstrap, make_to
         split(operations, parent, 2)
     with consumer(bootstrap, f"g-{topic}") as member:
         session = member._running()
-        views = session.context.views
-        views.ready, views._good_until = True, inf  # as if the control topic had been lost from sight
-        views.turn = lambda: None
+        metadata = session.context.metadata
+        metadata.ready, metadata._good_until = True, inf  # as if the control topic had been lost from sight
+        metadata.turn = lambda: None
         member.subscribe([topic])
         assert len(drain(member, 200)) == 200
         assert member.poll(1.0) is None

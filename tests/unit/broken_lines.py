@@ -276,7 +276,7 @@ class World:
         idle = 0
         while idle < 12:
             self.turns += 1
-            assert self.turns < 400, (len(self.found), self.reader.tracks)
+            assert self.turns < 400, (len(self.found), self.reader.fetch_states)
             before = len(self.found)
             self._orders()
             sys.settrace(self.tracer)

@@ -183,7 +183,7 @@ class SlotReader:
         return self._partitions[slot.parent].cursor(slot)
 
     @property
-    def fetch_state(self) -> Mapping[PhysicalPartition, FetchState]:
+    def fetch_states(self) -> Mapping[PhysicalPartition, FetchState]:
         """What is known of each logical partition, for statistics."""
         return self._partitions
 
