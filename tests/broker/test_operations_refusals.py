@@ -243,7 +243,7 @@ def test_markers_whose_outcome_was_unknown_are_found_again(operations, bootstrap
         PlannedMarker(i, place, Marker(MarkerKind.SEAL, places[0], "attempt"))
         for i, place in enumerate(places)
     ]
-    markers = Markers(operations._connection, ClusterAdmin(operations._connection))
+    markers = Markers(operations._session.connection, ClusterAdmin(operations._session.connection))
     markers.prepare(places)
     cuts = markers.append(planned, Deadline(120))
     assert [(c.segment, c.offset, c.leader_epoch) for c in cuts] == [(0, 3, 0), (1, 0, 0)]

@@ -56,7 +56,7 @@ def test_an_empty_partition_is_split_in_a_subtopic_beside_it(operations, admin, 
     assert {leader for leader, _ in found} == parents
     from kpsplit.kafka.cluster_admin import ClusterAdmin
 
-    explicit = ClusterAdmin(operations._connection).describe(subtopic.name).explicit
+    explicit = ClusterAdmin(operations._session.connection).describe(subtopic.name).explicit
     assert explicit == {"retention.ms": "7200000", "max.message.bytes": "2000000"}
 
 
@@ -162,7 +162,7 @@ def test_a_dead_producer_is_asked_once_and_the_pauses_of_the_others_are_reported
     parent = enrolled(operations, make_topic(partitions=1))
     silent = ProducerRegistration(0xDEAD, 1, "silent", topics=(parent.topic,))
     lively = ProducerRegistration(0xA11F, 1, "lively", topics=(parent.topic,))
-    writer = operations._acknowledged()
+    writer = operations._session.writer()
 
     def publish(record: ProducerRegistration) -> None:
         from kpsplit.kafka.clock import Deadline
