@@ -389,8 +389,10 @@ class Admin:
         """Remove what a group has committed on a topic: it is as if it had never read it.
 
         Raises:
-            ConflictError: the group has members on the topic now.
+            ConflictError: the group has members on the topic now, or has committed something else.
         """
+        if self.plan_forget_group(found.group, found.topic) != found:
+            raise ConflictError(f"group {found.group} has committed meanwhile on {found.topic}", hint="retry")
         self._seeker().forget(found, self._session.begin())
 
     def forget_records(self, records: Iterable[SetAside]) -> None:

@@ -40,7 +40,7 @@ from kpsplit.errors import FencedError, behind_a_change
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Event, PartitionState
 from kpsplit.splitter.ports import Deadline, Fit
-from kpsplit.splitter.records.control import Claim
+from kpsplit.splitter.records.control import MOST_ROUNDS, Claim
 
 TURN_SECONDS = 15.0
 """The first turn. A claim and its first record take some 50 ms, on brokers that are overloaded 3 to 15 s."""
@@ -78,10 +78,14 @@ class ClaimQueue:
 
     def decide(self, revision: int, announced: Iterable[Claim], now: float) -> Announce | WaitForTurn | Go:
         """Say what to do at ``now``; ``announced`` in the order of the log."""
-        first = _whose_turn(revision, announced)
+        known = list(announced)
+        first = _whose_turn(revision, known)
         if first is None:
             return Announce(Claim(self.claimer, revision, 1))
         left = self._first_seen.setdefault(first, now) + turn_seconds(first.round) - now
+        if left <= 0 and first.round >= MOST_ROUNDS:  # nobody announces so many in earnest: no more turns
+            own = Claim(self.claimer, revision, MOST_ROUNDS)
+            return Go(own) if own in known else Announce(own)
         if left <= 0:
             return Announce(Claim(self.claimer, revision, first.round + 1))
         return Go(first) if first.claimer == self.claimer else WaitForTurn(left)

@@ -61,6 +61,7 @@ from tests.property.strategies import key_ranges, states
 INT64 = st.integers(0, 2**63 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
 texts = st.text(max_size=40)
+groups = texts.filter(lambda name: name and "\0" not in name)
 topics = st.from_regex(r"[a-zA-Z0-9._-]{1,249}", fullmatch=True).filter(is_topic_name)
 places = st.builds(PhysicalPartition, topics, st.integers(0, MAX_PARTITION))
 attempts = st.text(max_size=64)
@@ -111,7 +112,7 @@ producer_records = st.builds(
 
 range_commits = st.builds(
     RangeCommit,
-    group=texts,
+    group=groups,
     parent=places,
     range=key_ranges(),
     positions=st.dictionaries(INT64, st.builds(Position, INT64, st.none() | INT64), max_size=4),

@@ -13,7 +13,7 @@ from kpsplit.splitter.claimed_log import (
     WaitForTurn,
     turn_seconds,
 )
-from kpsplit.splitter.records.control import Claim
+from kpsplit.splitter.records.control import MOST_ROUNDS, Claim, encode_claim
 
 FIRST, SECOND = Claim("first", 2, 1), Claim("second", 2, 1)
 
@@ -56,6 +56,15 @@ def test_a_turn_begins_with_its_own_announcement_whatever_was_withdrawn_before()
     queue, third = ClaimQueue("second"), Claim("third", 2, 1)
     assert queue.decide(2, [FIRST], 0.0) == WaitForTurn(TURN_SECONDS)
     assert queue.decide(2, [third], TURN_SECONDS - 1) == WaitForTurn(TURN_SECONDS)
+
+
+def test_the_last_round_that_can_be_written_holds_nobody_up_for_good() -> None:
+    """Whoever may write the control topic can announce it; a greater one could not be encoded."""
+    forged, queue = Claim("forged", 2, MOST_ROUNDS), ClaimQueue("first")
+    assert queue.decide(2, [FIRST, forged], 0.0) == WaitForTurn(LONGEST_TURN_SECONDS)
+    own = queue.decide(2, [FIRST, forged], LONGEST_TURN_SECONDS)
+    assert isinstance(own, Announce) and encode_claim(own.claim)
+    assert queue.decide(2, [FIRST, forged, own.claim], LONGEST_TURN_SECONDS) == Go(own.claim)
 
 
 def test_who_has_the_turn_is_known_also_when_it_is_over() -> None:

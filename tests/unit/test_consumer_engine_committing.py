@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from confluent_kafka import TopicPartition
+
 from kpsplit.consumer.commit.writes import (
     CommitMember,
     Processed,
@@ -17,7 +19,7 @@ from kpsplit.consumer.slots.pieces import PieceProgress, behind_record, further
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange
-from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition
 from tests.unit.samples import PARENT, UNSPLIT, life
 
 LIFE = life()
@@ -203,6 +205,13 @@ def test_one_number_per_partition_is_the_least_that_is_not_processed():
     cursor = Cursor(WHOLE, {1: 1001, 2: 4, 3: 4, 4: 7, 5: 9})
     assert logical_position(lineage, [cursor]) == lineage.get(1).logical(1001)
     assert logical_position(lineage, []) == lineage.next_logical()
+
+
+def test_a_forged_position_has_a_logical_offset_that_clients_take():
+    lineage = LIFE.split.lineage
+    cursor = Cursor(WHOLE, {s.id: MAX_OFFSET for s in lineage if s.is_open})
+    offset = logical_position(lineage, [cursor])
+    assert TopicPartition("orders", 0, offset).offset == MAX_OFFSET
 
 
 def test_a_record_of_a_phantom_says_that_its_predecessors_are_processed():

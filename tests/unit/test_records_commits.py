@@ -110,8 +110,26 @@ def test_what_readers_would_reject_is_never_written() -> None:
 
 def test_keys_tell_boundaries_from_commits() -> None:
     assert parse_offset_key(BoundaryKey(PARENT, RANGE).encode()) == BoundaryKey(PARENT, RANGE)
-    empty = CommitKey("", PARENT, WHOLE)
-    assert parse_offset_key(empty.encode()) == empty
+
+
+@pytest.mark.parametrize("group", ["", "ghost\0"])
+def test_a_group_that_cannot_be_named_has_no_key(group: str) -> None:
+    """`retire` would wait for it, and nobody could have it forgotten."""
+    data = json.dumps(json.loads(KEY.encode()) | {"group": group}, sort_keys=True, separators=(",", ":"))
+    with pytest.raises(RecordError, match="no group has such a name"):
+        parse_offset_key(data.encode())
+    with pytest.raises(RecordError):
+        CommitKey(group, PARENT, WHOLE).encode()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(b'":', b'": '), (b"billing", b"billin\\u0067"), (b'"lo":0', b'"lo":-0')]
+)
+def test_a_commit_has_one_key_only(one: bytes, other: bytes) -> None:
+    """Another spelling would be another key for compaction and for tombstones."""
+    key = CommitKey("billing", PARENT, WHOLE).encode()
+    with pytest.raises(RecordError, match="canonical"):
+        parse_offset_key(key.replace(one, other, 1))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.splitter.commits import CommitFold, cursor_of, ordinary_offsets
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KeyRange, uncovered
-from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.lineage import MAX_OFFSET, Lineage, PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.offsets import Cause, CommitKey, Position, RangeCommit
 
@@ -249,11 +249,14 @@ def least(lineage: Lineage, cursors: Sequence[Cursor]) -> Cursor:
 
 
 def logical_position(lineage: Lineage, cursors: Iterable[Cursor]) -> int:
-    """Return the least logical offset that is not processed, for whoever wants one number per partition."""
+    """Return the least logical offset that is not processed, for whoever wants one number per partition.
+
+    Not beyond MAX_OFFSET: a forged commit may name any position, and clients take no greater number.
+    """
     left = [
         lineage.get(segment).logical(next_)
         for cursor in cursors
         if not cursor.ahead_of(lineage)
         for segment, next_ in cursor.readable(lineage).items()
     ]
-    return min(left, default=lineage.next_logical())
+    return min(*left, MAX_OFFSET) if left else lineage.next_logical()

@@ -55,7 +55,7 @@ from kpsplit.kafka.headers import headers_of
 from kpsplit.kafka.logical_message import is_identity, wrapped
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KeyRange
-from kpsplit.splitter.lineage import PhysicalPartition, Segment
+from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import ForeignReason, Wait, classify, unsettled
 
@@ -299,7 +299,8 @@ class FetchState:
             self._said[event.source] = event.error.message
 
     def _next_logical(self) -> int:
-        return max((t.segment.logical(t.next) for t in self._fetches.values()), default=0)
+        last = max((t.segment.logical(t.next) for t in self._fetches.values()), default=0)
+        return min(last, MAX_OFFSET)  # a forged commit may have moved it anywhere
 
     def _reads(self, source: PhysicalPartition, fetch: SegmentFetch) -> bool:
         held_up = self._paused or source in self._stopped or source in self._questions

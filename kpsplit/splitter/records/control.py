@@ -349,7 +349,7 @@ def _subtopic(fields: Fields) -> SubTopic:
 
 CLAIM_VERSION = 1
 _SUFFIX = b"/claim"
-_MOST_ROUNDS = (1 << 31) - 1
+MOST_ROUNDS = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +390,7 @@ def decode_claim(data: bytes | None) -> Claim:
     """
     fields = decode(data, "claim", CLAIM_VERSION)
     claim = Claim(
-        fields.text("claimer", 64), fields.integer("revision"), fields.integer("round", 1, _MOST_ROUNDS)
+        fields.text("claimer", 64), fields.integer("revision"), fields.integer("round", 1, MOST_ROUNDS)
     )
     fields.done()
     return claim

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from kpsplit.errors import FutureVersionError, RecordError
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.keys import offsets_partition, place_field
-from kpsplit.splitter.records.strict_json import Fields, decode, decode_unversioned, encode_readable
+from kpsplit.splitter.records.strict_json import Fields, decode, decode_unversioned, encode, encode_readable
 
 VERSION = 1
 
@@ -207,15 +208,20 @@ def boundaries(state: PartitionState) -> tuple[Boundary, ...]:
 
 
 def parse_offset_key(data: bytes | None) -> BoundaryKey | CommitKey:
-    """Read a key of the offset log.
+    """Read a key of the offset log: its canonical form, for compaction goes by the bytes.
 
     Raises:
-        RecordError: it is none that kpsplit writes.
+        RecordError: it is none that kpsplit writes. Nor is that of a group that cannot be named: nobody could
+            have it forgotten.
     """
     fields = decode_unversioned(data, "offset log key")
     group = fields.optional_text("group", MAX_GROUP)
     parent, range_ = place_field(fields), _range(fields)
     fields.done()
+    if group is not None and (not group or "\0" in group):
+        fields.fail("no group has such a name")
+    if data != encode(_key_fields(group, parent, range_)):
+        fields.fail("not in canonical form")
     return BoundaryKey(parent, range_) if group is None else CommitKey(group, parent, range_)
 
 
@@ -299,16 +305,17 @@ def _end(fields: Fields) -> SegmentEnd:
 
 
 def _key(group: str | None, parent: PhysicalPartition, range_: KeyRange) -> bytes:
-    return encode_readable(
-        {
-            "group": group,
-            "topic": parent.topic,
-            "partition": parent.partition,
-            "lo": range_.lo,
-            "hi": range_.hi,
-        },
-        parse_offset_key,
-    )
+    return encode_readable(_key_fields(group, parent, range_), parse_offset_key)
+
+
+def _key_fields(group: str | None, parent: PhysicalPartition, range_: KeyRange) -> dict[str, Any]:
+    return {
+        "group": group,
+        "topic": parent.topic,
+        "partition": parent.partition,
+        "lo": range_.lo,
+        "hi": range_.hi,
+    }
 
 
 def _range(fields: Fields) -> KeyRange:
