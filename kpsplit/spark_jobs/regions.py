@@ -133,7 +133,7 @@ def timestamp_ms(bound: Bound) -> int | None:
 
 
 def check_batch_bounds(start: Bound, end: Bound) -> None:
-    """Do nothing for bounds between which there can be records; Kafka's own source refuses the same others.
+    """Raise if there can be no record between two bounds; Kafka's own source refuses the same.
 
     Raises:
         UsageError: a batch from ``latest``, or to ``earliest``.

@@ -89,7 +89,7 @@ def _read(
 ) -> dict[PhysicalPartition, Message]:
     try:
         return read_at(connection, offsets, limit)
-    except (KpsplitError, KafkaException):  # what was judged is told all the same
+    except (KpsplitError, KafkaException):  # what was judged is shown all the same
         return {}
 
 

@@ -42,7 +42,7 @@ def is_local(master: str) -> bool:
 
 
 def check_master(master: str) -> None:
-    """Do nothing if Spark may be started there; blocks for some seconds at most.
+    """Raise unless Spark may be started there; blocks for some seconds at most.
 
     Raises:
         UsageError: it is no master URL.
@@ -341,6 +341,6 @@ def reason(text: str) -> str:
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line.removeprefix(_CAUSED) for line in lines if line.startswith(_CAUSED)]
-    told = [line.removeprefix(": ") for line in lines if not line.startswith(_CALLING)]
-    line = _QUOTED.sub("'…'", _PACKAGE.sub("", _TASK.sub("", (causes[-1:] or told[:1] or [""])[0])))
+    others = [line.removeprefix(": ") for line in lines if not line.startswith(_CALLING)]
+    line = _QUOTED.sub("'…'", _PACKAGE.sub("", _TASK.sub("", (causes[-1:] or others[:1] or [""])[0])))
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"

@@ -114,7 +114,7 @@ def test_uncommitted_reading_judges_nothing(operations, bootstrap, make_topic) -
     enrolled(operations, topic)
     ran = run(bootstrap, topic, "-X", "isolation.level=read_uncommitted")
     assert ran.exit_code == 1, ran.output
-    assert "nothing can be judged" in ran.stderr
+    assert "verify needs isolation.level=read_committed, got read_uncommitted" in ran.stderr
 
 
 def test_brokers_that_do_not_answer_keep_it_from_judging() -> None:

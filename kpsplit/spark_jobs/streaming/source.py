@@ -2,8 +2,8 @@
 
 How Spark 4.0 asks, which is not how it reads:
 
-* ``latestOffset`` is not told where the query stands. The reader remembers what it answered last. After a
-  restart Spark says it beforehand, by ``partitions(x, x)``.
+* ``latestOffset`` does not get the place where the query stands. The reader remembers what it answered
+  last. After a restart Spark says it beforehand, by ``partitions(x, x)``.
 * A new query asks ``latestOffset`` first and ``initialOffset`` later, and asks for the latter again if it
   died before its first batch was done. So ``initialOffset`` is a constant, and the end of the first batch
   carries where it began (``query``).

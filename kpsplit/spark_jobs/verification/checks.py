@@ -311,7 +311,7 @@ def certificate_findings(
         writers: with the certificates.
         spans: the producers' data by segment.
         judged: the producers that are judged at all.
-        doubtful: producers whose numbers are not all there, or not once: told elsewhere, or of aborted
+        doubtful: producers whose numbers are not all there, or not once: reported elsewhere, or of aborted
             transactions.
         unread: segments (partition, id) of which not all was read.
     """

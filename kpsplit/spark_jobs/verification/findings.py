@@ -124,9 +124,9 @@ class Finding:
     def json(self) -> dict[str, Any]:
         """Return it as JSON has it; what does not apply is left out."""
         names = ("segment", "producer", "group", "key_hash", "first", "last", "count", "message")
-        told = {name: getattr(self, name) for name in names}
+        given = {name: getattr(self, name) for name in names}
         head = {"check": str(self.check), "severity": str(self.severity), "partition": str(self.parent)}
-        return head | {name: value for name, value in told.items() if value is not None}
+        return head | {name: value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,14 +322,14 @@ def _looked_at(verdict: Verdict) -> Iterator[str]:
             (counts.get("stray", 0), "stray"),
             (counts.get("marker", 0) + counts.get("orphan_marker", 0), "marker"),
         )
-        told = "".join(f", {many(number, what)}" for number, what in others if number)
+        rest = "".join(f", {many(number, what)}" for number, what in others if number)
         unstamped = counts.get("unstamped", 0)
         plain = f", {unstamped:,} of them not written with kpsplit" if unstamped else ""
         segments = sum(1 for s in verdict.segments if str(s.parent) == name)
-        yield f"{name}: {many(data, 'record')} in {many(segments, 'segment')}{plain}{told}"
+        yield f"{name}: {many(data, 'record')} in {many(segments, 'segment')}{plain}{rest}"
     if verdict.judged_since_ms:
-        told = many(verdict.records, "record")
-        yield f"judged: what was written since {_time(verdict.judged_since_ms)}, {told}; nothing before it"
+        records = many(verdict.records, "record")
+        yield f"judged: what was written since {_time(verdict.judged_since_ms)}, {records}; nothing before it"
     if verdict.groups:
         yield f"groups with range commits: {', '.join(verdict.groups)}"
 

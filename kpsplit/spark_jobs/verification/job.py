@@ -177,14 +177,14 @@ def _later(connection: Connection, snapshot: Snapshot, patience: float) -> Itera
 
 
 def _check_isolation(level: object) -> None:
-    """Do nothing if that is how committed records are read, or nothing is said of it.
+    """Raise unless ``isolation.level`` is unset or ``read_committed``: aborted records are no data.
 
     Raises:
-        NotJudgedError: it is not.
+        NotJudgedError: it is another one.
     """
     if level not in (None, COMMITTED):
         raise NotJudgedError(
-            f"with {ISOLATION} {level} nothing can be judged: aborted records are no data",
+            f"verify needs {ISOLATION}={COMMITTED}, got {level}",
             hint=f"leave it out, or give {COMMITTED}",
         )
 
@@ -201,8 +201,8 @@ def write_findings(spark: SparkSession, verdict: Verdict, folder: Path) -> None:
         findings_frame(spark, verdict).coalesce(1).write.parquet(str(half))
         half.rename(folder)
     except (*SPARK_ERRORS, OSError) as error:
-        told = error.strerror if isinstance(error, OSError) else reason(str(error))
-        raise KpsplitError(f"cannot write {folder}: {told}", hint="choose another --parquet") from error
+        why = error.strerror if isinstance(error, OSError) else reason(str(error))
+        raise KpsplitError(f"cannot write {folder}: {why}", hint="choose another --parquet") from error
     finally:  # also when somebody presses Ctrl-C; once it has its name, there is nothing
         shutil.rmtree(half, ignore_errors=True)
 

@@ -7,8 +7,8 @@ where the logs start; a run since a time (``Since``) starts at each log's first 
 there were others, nobody can tell how old those were: they count as records that should have been judged.
 
 **Numbers.** Of a producer that may have written what cannot be read (``lost``), and in a run since a time,
-the least number that is there is the first one that is judged. Up to where a missing number may lie among
-what cannot be read is told by ``Extent.sure``:
+the least number that is there is the first one that is judged. ``Extent.sure`` says up to where a missing
+number may lie among what cannot be read:
 
 * A producer's numbers rise within a log. So what retention removed of a segment is below the first number
   that the segment still holds of it.
@@ -200,7 +200,7 @@ def stretches_after(snapshot: Snapshot, later: Snapshot, partitions: Collection[
 def lost(snapshot: Snapshot, start: JudgedFrom) -> list[Lost]:
     """Return what segments had, should be judged, and cannot be read.
 
-    That a log was cut off, or that a topic is gone, is told whatever the time is.
+    That a log was cut off, or that a topic is gone, is reported whatever the time is.
     """
     found = []
     for one in snapshot.lost():

@@ -215,7 +215,7 @@ class Verifier:
         """Return whose certificates are looked at, and those of them whose counts prove nothing.
 
         They count aborted records, of which nobody knows where they lay, and numbers that are lost, or there
-        twice: that is told elsewhere. Where only retention and ``retire`` removed something, the other
+        twice: other checks report that. Where only retention and ``retire`` removed something, the other
         segments still hold what the certificate says, also of a producer of which nothing else is there.
         """
         scan, judged = self._scan, set(self._extents)
