@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Collection
 from dataclasses import fields
 from inspect import signature
@@ -12,6 +14,7 @@ import pytest
 
 from kpsplit import DeadLetter, Producer, Retry, Skip, Stop
 from kpsplit.consumer import config as consumer_config
+from kpsplit.consumer import engine
 from kpsplit.consumer.run import RunStats, run
 from kpsplit.producer import config as producer_config
 from kpsplit.producer.metrics import LayoutStats, PartitionStats
@@ -60,3 +63,12 @@ def test_methods_that_the_original_does_not_have_are_on_the_page() -> None:
     own = {n for n in vars(Producer) if not n.startswith("_") and not hasattr(confluent_kafka.Producer, n)}
     assert own
     assert all(f"{name}()`" in page for name in own)
+
+
+def test_every_key_of_the_consumers_statistics_has_a_row() -> None:
+    sources = [path.read_text("utf-8") for path in Path(consumer_config.__file__).parent.rglob("*.py")]
+    counted = {name for text in sources for name in re.findall(r'context\.counts\["(\w+)"\] \+=', text)}
+    counted |= {"commits_rejected", "commits_failed", "internal_errors"}
+    reported = set(re.findall(r'^ {8}"(\w+)": ', inspect.getsource(engine.statistics), re.MULTILINE))
+    assert len(counted) > 15 and len(reported) > 10
+    assert counted | reported <= rows_of("consumer.md").keys()
