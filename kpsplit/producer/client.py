@@ -327,7 +327,7 @@ class Producer(confluent_kafka.Producer):
             RuntimeError: it is closed.
         """
         self._polling.check_process()
-        if self._general.closed:
+        if not self._state.accepting:
             raise RuntimeError("Producer closed")
         self._connection.set_sasl_credentials(username, password)
         super().set_sasl_credentials(username, password)
@@ -344,7 +344,7 @@ class Producer(confluent_kafka.Producer):
             KpsplitError: called inside a callback, or by a handler in the middle of another call; nothing
                 was done. Exception: what a callback raised, after all is done.
         """
-        if self._general.closed:
+        if not self._state.accepting:
             return True
         if self._state.forked:
             return False
@@ -365,15 +365,15 @@ class Producer(confluent_kafka.Producer):
             KpsplitError: called by a signal handler in the middle of another call; nothing was done.
         """
         refuse_reentry(self._state.lock)
-        self._general.closed = True
+        locked(self._state, self._state.accept_no_more)
         self._retire(ABANDON_SECONDS)
         locked(self._state, self._state.clear_routes)
 
     def _leave(self, deadline: Deadline) -> None:
-        """Say that it closed; for the interpreter's exit only (``closing``)."""
-        if self._general.closed or self._state.forked or self._background is None:
+        """Say that it closed; for the interpreter's exit only."""
+        if not self._state.accepting or self._state.forked or self._background is None:
             return
-        self._general.closed = True
+        locked(self._state, self._state.accept_no_more)
         background = self._retire(min(ABANDON_SECONDS, deadline.left()))
         if background is not None and not background.is_alive():
             background.registration.certify(certificates(self._state), deadline)
@@ -388,7 +388,6 @@ class Producer(confluent_kafka.Producer):
 
     def _end(self, timeout: float) -> bool:
         state, raised = self._state, list[Exception]()
-        self._general.closed = True
         locked(state, state.accept_no_more)
         last = Deadline(state.settings.message_timeout + TIME_OUTS_SECONDS)
         try:

@@ -148,7 +148,6 @@ class GeneralPath:
         self._plain = plain
         self._held = held
         self._start = start
-        self.closed = False
 
     @holds_lock
     def produce(
@@ -173,7 +172,7 @@ class GeneralPath:
         if state.lock.wanted:
             state.lock.let_pass()
         with state.lock:
-            if self.closed and state.fatal is None:
+            if not state.accepting and state.fatal is None:
                 raise KpsplitError("the Producer is closed", hint="make a new one")
             route = state.routes.get(topic)
             if topic in state.unrouted:

@@ -225,8 +225,8 @@ class ProducerState:
     topics that are not looked up yet; ``tally``: how many records wait there and in the send states;
     ``failures``: how many failed, save those of aborted transactions. ``collecting``: the library's thread
     takes reports in hand now. ``fatal``: why nothing will ever be sent again; ``forked``: that is because
-    this is a child process. ``ended``: there will be no lease any more. ``accepting``: the fast path may take
-    records; not once the producer is being closed.
+    this is a child process. ``ended``: there will be no lease any more. ``accepting``: records are taken; not
+    once the producer is being closed.
     """
 
     def __init__(self, settings: ProducerSettings, instance: int, rdkafka: PlainProducer) -> None:
@@ -263,7 +263,7 @@ class ProducerState:
             self.fast_routes[topic] = route.send_states
 
     def accept_no_more(self) -> None:
-        """Take everything from the fast path: the other one refuses (``lock`` held)."""
+        """Refuse every record from now on: the producer is closed (``lock`` held)."""
         self.accepting = False
         self.fast_routes.clear()
         self.fast_plain.clear()

@@ -54,6 +54,6 @@ def test_a_serializing_producer_closes_within_a_time_and_closes_the_serialisers_
 
     producer._owned_serdes = [Serialiser()]
     assert producer.close(timeout=0.5)
-    assert closed == ["serialiser"] and producer._general.closed
+    assert closed == ["serialiser"] and not producer._state.accepting
     with pytest.raises(RuntimeError):
         producer.produce("t", "k", "v")

@@ -167,7 +167,7 @@ def test_the_exit_ends_a_producer_that_was_left_open_without_waiting_for_brokers
     producer.produce("orders", b"v")
     deadline = Deadline(0.2)
     producer._leave(deadline)
-    assert producer._general.closed and producer._state.ended
+    assert not producer._state.accepting and producer._state.ended
     producer._leave(deadline)
     with pytest.raises(KpsplitError, match="closed"):
         producer.produce("orders", b"v")
@@ -178,7 +178,7 @@ def test_the_exit_leaves_a_producer_alone_that_is_its_parents() -> None:
     producer.produce("orders", b"v")
     producer._state.forked = True
     producer._leave(Deadline(0.2))
-    assert not producer._general.closed
+    assert producer._state.accepting
     producer._state.forked = False
     producer._leave(Deadline(0.2))
 

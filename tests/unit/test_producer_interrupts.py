@@ -217,7 +217,7 @@ def test_a_handler_that_calls_the_producer_in_the_middle_of_a_call_is_refused(
         produce("orders", b"outer", key)
     assert len(told) == len(calls) and ground.rdkafka.values == [b"outer"]
     polling.check_entry()
-    assert not producer._general.closed
+    assert producer._state.accepting
     producer.abandon()
 
 
