@@ -1,4 +1,4 @@
-"""The pages on the producer and the consumer name every setting, statistic and method of their own."""
+"""The pages name every setting, statistic and method, and only commands that exist."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 
+import click
 import confluent_kafka
 import pytest
 
 from kpsplit import DeadLetter, Producer, Retry, Skip, Stop
+from kpsplit.admin_cli.lazy_group import load
+from kpsplit.admin_cli.verbs import BY_NAME
 from kpsplit.consumer import config as consumer_config
 from kpsplit.consumer import engine
 from kpsplit.consumer.run import RunStats, run
 from kpsplit.producer import config as producer_config
 from kpsplit.producer.metrics import LayoutStats, PartitionStats
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+COMMAND = re.compile(r"(?:`|^    )kpsplit ([a-z]+)\b([^`#\n]*)", re.MULTILINE)
 
 
 def rows_of(page: str) -> dict[str, list[str]]:
@@ -72,3 +77,21 @@ def test_every_key_of_the_consumers_statistics_has_a_row() -> None:
     reported = set(re.findall(r'^ {8}"(\w+)": ', inspect.getsource(engine.statistics), re.MULTILINE))
     assert len(counted) > 15 and len(reported) > 10
     assert counted | reported <= rows_of("consumer.md").keys()
+
+
+def test_every_command_that_a_page_names_has_this_verb_and_these_options() -> None:
+    checked = 0
+    for page in {ROOT / "README.md", *DOCS.rglob("*.md")} - {DOCS / "cli.md"}:
+        for verb, rest in COMMAND.findall(page.read_text(encoding="utf-8")):
+            assert verb in BY_NAME, f"{page.name}: kpsplit {verb}"
+            command = load(BY_NAME[verb])
+            options = {o for c in commands_in(command) for param in c.params for o in param.opts}
+            used = set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", rest)) - {"--help"}
+            assert used <= options, f"{page.name}: kpsplit {verb} {rest}"
+            checked += 1
+    assert checked > 50
+
+
+def commands_in(command: click.Command) -> list[click.Command]:
+    """The command, or all commands of a group."""
+    return list(command.commands.values()) if isinstance(command, click.Group) else [command]
