@@ -66,6 +66,8 @@ def load(verb: Verb) -> click.Command:
     try:
         module = import_module(verb.module)
     except ModuleNotFoundError as error:
+        if (error.name or "").startswith("kpsplit."):
+            raise  # a bug of ours, and nothing that could be installed
         raise click.UsageError(
             f"{verb.name} needs the module {error.name}; install it with: pip install 'kpsplit[demo]'"
         ) from error

