@@ -89,7 +89,7 @@ def test_the_program_that_operates_splits_and_merges(bootstrap: str, make_topic:
     split, *ranges, end = ran.stdout.splitlines()
     assert split.startswith("split in ")
     bounds = ("00000000", "40000000", "80000000", "c0000000", "100000000")
-    assert [line.split()[0] for line in ranges] == [f"[{lo},{hi})" for lo, hi in pairwise(bounds)]
+    assert [line.split()[0] for line in ranges] == [f"{lo}:{hi}" for lo, hi in pairwise(bounds)]
     assert end.startswith("deleted: ['" + topic + ".split-0-1']")
 
 
