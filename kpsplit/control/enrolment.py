@@ -134,8 +134,8 @@ class Enroller:
     The steps, each harmless if the next does not follow: the slots topic; the enrolment with its slots, not
     settled; one lease; the enrolment, settled. While an enrolment is not settled no group's member begins to
     hand out records of the topic's partitions; when it is, the first owner of a slot waits until nobody has
-    the partition itself (``consumer.ledger``). Where the last step does not follow each member waits a lease
-    on its own.
+    the partition itself (``consumer.commit.group_offsets``). Where the last step does not follow each member
+    waits a lease on its own.
     """
 
     def __init__(

@@ -23,6 +23,14 @@ def test_every_file_that_a_page_links_to_exists() -> None:
             assert (page.parent / link).exists(), f"{page.name} links to {link}"
 
 
+def test_every_file_of_the_program_that_a_page_names_exists() -> None:
+    package = ROOT / "kpsplit"
+    bases = (ROOT, package, ROOT / "tests", package / "consumer", package / "spark_jobs")
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        for name in re.findall(r"`((?:[\w-]+/)+[\w-]+\.py)`", page.read_text(encoding="utf-8")):
+            assert any((base / name).exists() for base in bases), f"{page.name} names {name}"
+
+
 def anchors_of(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
