@@ -184,10 +184,22 @@ def test_what_is_another_record_by_now_is_not_forgotten(
 def test_a_flood_of_registrations_costs_the_first_operation_a_lease_and_the_next_nothing(
     guarded: Guarded, operations: Admin, attacker: confluent_kafka.Producer
 ) -> None:
-    flood = [replace(silent(0xF100D0000 + n), transactional_id=f"own-{n}") for n in range(FLOOD)]
+    flood = [  # two registrations of each instance
+        replace(silent(0xF100D0000 + n // 2), generation=1 + n % 2, transactional_id=f"own-{n}")
+        for n in range(FLOOD)
+    ]
     write(attacker, {record.key: record.encode() for record in flood})
-    others_work_on(guarded, operations, "flood")
+    answers: list[str] = []
+
+    def note(done: StepDone) -> None:
+        if done.name == "AwaitReady":
+            answers.append(done.detail)
+
+    resized(operations, observer=note)
+    resized(operations, observer=note)
+    assert answers[0].endswith(f"{FLOOD} silent") and "silent" not in answers[1], answers
     assert operations.producers().open(TOPIC) == ()
+    others_work_on(guarded, operations, "flood")
 
 
 def test_an_open_transaction_hides_no_producer_and_is_named(guarded: Guarded, operations: Admin) -> None:
