@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kpsplit.errors import FutureVersionError
+import pytest
+
+from kpsplit.admin import Admin, Forgettable
+from kpsplit.errors import ConflictError, FutureVersionError
 from kpsplit.splitter.commits import MOST_WITHDRAWN, CommitFold, ordinary_offsets
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange
@@ -257,3 +260,11 @@ def test_retired_sub_topics_have_no_ordinary_offsets() -> None:
     retired = replace(state, subtopics=(replace(first, state=SubTopicState.RETIRED), *others))
     topics = {p.topic for p in ordinary_offsets(retired, [Cursor(WHOLE, {9: 1500})])}
     assert topics == {"orders", "orders.split-3-2"}
+
+
+def test_a_group_that_committed_since_the_question_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Forgettable("g", "orders", (CommitKey("g", PARENT, WHOLE),), ())
+    now = replace(seen, commits=(*seen.commits, CommitKey("g", PARENT, LEFT)))
+    monkeypatch.setattr(Admin, "plan_forget_group", lambda *_: now)
+    with pytest.raises(ConflictError, match="group g has committed meanwhile on orders"):
+        object.__new__(Admin).forget_group(seen)
