@@ -25,10 +25,13 @@ BENCH ?= producer_overhead
 MINUTES ?= 20
 WORKERS ?= 2
 CLUSTER_WORKERS ?= 2
+# Of the command line, what asks no broker.
+OFFLINE_TESTS := tests/cli/test_refusals.py tests/cli/test_usage.py tests/cli/test_reference.py
 LOAD_TESTS := tests/demo tests/fault/test_brokers_break.py tests/fault/test_chaos.py
 # Spark first, which is one share of minutes: who began it last would keep the other process waiting.
-CLUSTER_TESTS := tests/spark $(filter-out $(LOAD_TESTS),$(wildcard tests/fault/test_*.py)) tests/broker tests/cli
-CORE_TESTS := $(filter-out tests/spark tests/fault tests/broker tests/cli tests/demo %__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+CLUSTER_TESTS := tests/spark $(filter-out $(LOAD_TESTS),$(wildcard tests/fault/test_*.py)) tests/broker \
+  $(filter-out $(OFFLINE_TESTS),$(wildcard tests/cli/test_*.py))
+CORE_TESTS := $(filter-out tests/spark tests/fault tests/broker tests/cli tests/demo %__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(OFFLINE_TESTS)
 NOTHING_SELECTED := 5
 
 # The stamps carry a checksum of what they stand for: a changed lock is installed, an unchanged one is not looked at.
