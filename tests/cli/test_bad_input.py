@@ -145,7 +145,7 @@ lineage {whole}/7 | 2 | its partitions are 0 to 0
 read {sub}/0 | 2 | is a sub-topic of {halved}/0
 read no-such/0 | 2 | there is no topic no-such
 route {sub} --key a | 2 | is a sub-topic of {halved}/0
-route {whole} --key '' | 2 | say which one with --partition
+route {whole} --key '' | 2 | name the partition with --partition
 route {whole} --key a --partition 7 | 2 | its partitions are 0 to 0
 offsets {halved} --group nobody | 2 | has committed nothing in
 offsets {halved}/7 --group lagging | 2 | has no partition 7
