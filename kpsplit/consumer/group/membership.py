@@ -186,18 +186,18 @@ class Membership:
         if not self._commit(leaving, patience):
             self.give_up("the commit of slots that are taken away was not answered in time")
             return
-        context.counts["slots_handed_over"] += len(leaving)
         context.forget(leaving)
+        context.counts["slots_handed_over"] += len(leaving)
         self._on(Event.HAND_OVER)
         self._go_on()
 
     def lose(self, gone: list[AssignedSlot]) -> None:
         """Drop slots without a commit, tell the application, join again."""
         context = self._context
-        context.counts["slots_lost"] += len(gone)
         self._on(Event.LOSE)
         told = self._told_gone(gone)
         context.forget(gone)
+        context.counts["slots_lost"] += len(gone)  # nothing of them is handed out from here on
         tell = self.on_lost or self.on_revoke
         if tell is not None and told:
             context.events.call(lambda: tell(parts(told)))
