@@ -192,7 +192,7 @@ class ClusterSnapshot:
             if monotonic() - since > self.short_patience:
                 why = wrong_topic(short[source], source, self._topic_id(source.topic)) or GapReason.CUT_OFF
                 raise KpsplitError(
-                    f"{source} does not hold what the query has read of it: {why}",
+                    f"{source} does not hold what the query has read of it: {why.phrase}",
                     hint=f"look at: kpsplit status {short[source].parent}; begin anew with a new checkpoint",
                 )
 
