@@ -216,9 +216,9 @@ class Enroller:
                 f"topic {settled.topic} was enrolled by somebody else at the same time",
                 hint="look at: kpsplit status",
             )
+        self._observe(StepDone("Settle", monotonic() - started, "one lease has passed"))
         if known != settled:
             self._write(settled, deadline)
-        self._observe(StepDone("Settle", monotonic() - started, "one lease has passed"))
         return settled
 
     def _write(self, enrolment: Enrolment, deadline: Deadline) -> None:
