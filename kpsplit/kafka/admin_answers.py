@@ -50,11 +50,16 @@ class AdminAnswers:
     """Holds the client, waits for its answers, explains its errors. Not thread safe."""
 
     def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._trouble = _Trouble()
         try:
-            self._client = connection.open_admin("admin", error_cb=self._trouble.note)
+            self.renew()
         except (KafkaException, ValueError, TypeError) as error:
             raise _refused_setting(error) from None
+
+    def renew(self) -> None:
+        """Take a new client; the old one ends, with the questions that nobody has answered."""
+        self._client = self._connection.open_admin("admin", error_cb=self._trouble.note)
 
     @property
     def client(self) -> AdminClient:

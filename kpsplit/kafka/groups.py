@@ -83,9 +83,7 @@ def describe_members(admin: ClusterAdmin, group: str, seconds: float = ANSWER_SE
         [group], request_timeout=COORDINATOR_LIMIT_SECONDS
     )
     try:
-        found = futures[group].result(seconds)
-    except TimeoutError:
-        raise UnreachableError(f"could not {what}: no answer in time") from None
+        found = _answered(admin, futures[group], what, seconds)
     except KafkaException as exception:
         error = error_of(exception)
         if error is not None and error.code() == KafkaError.GROUP_ID_NOT_FOUND:
@@ -124,8 +122,23 @@ COORDINATOR_LIMIT_SECONDS = 3600.0
 """The client's own limit for a question to a group's coordinator; the caller stops waiting long before.
 
 librdkafka (2.16; its issue 4605) aborts the process if it has ended such a question by its own limit, and the
-coordinator comes back afterwards: a broker that restarts is enough. So the client must not end it.
+coordinator comes back afterwards: a broker that restarts is enough. So the client must not end it. It may
+also wait for ever, and questions that follow wait with it: so the client goes with the question.
 """
+
+
+def _answered(admin: ClusterAdmin, future: Future[Any], what: str, seconds: float) -> Any:
+    """Return a coordinator's answer.
+
+    Raises:
+        UnreachableError: none in time; the client is another one from then on. KafkaException: it refused.
+    """
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        admin.renew()
+        raise UnreachableError(f"could not {what}: no answer in time") from None
+
 
 _AT_A_TIME = 50
 _REBALANCE_SECONDS = 10.0
@@ -149,7 +162,7 @@ def committed_positions(admin: ClusterAdmin, deadline: Deadline) -> dict[str, Po
         deadline.check("the positions of the consumer groups")
         asked = {g: _ask(admin, g) for g in groups[first : first + _AT_A_TIME]}
         for group, future in asked.items():
-            positions = _positions(group, future)
+            positions = _positions(admin, group, future)
             if positions:
                 found[group] = positions
     return found
@@ -161,7 +174,7 @@ def positions_of(admin: ClusterAdmin, group: str) -> Positions:
     Raises:
         KpsplitError: the coordinator could not be asked.
     """
-    return _positions(group, _ask(admin, group))
+    return _positions(admin, group, _ask(admin, group))
 
 
 def nearest_group(admin: ClusterAdmin, group: str, more: Iterable[str] = ()) -> str | None:
@@ -342,12 +355,10 @@ def _ask(admin: ClusterAdmin, group: str) -> Future[Any]:
     return answers[group]
 
 
-def _positions(group: str, future: Future[Any]) -> Positions:
+def _positions(admin: ClusterAdmin, group: str, future: Future[Any]) -> Positions:
     what = f"read the positions of group {group}"
     try:
-        answer = future.result(ANSWER_SECONDS)
-    except TimeoutError:
-        raise UnreachableError(f"could not {what}: no answer in time") from None
+        answer = _answered(admin, future, what, ANSWER_SECONDS)
     except KafkaException as exception:
         error = error_of(exception)
         if error is not None and error.code() == KafkaError.GROUP_ID_NOT_FOUND:

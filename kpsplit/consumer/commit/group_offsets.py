@@ -47,7 +47,7 @@ from kpsplit.splitter.records.offsets import CommitKey, RangeCommit
 
 ANSWER_SECONDS = 10.0
 OPEN_SECONDS = 10.0
-MEMBERS_SECONDS = 2.0
+MEMBERS_SECONDS = 4.0
 """Commits wait for the answer."""
 LOOK_SECONDS = 0.5
 """How long a commit waits to learn which sub-topics there are."""
@@ -318,9 +318,7 @@ class GroupOffsets:
         Raises:
             KpsplitError: the coordinator could not be asked.
         """
-        # A client of its own: a question that nobody answers in time stays with its client, and another one
-        # would wait on the same connection to a broker that may no longer be the coordinator.
-        return describe_members(ClusterAdmin(self._connection), self._group_id, MEMBERS_SECONDS)
+        return describe_members(self.admin, self._group_id, MEMBERS_SECONDS)
 
     def _writes(self, processed: Sequence[Processed], member: CommitMember) -> Writes | None:
         """Return what commits enrolled partitions, by what the log has of other members now."""
