@@ -274,6 +274,14 @@ def test_what_a_closed_producer_delivered_was_not_under_way_but_may_have_been_hi
     after = [Bucket(*ANNA, 0, bits({3}), 0, 1)]
     assert split_at_the_cut([lost], after) == ([], [lost])
     assert split_at_the_cut([lost], after, {0}) == ([lost], []), "an open transaction hid it"
+    stray = [Bucket(*ANNA, 0, 0, bits({3}), 1)]
+    assert split_at_the_cut([lost], stray, {0}) == ([], [lost]), "nobody sends it again"
+
+
+def test_a_second_stray_is_no_copy_of_the_first() -> None:
+    found = Holes(KnownProducers(snapshot()).get(*ANNA), (), ((5, 5),))
+    assert split_at_the_cut([found], [Bucket(*ANNA, 0, 0, bits({5}), 1)]) == ([], [found])
+    assert split_at_the_cut([found], [Bucket(*ANNA, 0, bits({5}), 0, 1)]) == ([found], [])
 
 
 # What the command says at its end

@@ -248,17 +248,21 @@ def split_at_the_cut(
 
     Args:
         found: what is not there.
-        later: what of it, and of others, a later reading found after the ends, as data or as strays.
+        later: what of it, and of others, a later reading found after the ends, as data or as strays. A stray is
+            sent again, but not by a producer that is closed, and a second stray is no copy of the first.
         hidden: the partitions in which an open transaction hides records.
     """
-    written: dict[Who, list[Run]] = defaultdict(list)
+    data: dict[Who, list[Run]] = defaultdict(list)
+    either: dict[Who, list[Run]] = defaultdict(list)
     for b in sorted(later, key=lambda b: b.bucket):
-        numbers = members(b.bucket, unsigned(b.data) | unsigned(b.strays))
-        written[b.partition, b.producer] += [(n, n) for n in numbers]
+        who, as_data = (b.partition, b.producer), unsigned(b.data)
+        data[who] += joined((n, n) for n in members(b.bucket, as_data))
+        either[who] += joined((n, n) for n in members(b.bucket, as_data | unsigned(b.strays)))
     under_way, missing_still = [], []
     for h in found:
-        there = joined(written[h.who]) if may_be_under_way(h, hidden) else []
-        runs, strays = minus(h.runs, there), minus(h.strays, there)
+        copies = joined(data[h.who]) if may_be_under_way(h, hidden) else []
+        there = joined(either[h.who]) if h.writer.certificate is None else copies
+        runs, strays = minus(h.runs, there), minus(h.strays, copies)
         came = Holes(h.writer, tuple(minus(h.runs, runs)), tuple(minus(h.strays, strays)))
         left = Holes(h.writer, tuple(runs), tuple(strays))
         under_way += [came] if came.runs or came.strays else []
