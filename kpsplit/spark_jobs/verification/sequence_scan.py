@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,8 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from kpsplit.errors import KpsplitError
+from kpsplit.spark_jobs.session import SPARK_ERRORS, reason
 from kpsplit.spark_jobs.verification import bitmaps
 from kpsplit.spark_jobs.verification.counts import BUCKET, BlockKey, SegmentSpan, SequenceBlock, Who
 from kpsplit.spark_jobs.verification.sequence_checks import (
@@ -23,6 +26,8 @@ from kpsplit.spark_jobs.verification.sequence_checks import (
     split_at_the_cut,
 )
 from kpsplit.spark_jobs.verification.start import Extent, KnownProducers
+
+_log = logging.getLogger(__name__)
 
 MOST_AGAIN = 200_000
 """So many buckets of numbers that lie before the time as well are looked at."""
@@ -116,18 +121,24 @@ class SequenceScanner:
         return looked
 
     def _look_after_the_ends(self, looked: SequenceScan) -> None:
-        """Look for what may have been under way, or hidden, as often as is offered."""
+        """Look for what may have been under way, or hidden, as often as is offered.
+
+        A look that fails proves nothing: what is missing stays so, and what was found before it counts.
+        """
         open_ = self._may_come(looked.holes)
-        for others in self._later(_partitions(h.who for h in open_)):
-            numbers = {h.who: [n for run in (*h.runs, *h.strays) for n in run] for h in open_}
-            wanted = [(*who, min(of) // BUCKET, max(of) // BUCKET) for who, of in numbers.items()]
-            near = bitmaps.between(others, bitmaps.keyed_frame(self._spark, wanted, "low", "high"))
-            came, looked.holes = split_at_the_cut(
-                looked.holes, bitmaps.bucket_rows(near.limit(MOST_AGAIN)), self._hidden
-            )
-            looked.under_way += came
-            if not (open_ := self._may_come(looked.holes)):
-                break
+        try:
+            for others in self._later(_partitions(h.who for h in open_)):
+                numbers = {h.who: [n for run in (*h.runs, *h.strays) for n in run] for h in open_}
+                wanted = [(*who, min(of) // BUCKET, max(of) // BUCKET) for who, of in numbers.items()]
+                near = bitmaps.between(others, bitmaps.keyed_frame(self._spark, wanted, "low", "high"))
+                came, looked.holes = split_at_the_cut(
+                    looked.holes, bitmaps.bucket_rows(near.limit(MOST_AGAIN)), self._hidden
+                )
+                looked.under_way += came
+                if not (open_ := self._may_come(looked.holes)):
+                    break
+        except (*SPARK_ERRORS, KpsplitError) as error:
+            _log.warning("kpsplit: the logs could not be looked at again: %s", reason(str(error)))
 
     def _may_come(self, found: Iterable[Holes]) -> list[Holes]:
         return [h for h in found if may_be_under_way(h, self._hidden)]
