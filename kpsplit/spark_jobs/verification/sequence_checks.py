@@ -248,8 +248,8 @@ def split_at_the_cut(
 
     Args:
         found: what is not there.
-        later: what of it, and of others, a later reading found after the ends, as data or as strays. A stray is
-            sent again, but not by a producer that is closed, and a second stray is no copy of the first.
+        later: what of it, and of others, a later reading found after the ends, as data or as strays. A
+            closed producer sends no stray again, and a second stray is no copy of the first.
         hidden: the partitions in which an open transaction hides records.
     """
     data: dict[Who, list[Run]] = defaultdict(list)
