@@ -50,7 +50,7 @@ from kpsplit.splitter.records.offsets import (
     parse_offset_key,
     read_commit,
 )
-from kpsplit.splitter.records.producers import ProducerRegistration, decode_entry
+from kpsplit.splitter.records.producers import ProducerRegistration, decode_entry, is_registration_key
 from kpsplit.splitter.registrations import Registrations
 
 PATIENCE = 60.0
@@ -208,6 +208,8 @@ class Gatherer:
         registrations = Registrations()
 
         def fold(message: Message) -> None:
+            if not is_registration_key(message.key()):
+                return  # compaction replaces no registration by it
             try:
                 record = decode_entry(message.key(), message.value())
             except RecordError as error:
@@ -273,8 +275,11 @@ class Gatherer:
         """Read a record about some partitions: its key says whether it is one, whatever its value is."""
         try:
             key, value = parse_offset_key(message.key()), message.value()
-            if key.parent not in parents:
-                return None
+        except RecordError:
+            return None  # compaction replaces no commit by it
+        if key.parent not in parents:
+            return None
+        try:
             check_partition(key, message.partition(), self._offsets_count)
             if not isinstance(key, CommitKey):
                 return decode_boundary(value) if value is not None else None

@@ -197,7 +197,8 @@ def test_a_flood_of_registrations_costs_the_first_operation_a_lease_and_the_next
 
     resized(operations, observer=note)
     resized(operations, observer=note)
-    assert answers[0].endswith(f"{FLOOD} silent") and "silent" not in answers[1], answers
+    silent_first = int(answers[0].removesuffix(" silent").rpartition(" ")[2])
+    assert silent_first >= FLOOD and "silent" not in answers[1], answers
     assert operations.producers().open(TOPIC) == ()
     others_work_on(guarded, operations, "flood")
 

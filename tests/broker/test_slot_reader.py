@@ -92,7 +92,7 @@ def test_slots_read_a_partition_through_a_split_a_nested_split_and_a_merge(
         mine = [
             key
             for key in writer.sent
-            if any(key_hash(key) in s.range for s in reader.reader.tracks[parent].slots)
+            if any(key_hash(key) in s.range for s in reader.reader.fetch_states[parent].slots)
         ]
         reader.read(sum(len(writer.sent[key]) for key in mine))
         assert not set(reader.by_key()) & set(together)
@@ -300,8 +300,8 @@ def test_a_transaction_that_is_open_across_a_split_is_no_gap(bootstrap, log, fol
     producer.flush(20)
     log.write(log.split()[0], "child", epoch=1)
     follower.refresh(log.parent)
-    tracks = follower.reader.tracks[log.parent]
-    follower.read_until(lambda: tracks.cut_short(log.parent), "the end that is held up")
+    fetch_state = follower.reader.fetch_states[log.parent]
+    follower.read_until(lambda: fetch_state.cut_short(log.parent), "the end that is held up")
     for _ in range(20):
         assert follower.step() == []
     producer.commit_transaction(20)
@@ -325,7 +325,7 @@ def test_a_reader_waits_for_the_outcome_of_an_operation_and_reads_on(log, follow
     follower.refresh(log.parent)
     follower.read(3)
     assert sorted(values(follower)) == ["a", "child", "overflow"]
-    assert follower.reader.tracks[log.parent].tally.strays == 1
+    assert follower.reader.fetch_states[log.parent].tally.strays == 1
     assert not follower.troubles
 
 

@@ -118,6 +118,11 @@ Entry = ProducerRegistration | Removed | Newer
 """What can stand under a key of the producers topic."""
 
 
+def is_registration_key(key: bytes | None) -> bool:
+    """Return whether a registration can stand under a key: nobody writes others."""
+    return _KEY.fullmatch(key or b"") is not None
+
+
 def decode_entry(key: bytes | None, data: bytes | None) -> Entry:
     """Read what stands under a key of the producers topic.
 
@@ -138,7 +143,7 @@ def decode_record(key: bytes | None, data: bytes | None) -> ProducerRegistration
     Raises:
         RecordError: malformed. FutureVersionError: written by a newer kpsplit.
     """
-    if _KEY.fullmatch(key or b"") is None:
+    if not is_registration_key(key):
         raise RecordError("producers topic: a key that kpsplit never writes")
     fields = decode(data, _WHAT, VERSION)
     if fields.version < VERSION:
