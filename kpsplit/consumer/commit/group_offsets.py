@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from typing import Any
 
@@ -29,7 +30,7 @@ from kpsplit.consumer.commit.writes import (
 )
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import SlotStart, StartRequest
-from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError
+from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.commit_writer import CommitWriter
@@ -43,7 +44,6 @@ from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.records.keys import group_ids, offsets_partition
-from kpsplit.splitter.records.offsets import CommitKey, RangeCommit
 
 ANSWER_SECONDS = 10.0
 OPEN_SECONDS = 10.0
@@ -51,6 +51,9 @@ MEMBERS_SECONDS = 4.0
 """Commits wait for the answer."""
 LOOK_SECONDS = 0.5
 """How long a commit waits to learn which sub-topics there are."""
+DELETION_SECONDS = 2.0
+"""How long a commit waits for brokers to hear of a deletion that the coordinator knows of."""
+DELETION_LOOK_SECONDS = 0.05
 MOST_PIECES = 1000
 """A slot with more pieces is read from the least of them: no member writes so many."""
 LOG_SECONDS = 3.0
@@ -261,13 +264,47 @@ class GroupOffsets:
         Raises:
             FencedError: the slots are another member's. KpsplitError: not committed, or not known.
         """
-        wanted, deadline = self._writes(processed, member), Deadline(seconds)
-        if wanted is not None:
-            also = None if payload is None else _also(payload, deadline)
-            self._commit_writer().commit(
-                wanted.records, wanted.tombstones, wanted.offsets, metadata, deadline, also
-            )
-            self._wrote |= {p.parent: of_partition(wanted, p.parent, p.lineage) for p in processed}
+        deadline = Deadline(seconds)
+        also = None if payload is None else _also(payload, deadline)
+
+        def attempt() -> None:
+            wanted = self._writes(processed, member)
+            if wanted is not None:
+                self._commit_writer().commit(
+                    wanted.records, wanted.tombstones, wanted.offsets, metadata, deadline, also
+                )
+                self._wrote |= {p.parent: of_partition(wanted, p.parent, p.lineage) for p in processed}
+
+        self._without_deleted(processed, deadline, attempt)
+
+    def _without_deleted(
+        self, processed: Sequence[Processed], deadline: Deadline, attempt: Callable[[], None]
+    ) -> None:
+        """Commit; once more each time it turns out that a sub-topic is gone that the commit named.
+
+        The coordinator may have heard of a deletion before the broker that was asked.
+        """
+        subtopics = {t.name for p in processed for t in p.state.subtopics if t.in_lineage}
+        self._gone = self._missing(subtopics)
+        while True:
+            try:
+                return attempt()
+            except UsageError as error:
+                if not _is_missing(error.__cause__) or not self._more_deleted(subtopics, deadline):
+                    raise
+
+    def _more_deleted(self, subtopics: AbstractSet[str], deadline: Deadline) -> bool:
+        """Wait until a broker knows of a deletion that the commit did not; tell whether one does."""
+        end = monotonic() + min(DELETION_SECONDS, deadline.left())
+        while left := subtopics - self._gone:
+            found = self._missing(left)
+            if found:
+                self._gone |= found
+                return True
+            if monotonic() >= end:
+                return False
+            deadline.pause(DELETION_LOOK_SECONDS)
+        return False
 
     def outdated(self, processed: Sequence[Processed], member: CommitMember) -> Outdated:
         """Tell where the latest commit's ordinary offsets were not right, by partition (``commit.writes``).
@@ -297,20 +334,22 @@ class GroupOffsets:
                 committed.
         """
         deadline = Deadline(seconds)
-        offsets = plain_offsets(processed)
-        records: tuple[RangeCommit, ...] = ()
-        tombstones: tuple[CommitKey, ...] = ()
-        if any(p.mode is not Mode.PLAIN for p in processed):
-            wanted = self._writes(processed, member)
-            if wanted is not None:
-                records, tombstones = wanted.records, wanted.tombstones
-                offsets = {**offsets, **wanted.offsets}
-        if self._carrying is None:
-            name = f"{group_ids('run', self._group_id)}{secrets.token_hex(8)}"
-            self._carrying = CommitWriter(
-                self._connection, name, self._partitions, participant.make_producer, participant.abandon
+        enrolled = [p for p in processed if p.mode is not Mode.PLAIN]
+
+        def attempt() -> None:
+            wanted = self._writes(processed, member) if enrolled else None
+            wanted = wanted or Writes((), (), {})
+            if self._carrying is None:
+                name = f"{group_ids('run', self._group_id)}{secrets.token_hex(8)}"
+                self._carrying = CommitWriter(
+                    self._connection, name, self._partitions, participant.make_producer, participant.abandon
+                )
+            offsets = {**plain_offsets(processed), **wanted.offsets}
+            self._carrying.commit(
+                wanted.records, wanted.tombstones, offsets, metadata, deadline, _also(payload, deadline)
             )
-        self._carrying.commit(records, tombstones, offsets, metadata, deadline, _also(payload, deadline))
+
+        self._without_deleted(enrolled, deadline, attempt)
 
     def members(self) -> Members:
         """Return who is in the group, and what each member owns.
@@ -324,7 +363,6 @@ class GroupOffsets:
         """Return what commits enrolled partitions, by what the log has of other members now."""
         for parent in (p.parent for p in processed):
             self._wrote.pop(parent, None)  # known again when this commit is
-        self._gone = self._missing({t.name for p in processed for t in p.state.subtopics if t.in_lineage})
         return writes(processed, member, self._read_on(), self._gone)
 
     def _missing(self, subtopics: Collection[str]) -> frozenset[str]:
@@ -383,11 +421,16 @@ def _says_missing(answer: Future[Any], end: float) -> bool:
     try:
         answer.result(max(0.0, end - monotonic()))
     except KafkaException as exception:
-        error = error_of(exception)
-        return error is not None and error.code() in MISSING
+        return _is_missing(exception)
     except TimeoutError:
         return False
     return False
+
+
+def _is_missing(cause: BaseException | None) -> bool:
+    """Tell whether the brokers said that there is no such topic or partition."""
+    error = error_of(cause) if isinstance(cause, KafkaException) else None
+    return error is not None and error.code() in MISSING
 
 
 def _sources(lineages: Iterable[Lineage]) -> list[PhysicalPartition]:
