@@ -234,7 +234,7 @@ class Runner:
                     for r in held
                     if (pause := r.pauses.get(partition)) and pause.attempt == attempt_id
                 }
-                if len(told) == len(held) or limit.left() <= 0:
+                if len(told) == len({r.instance for r in held}) or limit.left() <= 0:
                     return told
                 self._writers.await_change(limit.left())
         except KpsplitError:

@@ -294,7 +294,7 @@ class GroupOffsets:
                     raise
 
     def _more_deleted(self, subtopics: AbstractSet[str], deadline: Deadline) -> bool:
-        """Wait until a broker knows of a deletion that the commit did not; tell whether one does."""
+        """Wait until a broker knows of a deletion that the commit did not; return whether one does."""
         end = monotonic() + min(DELETION_SECONDS, deadline.left())
         while left := subtopics - self._gone:
             found = self._missing(left)
@@ -428,7 +428,7 @@ def _says_missing(answer: Future[Any], end: float) -> bool:
 
 
 def _is_missing(cause: BaseException | None) -> bool:
-    """Tell whether the brokers said that there is no such topic or partition."""
+    """Return whether the brokers said that there is no such topic or partition."""
     error = error_of(cause) if isinstance(cause, KafkaException) else None
     return error is not None and error.code() in MISSING
 

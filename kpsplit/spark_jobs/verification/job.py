@@ -134,7 +134,7 @@ def judge_snapshot(
     require_certificates: bool = False,
     observer: Observer = lambda _: None,
 ) -> Verdict:
-    """Verifier a snapshot by the records: the second half of ``verify``; errors as there.
+    """Judge a snapshot by the records: the second half of ``verify``; errors as there.
 
     ``since``: from where on is judged, as ``_since`` gives it; ``observer``: as for ``Verifier``;
     ``patience``: seconds for each later look at the cluster.
