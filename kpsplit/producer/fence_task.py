@@ -35,10 +35,13 @@ class PauseClock:
         parent, attempt = send_state.state.parent, send_state.state.attempt
         if attempt is None or not send_state.state.fenced_segments():
             return
-        began = self._began.get(parent)
-        if began is None or began[0] != attempt.id:  # what an earlier attempt held may wait still
-            counts = send_state.statistics
-            self._began[parent] = (attempt.id, monotonic(), counts.held, counts.strays)
+        began, now = self._began.get(parent), monotonic()
+        if began is not None and began[0] == attempt.id:
+            return
+        if began is not None:  # what the earlier attempt held waits still: the next pause follows at once
+            self.pauses_ms.append(round((now - began[1]) * 1000))
+        counts = send_state.statistics
+        self._began[parent] = (attempt.id, now, counts.held, counts.strays)
 
     def over(self, send_state: SendState) -> tuple[str, PauseReport] | None:
         """Return the report of a pause that has just ended, once."""

@@ -472,3 +472,4 @@ def test_the_pause_of_a_second_attempt_is_reported_as_its_own() -> None:
     fence.sent([record for _, record in fence.sendable()])
     ended = clock.over(fence)
     assert ended is not None and (ended[1].attempt, ended[1].held) == ("t", 1)
+    assert len(clock.pauses_ms) == 2, "no pause is missing in the statistics"
