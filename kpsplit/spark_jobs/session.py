@@ -188,24 +188,38 @@ def running_session(
         yield found
         return
     own = None
-    logging.getLogger().addFilter(_is_not_of_py4j)
+    with _py4j_kept_quiet():
+        try:
+            own = local_session(cores, memory, master=master)
+            yield own
+        except BaseException as error:
+            if _by_interrupt(error):
+                own = None
+                _end_jvm()
+                raise KeyboardInterrupt from None
+            raise
+        finally:
+            if own is not None:
+                own.stop()
+
+
+@contextmanager
+def _py4j_kept_quiet() -> Iterator[None]:
+    """Keep what Py4J logs from people: it raises the same, and an interrupted call makes it log tracebacks.
+
+    It logs with loggers of its own, and with the root logger.
+    """
+    root, own = logging.getLogger(), logging.getLogger("py4j")
+    propagated, own.propagate = own.propagate, False
+    root.addFilter(_is_not_of_py4j)
     try:
-        own = local_session(cores, memory, master=master)
-        yield own
-    except BaseException as error:
-        if _by_interrupt(error):
-            own = None
-            _end_jvm()
-            raise KeyboardInterrupt from None
-        raise
+        yield
     finally:
-        if own is not None:
-            own.stop()
-        logging.getLogger().removeFilter(_is_not_of_py4j)
+        root.removeFilter(_is_not_of_py4j)
+        own.propagate = propagated
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:
-    """Tell whether a line of the root logger is wanted: what Py4J raises it writes there as well."""
     return "py4j" not in record.pathname
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from kpsplit.spark_jobs.session import _py4j_kept_quiet
 
 PROGRAM = """
 import sys, click
@@ -42,3 +45,13 @@ def test_an_interrupted_verification_ends_with_its_jvm_and_its_folder(spark, tmp
     with pytest.raises(ProcessLookupError):
         os.kill(jvm, 0)
     assert list(tmp_path.glob("kpsplit-*")) == []
+
+
+def test_what_py4j_logs_of_an_interrupted_call_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    theirs = logging.getLogger("py4j.clientserver")
+    with _py4j_kept_quiet():
+        theirs.error("Exception occurred while shutting down connection")
+        logging.getLogger("kpsplit").warning("ours")
+    assert [record.message for record in caplog.records] == ["ours"]
+    theirs.error("outside of a session of ours")
+    assert caplog.records[-1].name == "py4j.clientserver"
