@@ -780,16 +780,7 @@ def what_retention_removed_is_given(world: World) -> Expect:
 @case
 def a_record_lost_behind_what_retention_removed_is_found(world: World) -> Expect:
     world.lows[world.parent] = 10
-    place = phantom(world)
-    offset = offsets(world, place, world.bert)[5]
-    lost = sequence_at(world, place, offset)
-    world.logs[place][offset] = None
-
-    def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.SEQUENCES_COMPLETE)
-        assert (finding.producer, finding.first, finding.last) == (f"{world.bert:016x}", lost, lost)
-
-    return expect
+    return a_lost_record_is_found_with_its_producer_and_number(world)
 
 
 @case

@@ -90,6 +90,13 @@ def split_life(world: World) -> None:
     busy(world)
 
 
+def split_life_of_an_open_writer(world: World) -> list[PhysicalPartition]:
+    """The same, and Bert leaves no certificate; return the two phantoms."""
+    world.open.add(world.bert)
+    split_life(world)
+    return phantoms(world)
+
+
 # What lies before is given
 
 
@@ -364,9 +371,7 @@ def what_retention_removed_may_have_been_written_since(world: World) -> Expect:
 
 @case
 def a_number_missing_since_of_an_open_producer_cannot_be_judged(world: World) -> Expect:
-    world.open.add(world.bert)
-    split_life(world)
-    place = phantoms(world)[0]
+    place, _ = split_life_of_an_open_writer(world)
     lose(world, place, ours(world, place, world.bert, world.moment[place])[2])
 
     def expect(verdict: Verdict) -> None:
@@ -399,9 +404,7 @@ def was_under_way(check: Check) -> Expect:
 @case
 def a_number_that_was_under_way_is_not_missing(world: World) -> Expect:
     """Of two numbers the first lies in the log that was asked first, after its end."""
-    world.open.add(world.bert)
-    split_life(world)
-    one, other = phantoms(world)
+    one, other = split_life_of_an_open_writer(world)
     asked = {one: len(world.logs[one])}
     world.send(world.bert, in_flight(world, one))
     world.send(world.bert, in_flight(world, other))
@@ -412,9 +415,7 @@ def a_number_that_was_under_way_is_not_missing(world: World) -> Expect:
 @case
 def a_number_that_was_under_way_may_lie_in_a_log_that_is_newer_than_the_ends(world: World) -> Expect:
     """The producer held it back for a split."""
-    world.open.add(world.bert)
-    split_life(world)
-    one, other = phantoms(world)
+    one, other = split_life_of_an_open_writer(world)
     key, number = in_flight(world, one), world.number(world.bert)
     world.send(world.bert, in_flight(world, other))
     world.ends_asked()
@@ -425,9 +426,7 @@ def a_number_that_was_under_way_may_lie_in_a_log_that_is_newer_than_the_ends(wor
 
 @case
 def an_aborted_number_that_was_under_way_is_not_missing(world: World) -> Expect:
-    world.open.add(world.bert)
-    split_life(world)
-    one, other = phantoms(world)
+    one, other = split_life_of_an_open_writer(world)
     asked = {one: len(world.logs[one])}
     world.abort(world.bert, in_flight(world, one), 1)
     world.send(world.bert, in_flight(world, other))
@@ -437,9 +436,7 @@ def an_aborted_number_that_was_under_way_is_not_missing(world: World) -> Expect:
 
 @case
 def a_stray_that_was_being_sent_again_is_no_finding(world: World) -> Expect:
-    world.open.add(world.bert)
-    split_life(world)
-    place = phantoms(world)[0]
+    place, _ = split_life_of_an_open_writer(world)
     asked = {place: len(world.logs[place])}
     world.stray(world.bert, in_flight(world, place), world.parent, 0)
     world.ends_asked(asked)
