@@ -13,7 +13,6 @@ from kpsplit.consumer.commit.sender import Cursors
 from kpsplit.consumer.commit.writes import logical_position
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.engine import Engine
-from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.group.membership import by_hand, slot_by_hand
 from kpsplit.consumer.slots.assigned import (
@@ -25,6 +24,7 @@ from kpsplit.consumer.slots.assigned import (
     StartRequest,
 )
 from kpsplit.consumer.slots.initializer import start_at
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.consumer.slots.pieces import PieceProgress, behind_record
 from kpsplit.kafka.logical_message import Place, place_of
 from kpsplit.splitter.cursor import Cursor

@@ -7,29 +7,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import KafkaError, TopicPartition
-
 from kpsplit.consumer.broker_executor import BrokerExecutor, QueryClient
 from kpsplit.consumer.commit.group_offsets import GroupOffsets
 from kpsplit.consumer.commit.payload import TransactionParticipant
 from kpsplit.consumer.commit.writes import CommitMember, LeaderEpochs
 from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.events import Callback, Events
-from kpsplit.consumer.fetch.batch import OwnedSlot, RecordSink
+from kpsplit.consumer.fetch.batch import RecordSink
 from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.consumer.fetch.reader import SlotReader
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.states import Life
 from kpsplit.consumer.metadata import Metadata
 from kpsplit.consumer.slots.assigned import AssignedSlot, AssignedSlots
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.consumer.slots.state_binding import StateBinding
 from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.errors import (
-    AuthorizationError,
-    FencedError,
     KpsplitError,
-    UnknownOutcomeError,
-    UnreachableError,
 )
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
@@ -146,31 +141,3 @@ class Context:
     def unsaved(self, assigned: AssignedSlot, cursors: tuple[Cursor, ...]) -> bool:
         """Tell whether there is anything to commit of a slot that is processed up to there."""
         return bool(cursors) and (cursors != assigned.committed or self.state_binding.waits(assigned.slot))
-
-
-def parts(parents: Any) -> list[TopicPartition]:
-    """Return logical partitions as applications name them."""
-    return [TopicPartition(p.topic, p.partition) for p in sorted(set(parents))]
-
-
-def named(parent: PhysicalPartition | None) -> dict[str, Any]:
-    """Return what names a logical partition in an error event."""
-    return {} if parent is None else {"topic": parent.topic, "partition": parent.partition}
-
-
-def kafka_error(error: BaseException) -> KafkaError:
-    """Return an error of kpsplit's as one of the client library's."""
-    if isinstance(error, KpsplitError):
-        return KafkaError(_CODES.get(type(error), KafkaError._FAIL), str(error))
-    inner = error.args[0] if error.args else None
-    return (
-        inner if isinstance(inner, KafkaError) else KafkaError(KafkaError._FAIL, f"internal error: {error!r}")
-    )
-
-
-_CODES: dict[type[KpsplitError], int] = {
-    FencedError: KafkaError.ILLEGAL_GENERATION,
-    UnknownOutcomeError: KafkaError._TIMED_OUT,
-    UnreachableError: KafkaError._TRANSPORT,
-    AuthorizationError: KafkaError.TOPIC_AUTHORIZATION_FAILED,
-}

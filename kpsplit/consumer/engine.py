@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.commit.committer import Committer, LagOffsetRepair
-from kpsplit.consumer.context import Context, kafka_error, named
+from kpsplit.consumer.context import Context
+from kpsplit.consumer.events import kafka_error, named
 from kpsplit.consumer.fetch.batch import Batch
 from kpsplit.consumer.group.membership import Membership
 from kpsplit.consumer.group.ownership import OwnershipGuard, PeerAssignments

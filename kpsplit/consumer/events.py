@@ -7,7 +7,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, Message, TopicPartition
+
+from kpsplit.errors import (
+    AuthorizationError,
+    FencedError,
+    KpsplitError,
+    UnknownOutcomeError,
+    UnreachableError,
+)
+from kpsplit.splitter.lineage import PhysicalPartition
 
 
 class Callback:
@@ -119,3 +128,31 @@ class Events:
     def error(self) -> Message | None:
         """Take the next error event."""
         return self._errors.popleft() if self._errors else None
+
+
+def parts(parents: Any) -> list[TopicPartition]:
+    """Return logical partitions as applications name them."""
+    return [TopicPartition(p.topic, p.partition) for p in sorted(set(parents))]
+
+
+def named(parent: PhysicalPartition | None) -> dict[str, Any]:
+    """Return what names a logical partition in an error event."""
+    return {} if parent is None else {"topic": parent.topic, "partition": parent.partition}
+
+
+def kafka_error(error: BaseException) -> KafkaError:
+    """Return an error of kpsplit's as one of the client library's."""
+    if isinstance(error, KpsplitError):
+        return KafkaError(_CODES.get(type(error), KafkaError._FAIL), str(error))
+    inner = error.args[0] if error.args else None
+    return (
+        inner if isinstance(inner, KafkaError) else KafkaError(KafkaError._FAIL, f"internal error: {error!r}")
+    )
+
+
+_CODES: dict[type[KpsplitError], int] = {
+    FencedError: KafkaError.ILLEGAL_GENERATION,
+    UnknownOutcomeError: KafkaError._TIMED_OUT,
+    UnreachableError: KafkaError._TRANSPORT,
+    AuthorizationError: KafkaError.TOPIC_AUTHORIZATION_FAILED,
+}

@@ -15,9 +15,9 @@ from kpsplit.consumer.broker_executor import BrokerExecutor, QueryClient
 from kpsplit.consumer.commit.group_offsets import GroupOffsets
 from kpsplit.consumer.commit.offset_queries import OffsetQueries
 from kpsplit.consumer.config import ConsumerSettings
-from kpsplit.consumer.context import Context, Notice, kafka_error, named
+from kpsplit.consumer.context import Context, Notice
 from kpsplit.consumer.engine import Engine, timed_out
-from kpsplit.consumer.events import Events
+from kpsplit.consumer.events import Events, kafka_error, named
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.fetch.gaps import EndReached, ForeignFound, GapFound, ReadingEvent, Unreadable
 from kpsplit.consumer.fetch.reader import SlotReader

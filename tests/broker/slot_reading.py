@@ -10,9 +10,10 @@ from typing import Any
 from confluent_kafka import Message, Producer
 
 from kpsplit.admin import Admin
-from kpsplit.consumer.fetch.batch import Batch, OwnedSlot
+from kpsplit.consumer.fetch.batch import Batch
 from kpsplit.consumer.fetch.gaps import EndReached, GapFound, ReadingEvent
 from kpsplit.consumer.fetch.reader import SlotReader
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.logical_message import Place, place_of
 from kpsplit.splitter.cursor import Cursor

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer, TopicPartition
 
-from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.fetch.gaps import Gap, GapFound, GapPolicy, Unreadable
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.logical_message import LogicalMessage
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import key_hash

@@ -12,10 +12,11 @@ from random import Random
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.fetch.batch import OwnedSlot, placed_hash
+from kpsplit.consumer.fetch.batch import placed_hash
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.consumer.fetch.gaps import ReadingEvent
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KeyRange, key_hash

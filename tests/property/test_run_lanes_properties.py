@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kpsplit.consumer.commit.writes import least
-from kpsplit.consumer.fetch.batch import Batch, OwnedSlot, message_hash
+from kpsplit.consumer.fetch.batch import Batch, message_hash
 from kpsplit.consumer.run.lanes import Lane, LaneScheduler, LaneState
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.consumer.slots.pieces import PieceProgress
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.cursor import Cursor

@@ -12,11 +12,11 @@ from confluent_kafka import Message
 
 from kpsplit.consumer.commit.writes import CommitMember as Committer
 from kpsplit.consumer.commit.writes import Processed, least, writes
-from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.consumer.fetch.gaps import Found, Gap, GapFound, GapPolicy, LogBounds, ReadingEvent
 from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.fetch.batch import OwnedSlot, placed_hash
+from kpsplit.consumer.fetch.batch import placed_hash
 from kpsplit.consumer.fetch.gaps import Gap
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.commits import cursor_of
 from kpsplit.splitter.cursor import Cursor

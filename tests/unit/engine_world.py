@@ -22,12 +22,13 @@ from kpsplit.consumer.config import split_config
 from kpsplit.consumer.context import Context
 from kpsplit.consumer.engine import Engine, statistics
 from kpsplit.consumer.events import Events
-from kpsplit.consumer.fetch.batch import Backpressured, Batch, OwnedSlot
+from kpsplit.consumer.fetch.batch import Backpressured, Batch
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.states import State
 from kpsplit.consumer.group.subscriptions import subscribed
 from kpsplit.consumer.slots.assigned import SlotStart
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.control_view import ControlView

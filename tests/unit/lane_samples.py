@@ -9,7 +9,8 @@ from typing import Any
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.fetch.batch import Batch, OwnedSlot, RecordSink
+from kpsplit.consumer.fetch.batch import Batch, RecordSink
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.logical_message import is_identity, wrapped
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KeyRange, key_hash

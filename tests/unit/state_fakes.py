@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from kpsplit.consumer.commit.payload import CommitCoverage, RecordPlace
-from kpsplit.consumer.fetch.batch import OwnedSlot
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.consumer.state.marker import RestoreMarker
 from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
 from kpsplit.consumer.state.slot_view import WorkAttempt, current_work

@@ -13,8 +13,9 @@ from kpsplit.consumer.commit.writes import (
     plain_offsets,
     writes,
 )
-from kpsplit.consumer.fetch.batch import Batch, OwnedSlot
+from kpsplit.consumer.fetch.batch import Batch
 from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.consumer.slots.pieces import PieceProgress, behind_record, further
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor

@@ -12,9 +12,9 @@ import pytest
 from kpsplit.consumer.commit import committer as lag_repair
 from kpsplit.consumer.commit.committer import LagOffsetRepair
 from kpsplit.consumer.commit.writes import CommitMember
-from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import AssignedSlot, AssignedSlots, SlotStage
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import UnreachableError
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KEY_SPACE, KeyRange

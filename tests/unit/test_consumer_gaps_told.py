@@ -11,13 +11,14 @@ from itertools import count
 import pytest
 
 from kpsplit.consumer.context import Context
-from kpsplit.consumer.fetch.batch import Batch, OwnedSlot
+from kpsplit.consumer.fetch.batch import Batch
 from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.consumer.fetch.gaps import Found, Gap, GapPolicy, LogBounds, ReadingEvent
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.runner import Attached, attach, commit_now
 from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.consumer.session import report
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

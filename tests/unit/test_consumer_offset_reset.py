@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.fetch.gaps import Found, GapFound, LogBounds, ReadingEvent, Unreadable, loss
 from kpsplit.consumer.session import report
 from kpsplit.consumer.slots.assigned import SlotStage, SlotStart
 from kpsplit.consumer.slots.initializer import start_at
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.partition_state import PartitionState

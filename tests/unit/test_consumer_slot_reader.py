@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.fetch.gaps import ReadingEvent, Unreadable
 from kpsplit.consumer.fetch.reader import SlotReader
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 from confluent_kafka import Message
 
-from kpsplit.consumer.fetch.batch import OwnedSlot, placed_hash
+from kpsplit.consumer.fetch.batch import placed_hash
 from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.consumer.fetch.gaps import (
     EndReached,
@@ -20,6 +20,7 @@ from kpsplit.consumer.fetch.gaps import (
     ReadingEvent,
     Unreadable,
 )
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.logical_message import LogicalMessage, Place, place_of
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash

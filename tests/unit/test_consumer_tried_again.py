@@ -12,9 +12,10 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from kpsplit import Consumer
 from kpsplit.consumer.fetch import physical_reader as probing
 from kpsplit.consumer.fetch import reader as reading
-from kpsplit.consumer.fetch.batch import OwnedSlot, size_of
+from kpsplit.consumer.fetch.batch import size_of
 from kpsplit.consumer.fetch.gaps import ReadingEvent, Unreadable
 from kpsplit.consumer.fetch.reader import SlotReader
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.cursor import Cursor

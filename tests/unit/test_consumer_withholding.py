@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import AssignedSlot, AssignedSlots, SlotStage
 from kpsplit.consumer.slots.initializer import EnrolmentGuard, may_begin
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.run.lanes import Lane, LaneScheduler
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import InvariantError
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE, KeyRange

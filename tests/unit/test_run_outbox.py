@@ -10,7 +10,6 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.commit.payload import CommitPayloadError
 from kpsplit.consumer.commit.writes import Processed
-from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.run import outputs as transactional
 from kpsplit.consumer.run.handlers import Output, OutputError, dead_letter, outputs_of
@@ -19,6 +18,7 @@ from kpsplit.consumer.run.outbox import Outbox
 from kpsplit.consumer.run.outputs import OutputParticipant
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.work_queue import WorkQueue
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import InvariantError, UsageError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.splitter.cursor import Cursor

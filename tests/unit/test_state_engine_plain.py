@@ -14,9 +14,9 @@ from confluent_kafka import KafkaError, KafkaException
 from kpsplit.consumer.commit.committer import Committer
 from kpsplit.consumer.commit.sender import Piece, send
 from kpsplit.consumer.commit.writes import LeaderEpochs
-from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import AssignedSlot, AssignedSlots, SlotStage
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.consumer.slots.state_binding import StateBinding
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.errors import KpsplitError, UnreachableError

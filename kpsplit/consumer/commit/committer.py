@@ -14,11 +14,12 @@ from kpsplit.consumer.commit.group_offsets import Outdated
 from kpsplit.consumer.commit.payload import CommitPayloadError
 from kpsplit.consumer.commit.sender import Cursors, Piece, send
 from kpsplit.consumer.commit.writes import Processed, logical_position
-from kpsplit.consumer.context import Context, kafka_error
-from kpsplit.consumer.fetch.batch import OwnedSlot
+from kpsplit.consumer.context import Context
+from kpsplit.consumer.events import kafka_error
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import IN_SINK, AssignedSlot, SlotStage
 from kpsplit.consumer.slots.initializer import start_anew
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import FencedError, KpsplitError, UnknownOutcomeError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.cursor import Cursor

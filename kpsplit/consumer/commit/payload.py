@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, Protocol
 from confluent_kafka import Message
 
 from kpsplit.consumer.commit.writes import Processed
-from kpsplit.consumer.fetch.batch import OwnedSlot, message_hash, placed_hash
+from kpsplit.consumer.fetch.batch import message_hash, placed_hash
 from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import InvariantError, KpsplitError
 from kpsplit.kafka.logical_message import physical_offset, segment_of
 from kpsplit.splitter.key_range import WHOLE

@@ -16,9 +16,9 @@ from confluent_kafka import KafkaException
 from kpsplit.consumer.commit.payload import CommitPayload, CommitPayloads, TransactionParticipant
 from kpsplit.consumer.commit.writes import Processed, plain_offsets
 from kpsplit.consumer.context import Context
-from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import AssignedSlot
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.splitter.cursor import Cursor

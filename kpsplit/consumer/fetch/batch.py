@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from confluent_kafka import Message
 
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.headers import headers_of
 from kpsplit.kafka.logical_message import physical_offset
-from kpsplit.splitter.key_range import KeyRange, key_hash, slot_range
+from kpsplit.splitter.key_range import KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.reading import reader_hash
 
@@ -32,24 +33,6 @@ SAMPLES = 4
 
 
 _key_of = methodcaller("key")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class OwnedSlot:
-    """The ``index``-th of ``slots`` equal key ranges of a logical partition, owned by this member."""
-
-    parent: PhysicalPartition
-    index: int
-    slots: int
-
-    def __str__(self) -> str:
-        """Return ``topic/partition`` with the key range."""
-        return f"{self.parent} {self.range}"
-
-    @property
-    def range(self) -> KeyRange:
-        """The slot's key range."""
-        return slot_range(self.index, self.slots)
 
 
 @dataclass(slots=True)

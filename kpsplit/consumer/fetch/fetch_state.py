@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.fetch.batch import Batch, OwnedSlot, size_of
+from kpsplit.consumer.fetch.batch import Batch, size_of
 from kpsplit.consumer.fetch.gaps import (
     EndReached,
     ForeignFound,
@@ -50,6 +50,7 @@ from kpsplit.consumer.fetch.record_filter import (
     offset_of,
     records_from,
 )
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import FutureVersionError, KpsplitError
 from kpsplit.kafka.headers import headers_of
 from kpsplit.kafka.logical_message import is_identity, wrapped

@@ -26,7 +26,8 @@ from itertools import chain
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.fetch.batch import Batch, OwnedSlot, message_hash, size_of
+from kpsplit.consumer.fetch.batch import Batch, message_hash, size_of
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition

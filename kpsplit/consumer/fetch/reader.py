@@ -18,10 +18,11 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from kpsplit.consumer.config import CLIENT_KBYTES
-from kpsplit.consumer.fetch.batch import MESSAGE_BYTES, Backpressured, Batch, OwnedSlot
+from kpsplit.consumer.fetch.batch import MESSAGE_BYTES, Backpressured, Batch
 from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.consumer.fetch.gaps import Gap, GapPolicy, ReadingEvent, Unreadable
 from kpsplit.consumer.fetch.physical_reader import LogProbe
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import ConfigurationError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import AdminUse, Connection

@@ -16,9 +16,8 @@ from confluent_kafka import KafkaError
 from kpsplit.consumer.commit.committer import Committer
 from kpsplit.consumer.commit.sender import COMMIT_SECONDS
 from kpsplit.consumer.config import RevocationPolicy
-from kpsplit.consumer.context import Context, kafka_error, parts
-from kpsplit.consumer.events import Callback
-from kpsplit.consumer.fetch.batch import OwnedSlot
+from kpsplit.consumer.context import Context
+from kpsplit.consumer.events import Callback, kafka_error, parts
 from kpsplit.consumer.group.group_consumer import Places
 from kpsplit.consumer.group.states import Event, State
 from kpsplit.consumer.group.subscriptions import Mode, Subscribed
@@ -30,6 +29,7 @@ from kpsplit.consumer.slots.assigned import (
     AssignedSlot,
     SlotStage,
 )
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.key_range import slot_at, slot_number, slot_range
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from math import inf
 
 from kpsplit.consumer.context import Context
-from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.group.membership import Membership
 from kpsplit.consumer.slots.assigned import AssignedSlot
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.groups import Members, Owner

@@ -13,7 +13,8 @@ from concurrent.futures import Future
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.config import ConsumerSettings
-from kpsplit.consumer.context import Context, kafka_error
+from kpsplit.consumer.context import Context
+from kpsplit.consumer.events import kafka_error
 from kpsplit.consumer.group.membership import Membership
 from kpsplit.consumer.group.subscriptions import Mode, Subscribed, resolve, subtopics
 from kpsplit.consumer.slots.assigned import SlotStage

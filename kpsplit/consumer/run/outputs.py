@@ -17,10 +17,10 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.commit.payload import CommitPayloadError
 from kpsplit.consumer.commit.writes import Processed
-from kpsplit.consumer.fetch.batch import OwnedSlot
 from kpsplit.consumer.run.handlers import Output, OutputError, dead_letter
 from kpsplit.consumer.run.outbox import Transfer
 from kpsplit.consumer.run.work_queue import WorkQueue
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import UsageError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection

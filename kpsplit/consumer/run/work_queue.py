@@ -15,11 +15,12 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from kpsplit.consumer.commit.writes import Processed
-from kpsplit.consumer.fetch.batch import NOWHERE, Backpressured, Batch, OwnedSlot
+from kpsplit.consumer.fetch.batch import NOWHERE, Backpressured, Batch
 from kpsplit.consumer.run.handlers import Output
 from kpsplit.consumer.run.lanes import Lane, LaneScheduler, LaneState, SlotQueue
 from kpsplit.consumer.run.outbox import Outbox, Transfer
 from kpsplit.consumer.run.policies import DeadLetter, Final, Judge, Rest, Skip, Stop, stopped
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import ConflictError, KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.cursor import Cursor

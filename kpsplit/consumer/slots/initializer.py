@@ -21,8 +21,8 @@ from kpsplit.consumer.commit.group_offsets import (
     merged,
     reset_error,
 )
-from kpsplit.consumer.context import Context, kafka_error, named
-from kpsplit.consumer.events import Callback
+from kpsplit.consumer.context import Context
+from kpsplit.consumer.events import Callback, kafka_error, named
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import AssignedOffset, AssignedSlot, SlotStage, SlotStart, StartRequest
 from kpsplit.consumer.slots.pieces import PieceProgress

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from kpsplit.consumer.commit.payload import CommitCoverage
 from kpsplit.consumer.commit.writes import Processed
-from kpsplit.consumer.fetch.batch import OwnedSlot, RecordSink
+from kpsplit.consumer.fetch.batch import RecordSink
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
 
