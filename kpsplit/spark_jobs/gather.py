@@ -28,7 +28,7 @@ from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.log_slice import read_slice
-from kpsplit.kafka.log_tail import LogTail
+from kpsplit.kafka.producers_log import ProducersLog
 from kpsplit.spark_jobs.snapshot import LogEnds, LoggedCommit, Snapshot, without_boundary
 from kpsplit.splitter.key_range import without_slots
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -50,8 +50,7 @@ from kpsplit.splitter.records.offsets import (
     parse_offset_key,
     read_commit,
 )
-from kpsplit.splitter.records.producers import ProducerRegistration, decode_entry, is_registration_key
-from kpsplit.splitter.registrations import Registrations
+from kpsplit.splitter.records.producers import ProducerRegistration, is_registration_key
 
 PATIENCE = 60.0
 _LOOK_AGAIN = 0.1
@@ -203,29 +202,19 @@ class Gatherer:
         return None if found is None else found.topic_id
 
     def _producers(self) -> tuple[ProducerRegistration, ...]:
-        found: dict[int, ProducerRegistration] = {}
-
-        registrations = Registrations()
-
-        def fold(message: Message) -> None:
-            if not is_registration_key(message.key()):
-                return  # compaction replaces no registration by it
-            try:
-                record = decode_entry(message.key(), message.value())
-            except RecordError as error:
-                self._garbage.append(f"{PRODUCERS_TOPIC}, offset {message.offset()}: {error.message}")
-                return
-            registrations.fold(record)
-            if isinstance(record, ProducerRegistration):
-                found[record.instance] = record
-
-        tail = LogTail(self._connection, PRODUCERS_TOPIC, fold, everything=True)
+        """Return every registration by its key: one that is forged for an instance hides no other of it."""
+        log = ProducersLog(self._connection)
         try:
-            tail.read_to_end(self._limit)
+            registrations = log.read(self._limit)
         finally:
-            tail.close()
+            log.close()
+        self._garbage += [
+            f"{PRODUCERS_TOPIC}, key {key.decode('ascii')}: {why}"
+            for key, why in log.garbage.items()
+            if is_registration_key(key)  # what stands under another key replaces no registration
+        ]
         registrations.to_ask(self._topic)  # raises where one of them cannot be read
-        return tuple(found.values())
+        return registrations.all()
 
     def _offset_log(self, parents: list[PhysicalPartition]) -> tuple[list[LoggedCommit], list[Boundary]]:
         self._offsets_count = count = self._admin.topics().get(OFFSETS_TOPIC, 0)

@@ -171,6 +171,18 @@ def test_a_certificate_of_a_topic_that_was_deleted_says_nothing_of_the_one_that_
         assert extent(closed(snapshot(), Certificate(90, {"0": 90}, (), same)), []) == Extent(0, 90)
 
 
+@pytest.mark.parametrize("forged_last", [True, False])
+def test_a_forged_registration_of_the_same_instance_hides_no_certificate(forged_last) -> None:
+    sure = closed(snapshot(), Certificate(90, {"0": 90}, ()))
+    (real,) = sure.producers
+    forged = replace(real, generation=2, closed=False, transactional_id="forged", certificates={})
+    records = (real, forged) if forged_last else (forged, real)
+    writers = KnownProducers(replace(sure, producers=records))
+    assert writers.get(*ANNA).certificate == real.certificates[str(ORDERS)]
+    assert not writers.get(*ANNA).transactional
+    assert list(writers.open) == [NAME]
+
+
 # What is said of missing numbers
 
 SURE = Certificate(10, {"0": 9}, ())

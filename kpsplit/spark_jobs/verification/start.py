@@ -30,7 +30,7 @@ from kpsplit.spark_jobs.verification.counts import SegmentSpan, Who
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import GapReason
-from kpsplit.splitter.records.producers import Certificate
+from kpsplit.splitter.records.producers import Certificate, ProducerRegistration
 from kpsplit.splitter.records.stamp import instance_name
 
 
@@ -61,16 +61,17 @@ class KnownProducers:
         ids = {state.parent.partition: state.topic_id for state in snapshot.states}
         self._known: dict[Who, KnownProducer] = {}
         self.open: dict[str, PhysicalPartition] = {}
+        by_name: dict[str, list[ProducerRegistration]] = defaultdict(list)
         for record in snapshot.producers:
-            name = instance_name(record.instance)
-            if not record.closed and snapshot.topic in record.topics:
+            by_name[instance_name(record.instance)].append(record)
+        for name, records in by_name.items():
+            if any(not record.closed and snapshot.topic in record.topics for record in records):
                 self.open[name] = next(iter(self._parents.values()))
             for number, parent in self._parents.items():
-                certificate = record.certificates.get(str(parent)) if record.closed else None
-                if certificate and certificate.topic_id not in (None, ids[number]):
-                    certificate = None  # it speaks of a topic of this name that was deleted
+                last = _certified(records, parent, ids[number])
+                certificate = last.certificates[str(parent)] if last else None
                 failed = frozenset(certificate.failed if certificate else ())
-                transactional = record.transactional_id is not None
+                transactional = any(r.transactional_id is not None for r in ([last] if last else records))
                 self._known[number, name] = KnownProducer(parent, name, certificate, failed, transactional)
 
     @property
@@ -85,6 +86,21 @@ class KnownProducers:
     def certified(self) -> dict[Who, KnownProducer]:
         """Return those that left a certificate, by partition and producer."""
         return {who: writer for who, writer in self._known.items() if writer.certificate is not None}
+
+
+def _certified(
+    records: Iterable[ProducerRegistration], parent: PhysicalPartition, topic_id: str | None
+) -> ProducerRegistration | None:
+    """Return an instance's latest registration that has a certificate for a partition.
+
+    An instance may have several registrations, also forged ones: without a certificate they hide none.
+    A certificate of another topic id speaks of a topic of this name that was deleted.
+    """
+    for record in sorted(records, key=lambda record: record.generation, reverse=True):
+        certificate = record.certificates.get(str(parent)) if record.closed else None
+        if certificate is not None and certificate.topic_id in (None, topic_id):
+            return record
+    return None
 
 
 NEAR_MS = 10 * 60_000
