@@ -35,7 +35,7 @@ import psutil
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kpsplit
-from kpsplit.admin import Admin, Partitioner
+from kpsplit import Admin, Partitioner
 from kpsplit.consumer.config import QUEUE_BACKOFF_MS
 from kpsplit.devcluster import DevCluster
 

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kpsplit.admin import Admin, Partitioner, PhysicalPartition
+from kpsplit import Admin, Partitioner, PhysicalPartition
 from kpsplit.devcluster import DevCluster
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection

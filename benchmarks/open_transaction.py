@@ -17,8 +17,7 @@ from time import sleep
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kpsplit import Producer
-from kpsplit.admin import Admin, Partitioner, PhysicalPartition, StepDone, ignore_steps
+from kpsplit import Admin, Partitioner, PhysicalPartition, Producer, StepDone, ignore_steps
 from kpsplit.devcluster import DevCluster
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import TRANSACTION_TIMEOUT_MS

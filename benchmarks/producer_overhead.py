@@ -22,7 +22,7 @@ import confluent_kafka
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kpsplit
-from kpsplit.admin import Admin, Partitioner, PhysicalPartition
+from kpsplit import Admin, Partitioner, PhysicalPartition
 from kpsplit.devcluster import DevCluster
 
 PARTITIONS = 6

@@ -26,7 +26,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 import kpsplit
-from kpsplit.admin import Admin, KeyRange, Partitioner, PhysicalPartition
+from kpsplit import Admin, KeyRange, Partitioner, PhysicalPartition
 from kpsplit.devcluster import DevCluster
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection

@@ -25,8 +25,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka import Producer as PlainProducer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kpsplit import Producer
-from kpsplit.admin import Admin, PhysicalPartition, StepDone
+from kpsplit import Admin, PhysicalPartition, Producer, StepDone
 from kpsplit.devcluster import DevCluster
 from kpsplit.errors import RecordError
 from kpsplit.splitter.records.control import Partitioner, claim_key, decode_claim

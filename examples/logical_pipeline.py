@@ -32,11 +32,9 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that every Spark program uses
 from pyspark.sql.streaming import StreamingQuery
 
-from kpsplit import Producer
-from kpsplit.admin import Admin, KeyRange, Partitioner, PhysicalPartition
+from kpsplit import Admin, KeyRange, Partitioner, PhysicalPartition, Producer
 from kpsplit.devcluster import DevCluster
-from kpsplit.spark_jobs import read_logical, read_logical_stream
-from kpsplit.spark_jobs.session import local_session
+from kpsplit.spark_jobs import local_session, read_logical, read_logical_stream
 
 CUSTOMERS = 200
 GAP = "15 seconds"

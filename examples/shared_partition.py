@@ -29,8 +29,7 @@ from pathlib import Path
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kpsplit import Consumer, Producer
-from kpsplit.admin import Admin, KeyRange, Partitioner, PhysicalPartition
+from kpsplit import Admin, Consumer, KeyRange, Partitioner, PhysicalPartition, Producer
 from kpsplit.devcluster import DevCluster
 
 KEYS = 400

@@ -1,44 +1,193 @@
 """Split and merge live Apache Kafka partitions by key range, with unmodified brokers.
 
 `from kpsplit import Producer, Consumer` is the whole migration of an application that uses
-`confluent_kafka.Producer` and `confluent_kafka.Consumer`. The names are resolved on first use, so that
-`import kpsplit` alone (as the command line does) loads no client library.
+`confluent_kafka.Producer` and `confluent_kafka.Consumer`.
+
+Public are the names below and those of ``kpsplit.errors``, ``kpsplit.testing``, ``kpsplit.devcluster`` and
+``kpsplit.spark_jobs``; every other module may change at any time. A name is imported on first use, so that
+``import kpsplit`` alone (as the command line does) loads no client library.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kpsplit import errors
 from kpsplit.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from kpsplit.consumer import Consumer, DeserializingConsumer
-    from kpsplit.consumer.run import DeadLetter, Output, Retry, Skip, Stop
-    from kpsplit.producer import Producer, SerializingProducer
+    from kpsplit.admin import Admin
+    from kpsplit.consumer.client import Consumer
+    from kpsplit.consumer.deserializing import DeserializingConsumer
+    from kpsplit.consumer.run.handlers import Output, Record
+    from kpsplit.consumer.run.policies import DeadLetter, HandlerError, Retry, Skip, Stop
+    from kpsplit.consumer.run.remote import WorkerDiedError
+    from kpsplit.consumer.run.work_queue import RunStats
+    from kpsplit.consumer.state.owned import SlotGoneError
+    from kpsplit.consumer.state.slot_view import BYTES, JSON, TEXT, UNSIGNED, Serde, SlotView, Work
+    from kpsplit.consumer.state.slots import SlotId
+    from kpsplit.consumer.state.store import StateStore
+    from kpsplit.control.doctor import Findings, SetAside
+    from kpsplit.control.group_progress import PartitionProgress
+    from kpsplit.control.plans import Check, HotKey, Plan
+    from kpsplit.control.retirement import Retirable
+    from kpsplit.control.seeking import Forgettable, Seek, SeekTarget, Whence
+    from kpsplit.control.session import ignore_steps
+    from kpsplit.control.status import PartitionStatus, Report
+    from kpsplit.kafka.connection import Connection, read_properties
+    from kpsplit.producer.client import Producer, SerializingProducer
+    from kpsplit.producer.metrics import LayoutStats, PartitionStats
+    from kpsplit.splitter.driver import Observer, StepDone
+    from kpsplit.splitter.key_range import KeyRange
+    from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
+    from kpsplit.splitter.partition_state import Outcome
+    from kpsplit.splitter.records.control import Enrolment, Partitioner
 
 __version__ = "0.1.0"
 
 __all__ = [
+    # Producers
     "Producer",
     "SerializingProducer",
+    "LayoutStats",
+    "PartitionStats",
+    # Consumers
     "Consumer",
     "DeserializingConsumer",
-    "Output",
+    # ``Consumer.run``
     "Retry",
     "Stop",
     "Skip",
     "DeadLetter",
+    "Output",
+    "Record",
+    "RunStats",
+    "HandlerError",
+    "WorkerDiedError",
+    # State
+    "StateStore",
+    "SlotView",
+    "Work",
+    "SlotId",
+    "Serde",
+    "BYTES",
+    "TEXT",
+    "JSON",
+    "UNSIGNED",
+    "SlotGoneError",
+    # Programs that operate
+    "Admin",
+    "PhysicalPartition",
+    "KeyRange",
+    "Partitioner",
+    "Enrolment",
+    "Lineage",
+    "Segment",
+    "Plan",
+    "Check",
+    "HotKey",
+    "Report",
+    "Outcome",
+    "PartitionStatus",
+    "PartitionProgress",
+    "Seek",
+    "SeekTarget",
+    "Whence",
+    "Retirable",
+    "Forgettable",
+    "Findings",
+    "SetAside",
+    "Observer",
+    "StepDone",
+    "ignore_steps",
+    "Connection",
+    "read_properties",
+    "errors",
     "__version__",
 ]
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        **dict.fromkeys(("Producer", "SerializingProducer"), "kpsplit.producer"),
-        **dict.fromkeys(("Consumer", "DeserializingConsumer"), "kpsplit.consumer"),
-        **dict.fromkeys(("Output", "Retry", "Stop", "Skip", "DeadLetter"), "kpsplit.consumer.run"),
-    },
-)
+_HOMES = {
+    "kpsplit.producer.client": (
+        "Producer",
+        "SerializingProducer",
+    ),
+    "kpsplit.producer.metrics": (
+        "LayoutStats",
+        "PartitionStats",
+    ),
+    "kpsplit.consumer.client": ("Consumer",),
+    "kpsplit.consumer.deserializing": ("DeserializingConsumer",),
+    "kpsplit.consumer.run.handlers": (
+        "Output",
+        "Record",
+    ),
+    "kpsplit.consumer.run.policies": (
+        "Retry",
+        "Stop",
+        "Skip",
+        "DeadLetter",
+        "HandlerError",
+    ),
+    "kpsplit.consumer.run.work_queue": ("RunStats",),
+    "kpsplit.consumer.run.remote": ("WorkerDiedError",),
+    "kpsplit.consumer.state.store": ("StateStore",),
+    "kpsplit.consumer.state.slot_view": (
+        "SlotView",
+        "Work",
+        "Serde",
+        "BYTES",
+        "TEXT",
+        "JSON",
+        "UNSIGNED",
+    ),
+    "kpsplit.consumer.state.slots": ("SlotId",),
+    "kpsplit.consumer.state.owned": ("SlotGoneError",),
+    "kpsplit.admin": ("Admin",),
+    "kpsplit.splitter.lineage": (
+        "PhysicalPartition",
+        "Lineage",
+        "Segment",
+    ),
+    "kpsplit.splitter.key_range": ("KeyRange",),
+    "kpsplit.splitter.records.control": (
+        "Partitioner",
+        "Enrolment",
+    ),
+    "kpsplit.splitter.partition_state": ("Outcome",),
+    "kpsplit.splitter.driver": (
+        "Observer",
+        "StepDone",
+    ),
+    "kpsplit.control.session": ("ignore_steps",),
+    "kpsplit.control.plans": (
+        "Plan",
+        "Check",
+        "HotKey",
+    ),
+    "kpsplit.control.status": (
+        "Report",
+        "PartitionStatus",
+    ),
+    "kpsplit.control.group_progress": ("PartitionProgress",),
+    "kpsplit.control.seeking": (
+        "Seek",
+        "SeekTarget",
+        "Whence",
+        "Forgettable",
+    ),
+    "kpsplit.control.retirement": ("Retirable",),
+    "kpsplit.control.doctor": (
+        "Findings",
+        "SetAside",
+    ),
+    "kpsplit.kafka.connection": (
+        "Connection",
+        "read_properties",
+    ),
+}
+
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+    __getattr__ = lazy_names(__name__, {name: module for module, names in _HOMES.items() for name in names})
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
 """What the command line does to a cluster, for programs.
 
-    from kpsplit.admin import Admin, Partitioner, PhysicalPartition
+    from kpsplit import Admin, Partitioner, PhysicalPartition
 
     with Admin({"bootstrap.servers": "localhost:9092"}) as admin:
         admin.initialise()
@@ -24,49 +24,22 @@ from kpsplit.control.doctor import Findings, SetAside
 from kpsplit.control.group_progress import PartitionProgress, group_progress
 from kpsplit.control.operations import PartitionOperations
 from kpsplit.control.planning import Planner
-from kpsplit.control.plans import Check, HotKey, Plan
+from kpsplit.control.plans import Check, Plan
 from kpsplit.control.retirement import Retirable
-from kpsplit.control.seeking import Forgettable, Seek, Seeker, SeekTarget, Whence
+from kpsplit.control.seeking import Forgettable, Seek, Seeker, SeekTarget
 from kpsplit.control.session import ClusterSession, ignore_steps
 from kpsplit.control.status import PartitionStatus, Report, statuses
 from kpsplit.errors import ConflictError
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.control_view import ControlView
-from kpsplit.splitter.driver import Observer, StepDone
+from kpsplit.splitter.driver import Observer
 from kpsplit.splitter.key_range import KeyRange
-from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.partition_state import Outcome
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
 from kpsplit.splitter.registrations import Registrations
 from kpsplit.splitter.sizing import Sizing
-
-__all__ = [
-    "Admin",
-    "PhysicalPartition",
-    "KeyRange",
-    "Partitioner",
-    "Enrolment",
-    "Lineage",
-    "Segment",
-    "Plan",
-    "Check",
-    "HotKey",
-    "Report",
-    "Outcome",
-    "PartitionStatus",
-    "PartitionProgress",
-    "SeekTarget",
-    "Whence",
-    "Seek",
-    "Retirable",
-    "Forgettable",
-    "Findings",
-    "SetAside",
-    "Observer",
-    "StepDone",
-    "ignore_steps",
-]
 
 MAX_PAUSE_MS = 10_000
 """Milliseconds for which an operation may hold up producers, unless another limit is given."""

@@ -18,7 +18,9 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import OperationKind, PartitionState, Phase
 
 if TYPE_CHECKING:
-    from kpsplit.admin import Admin, Plan, Report
+    from kpsplit.admin import Admin
+    from kpsplit.control.plans import Plan
+    from kpsplit.control.status import Report
 
 DEFAULT_MAX_PAUSE = "10s"
 LARGEST_PLAN_FILE = 1 << 20

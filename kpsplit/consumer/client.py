@@ -39,7 +39,7 @@ from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
 
 if TYPE_CHECKING:
-    from kpsplit.consumer.run import RunStats
+    from kpsplit.consumer.run.work_queue import RunStats
     from kpsplit.consumer.state.hooks import StateHooks
 
 COMMIT_SECONDS = 60.0
@@ -68,7 +68,7 @@ class Consumer(confluent_kafka.Consumer):
 
     Args:
         config: the application's configuration; further positional arguments and keywords as in the original.
-        state: a ``kpsplit.consumer.state.StateStore``. It follows the slots: none of their records is handed
+        state: a ``kpsplit.StateStore``. It follows the slots: none of their records is handed
             out before their state is there, and what handlers write is committed with their positions. The
             application closes it, after the Consumer.
 
@@ -499,9 +499,9 @@ class Consumer(confluent_kafka.Consumer):
         ``auto.commit.interval.ms``, whatever ``enable.auto.commit`` says. Callbacks run in this thread.
 
         Options (docs/consumer.md): ``workers``, ``executor``, ``on_error``, ``transactional``,
-        ``commit_seconds``, ``drain_seconds``, and what is raised: ``kpsplit.consumer.run.runner.run``.
+        ``commit_seconds``, ``drain_seconds``.
         """
-        from kpsplit.consumer.run import run
+        from kpsplit.consumer.run.runner import run
 
         return run(self, handler, **options)
 

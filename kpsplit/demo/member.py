@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from confluent_kafka import KafkaException
 
-from kpsplit.consumer import Consumer
+from kpsplit.consumer.client import Consumer
 from kpsplit.demo.journal import pack
 from kpsplit.demo.options import MemberNews, MemberOrders
 from kpsplit.demo.processes import die_with_parent

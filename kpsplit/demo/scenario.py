@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable
 
-from kpsplit.admin import Admin, Plan
+from kpsplit.admin import Admin
+from kpsplit.control.plans import Plan
 from kpsplit.demo.display import Board, Display, MemberLine, PlaceLine, WriterLine, show_step
 from kpsplit.demo.group import GroupActions
 from kpsplit.demo.options import (

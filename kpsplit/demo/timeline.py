@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from kpsplit.admin import Report
+from kpsplit.control.status import Report
 from kpsplit.demo.journal import JournalEntry
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import PhysicalPartition

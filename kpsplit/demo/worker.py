@@ -33,7 +33,7 @@ from kpsplit.demo.traffic import (
 )
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
-from kpsplit.producer import Producer
+from kpsplit.producer.client import Producer
 
 NEWS_SECONDS = 0.25
 FLUSH_SECONDS = 60.0

@@ -67,6 +67,8 @@ class StepDone:
 
 
 Observer = Callable[[StepDone], None]
+"""Called with each step that is done, in the thread that runs the operation."""
+
 Missing = Callable[[Iterable[ProducerRegistration], str, str], tuple[ProducerRegistration, ...]]
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from kpsplit.admin import Admin, StepDone
+from kpsplit import StepDone
+from kpsplit.admin import Admin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.log_ends import offset_answer
 from kpsplit.splitter.lineage import PhysicalPartition

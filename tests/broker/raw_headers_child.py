@@ -10,8 +10,7 @@ from typing import Any
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kpsplit import Consumer, DeserializingConsumer
-from kpsplit.consumer.run import DeadLetter, Stop
+from kpsplit import Consumer, DeadLetter, DeserializingConsumer, Stop
 from tests.broker.consuming import FAST
 
 

@@ -9,8 +9,7 @@ import sys
 import time
 from typing import Any
 
-from kpsplit import Consumer
-from kpsplit.consumer.run import Output
+from kpsplit import Consumer, Output
 from kpsplit.demo.processes import die_with_parent
 from tests.broker.running import config
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import tenacity
 
-from kpsplit import Consumer, Retry
-from kpsplit.consumer.state import JSON, TEXT, SlotId, StateStore
+from kpsplit import JSON, TEXT, Consumer, Retry, SlotId, StateStore
 from kpsplit.demo.processes import die_with_parent
 from tests.broker.running import config
 from tests.broker.state_member import take

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from confluent_kafka import Producer
 
-from kpsplit.consumer.state import SlotId, StateStore
+from kpsplit import SlotId, StateStore
 from kpsplit.demo.processes import die_with_parent
 from kpsplit.kafka.clock import Deadline
 

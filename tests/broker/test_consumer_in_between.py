@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from kpsplit import Consumer, Producer
-from kpsplit.admin import StepDone
+from kpsplit import Consumer, Producer, StepDone
 from tests.broker.consuming import consumer, drain
 from tests.broker.operating import PAUSE_MS, enrolled, operating
 

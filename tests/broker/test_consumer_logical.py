@@ -16,8 +16,8 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import NewTopic
 
-from kpsplit import Producer
-from kpsplit.admin import Admin, SeekTarget, Whence
+from kpsplit import Producer, SeekTarget, Whence
+from kpsplit.admin import Admin
 from kpsplit.splitter.key_range import KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.broker.consuming import consumer, drain, shared

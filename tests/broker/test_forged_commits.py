@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Producer as Plain
 
-from kpsplit import Consumer, Producer
-from kpsplit.admin import Admin, SetAside
+from kpsplit import Consumer, Producer, SetAside
+from kpsplit.admin import Admin
 from kpsplit.consumer.slots import initializer as starter
 from kpsplit.control.group_progress import Basis
 from kpsplit.devcluster.process import KafkaRuntime

@@ -11,7 +11,8 @@ from contextlib import closing, contextmanager
 import pytest
 from confluent_kafka import Producer
 
-from kpsplit.admin import Admin, ignore_steps
+from kpsplit import ignore_steps
+from kpsplit.admin import Admin
 from kpsplit.errors import CheckFailedError, ConflictError, DeadlineExceededError, FencedError
 from kpsplit.kafka import control_log
 from kpsplit.kafka.clock import Deadline

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
-from kpsplit.admin import Retirable
+from kpsplit import Retirable
 from kpsplit.control.plans import Drain
 from kpsplit.errors import CheckFailedError, ConflictError, UsageError
 from kpsplit.kafka.clock import Deadline

@@ -7,7 +7,7 @@ import time
 import pytest
 from confluent_kafka import KafkaError, Producer, TopicCollection
 
-from kpsplit.admin import Plan
+from kpsplit import Plan
 from kpsplit.kafka.markers import marker_of
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind

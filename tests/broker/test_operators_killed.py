@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from kpsplit import Consumer, Producer
-from kpsplit.admin import Admin, SeekTarget, Whence
+from kpsplit import Consumer, Producer, SeekTarget, Whence
+from kpsplit.admin import Admin
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import SubTopicState

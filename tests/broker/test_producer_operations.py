@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kpsplit import Producer
-from kpsplit.admin import Admin, StepDone
+from kpsplit import Producer, StepDone
+from kpsplit.admin import Admin
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import DeadlineExceededError, KpsplitError

@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from kpsplit import Producer
+from kpsplit import Output, Producer, RunStats
 from kpsplit.admin import Admin
 from kpsplit.consumer.client import Consumer
-from kpsplit.consumer.run import Output, RunStats
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.records.control import Partitioner
 from tests.broker.operating import enrolled, merge, split

@@ -15,8 +15,8 @@ import tenacity
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from kpsplit import DeadLetter, HandlerError, Output, Retry
 from kpsplit.consumer.client import Consumer
-from kpsplit.consumer.run import DeadLetter, HandlerError, Output, Retry
 from kpsplit.consumer.run.handlers import OutputError
 from kpsplit.errors import KpsplitError
 from tests.broker.producing import eventually

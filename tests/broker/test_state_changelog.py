@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from kpsplit.consumer.state import SlotId, StateStore
+from kpsplit import SlotId, StateStore
 from kpsplit.consumer.state.changelog import HEADER, headers_for
 from kpsplit.consumer.state.slots import changelog_topic
 from kpsplit.errors import CheckFailedError, FutureVersionError, KpsplitError, UsageError
@@ -321,7 +321,7 @@ def test_brokers_that_cannot_be_reached_keep_the_slot_waiting_with_the_reason_in
 
 FORKING = """
 import os, sys
-from kpsplit.consumer.state import SlotId, StateStore
+from kpsplit import SlotId, StateStore
 store = StateStore(sys.argv[1], {"bootstrap.servers": "127.0.0.1:1", "group.id": "g"})
 if os.fork() == 0:
     try:

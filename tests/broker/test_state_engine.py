@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException
 
-from kpsplit import Consumer, Producer
+from kpsplit import JSON, TEXT, Consumer, Producer, StateStore
 from kpsplit.admin import Admin
-from kpsplit.consumer.state import JSON, TEXT, StateStore
 from kpsplit.errors import ConflictError
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Message, Producer
 
+from kpsplit import TEXT, UNSIGNED, SlotId, StateStore
 from kpsplit.consumer.commit.payload import CommitCoverage
 from kpsplit.consumer.commit.writes import Processed
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.state import TEXT, UNSIGNED, SlotId, StateStore
 from kpsplit.errors import ConflictError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.splitter.cursor import Cursor

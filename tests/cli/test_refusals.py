@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from click.testing import CliRunner
 
-from kpsplit.admin import Admin, Plan
+from kpsplit import Plan
+from kpsplit.admin import Admin
 from kpsplit.admin_cli.main import cli, run
 from kpsplit.admin_cli.verbs import BY_NAME
 from kpsplit.splitter.key_range import WHOLE

@@ -13,12 +13,12 @@ import click
 import confluent_kafka
 import pytest
 
-from kpsplit import DeadLetter, Producer, Retry, Skip, Stop
+from kpsplit import DeadLetter, Producer, Retry, RunStats, Skip, Stop
 from kpsplit.admin_cli.lazy_group import load
 from kpsplit.admin_cli.verbs import BY_NAME
 from kpsplit.consumer import config as consumer_config
 from kpsplit.consumer import engine
-from kpsplit.consumer.run import RunStats, run
+from kpsplit.consumer.run.runner import run
 from kpsplit.producer import config as producer_config
 from kpsplit.producer.metrics import LayoutStats, PartitionStats
 

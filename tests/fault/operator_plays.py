@@ -16,7 +16,8 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kpsplit.admin import Admin, ignore_steps
+from kpsplit import ignore_steps
+from kpsplit.admin import Admin
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Phase

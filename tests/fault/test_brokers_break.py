@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kpsplit.admin import Admin, StepDone
+from kpsplit import StepDone
+from kpsplit.admin import Admin
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import KpsplitError

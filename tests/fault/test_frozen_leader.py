@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kpsplit import Producer
-from kpsplit.admin import Admin, StepDone
+from kpsplit import Producer, StepDone
+from kpsplit.admin import Admin
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import KpsplitError

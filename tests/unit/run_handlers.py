@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kpsplit.consumer.run import Output
+from kpsplit import Output
 
 
 class OddError(Exception):

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kpsplit.admin import Admin, Forgettable
+from kpsplit import Forgettable
+from kpsplit.admin import Admin
 from kpsplit.errors import ConflictError, FutureVersionError
 from kpsplit.splitter.commits import MOST_WITHDRAWN, CommitFold, ordinary_offsets
 from kpsplit.splitter.cursor import Cursor

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kpsplit.consumer.run import DeadLetter, Retry, Skip, Stop
+from kpsplit import DeadLetter, Retry, Skip, Stop
 from kpsplit.consumer.run.handlers import check_handler, is_async, synchronous
 from kpsplit.consumer.run.policies import Judge, check_policy, stopped
 from kpsplit.errors import ConfigurationError, UsageError

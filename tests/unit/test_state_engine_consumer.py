@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kpsplit import Consumer
-from kpsplit.consumer.state import StateStore
+from kpsplit import Consumer, StateStore
 from kpsplit.errors import ConfigurationError, ConflictError, UsageError
 from kpsplit.kafka.clock import Deadline
 from tests.unit.run_handlers import touch

@@ -14,7 +14,7 @@ from kpsplit.admin_cli.render.text import one_line
 from kpsplit.errors import CheckFailedError, UsageError, many
 
 if TYPE_CHECKING:
-    from kpsplit.admin import SetAside
+    from kpsplit.control.doctor import SetAside
 
 
 @click.command("doctor", cls=VerbCommand)

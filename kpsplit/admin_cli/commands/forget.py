@@ -15,7 +15,7 @@ from kpsplit.admin_cli.render.text import one_line
 from kpsplit.errors import many
 
 if TYPE_CHECKING:
-    from kpsplit.admin import Forgettable
+    from kpsplit.control.seeking import Forgettable
 
 
 @click.command("forget", cls=VerbCommand)

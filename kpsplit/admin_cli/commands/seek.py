@@ -16,7 +16,7 @@ from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition
 
 if TYPE_CHECKING:
-    from kpsplit.admin import SeekTarget
+    from kpsplit.control.seeking import SeekTarget
 
     _Base = click.ParamType[Any, Any]
 else:
@@ -33,7 +33,7 @@ class TargetType(_Base):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read the text that was given."""
-        from kpsplit.admin import SeekTarget, Whence
+        from kpsplit.control.seeking import SeekTarget, Whence
 
         if not isinstance(value, str):
             return value

@@ -15,7 +15,7 @@ from kpsplit.admin_cli.param_types import DURATION, TOPIC_OR_PARTITION
 from kpsplit.splitter.lineage import PhysicalPartition
 
 if TYPE_CHECKING:
-    from kpsplit.admin import PartitionStatus
+    from kpsplit.control.status import PartitionStatus
 
 Look = Callable[[], "list[PartitionStatus]"]
 

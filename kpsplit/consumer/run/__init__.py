@@ -10,46 +10,4 @@
 ``outputs``             dead letters, and outputs in the transaction of their commit
 ``runner``              one call of ``run()``
 ======================  =================================================================================
-
-The names are resolved on first use: processes of handlers load little of this.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from kpsplit.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from kpsplit.consumer.run.handlers import Output, Record
-    from kpsplit.consumer.run.policies import DeadLetter, HandlerError, Retry, Skip, Stop
-    from kpsplit.consumer.run.remote import WorkerDiedError
-    from kpsplit.consumer.run.runner import run
-    from kpsplit.consumer.run.work_queue import RunStats
-
-__all__ = [
-    "run",
-    "Retry",
-    "Stop",
-    "Skip",
-    "DeadLetter",
-    "Output",
-    "Record",
-    "RunStats",
-    "HandlerError",
-    "WorkerDiedError",
-]
-
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "run": "kpsplit.consumer.run.runner",
-        **dict.fromkeys(
-            ("Retry", "Stop", "Skip", "DeadLetter", "HandlerError"), "kpsplit.consumer.run.policies"
-        ),
-        "Output": "kpsplit.consumer.run.handlers",
-        "Record": "kpsplit.consumer.run.handlers",
-        "RunStats": "kpsplit.consumer.run.work_queue",
-        "WorkerDiedError": "kpsplit.consumer.run.remote",
-    },
-)

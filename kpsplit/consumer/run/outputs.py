@@ -248,7 +248,7 @@ def _refusal(error: Exception) -> OutputError | None:
 
 def routing_producer(config: Mapping[str, Any]) -> Any:
     """Make a ``kpsplit.Producer``; loaded only where something is produced."""
-    from kpsplit.producer import Producer
+    from kpsplit.producer.client import Producer
 
     return Producer(config)
 

@@ -140,8 +140,11 @@ class Serde(Generic[T]):
 
 
 BYTES: Serde[bytes] = Serde(bytes, bytes)
+"""Bytes as they are."""
 TEXT: Serde[str] = Serde(lambda text: text.encode("utf-8"), lambda data: data.decode("utf-8"))
+"""Text as UTF-8: in the order of its code points."""
 JSON: Serde[Any] = Serde(lambda value: json.dumps(value).encode("utf-8"), json.loads)
+"""What ``json`` can write. For values: as keys they have no useful order."""
 UNSIGNED: Serde[int] = Serde(
     lambda number: number.to_bytes(8, "big"), lambda data: int.from_bytes(data, "big")
 )

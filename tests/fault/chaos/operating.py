@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
-from kpsplit.admin import Admin, Plan, StepDone
+from kpsplit import Plan, StepDone
+from kpsplit.admin import Admin
 from kpsplit.demo.processes import die_with_parent
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection

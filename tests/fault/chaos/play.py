@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from confluent_kafka import IsolationLevel
 
-from kpsplit.admin import Admin, PartitionProgress
+from kpsplit import PartitionProgress
+from kpsplit.admin import Admin
 from kpsplit.demo.journal import Worked, read_worked
 from kpsplit.errors import DeadlineExceededError, KpsplitError
 from kpsplit.kafka.clock import Deadline

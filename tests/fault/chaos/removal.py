@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from kpsplit.admin import PartitionProgress
+from kpsplit import PartitionProgress
 from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 from kpsplit.splitter.reading import GapReason
