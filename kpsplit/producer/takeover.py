@@ -24,10 +24,15 @@ from kpsplit.splitter.records.control import Claim
 
 log = logging.getLogger(__name__)
 
+AHEAD_SECONDS = 10.0
+"""So long before max-pause producers settle who takes over, or half of max-pause if that is less.
+
+On slow brokers the announcement takes seconds, and so does opening clients. Both are over when it is due.
+"""
 GRACE_SECONDS = 1.0
 """An operator aborts by itself at max-pause; only one that is gone needs this much longer."""
 SPREAD_SECONDS = 1.5
-"""Producers do not all claim at the same moment."""
+"""Producers do not all announce at the same moment: the first announcement keeps the later ones away."""
 UNSEEN_SECONDS = 5.0
 """How long an announcement is waited for in the view."""
 CLAIM_SECONDS = 60.0
@@ -49,8 +54,10 @@ class Takeover:
         self._connection = connection
         self._parent = parent
         self._spread = random.uniform(0.0, SPREAD_SECONDS)
-        self._due = monotonic() + max_pause + GRACE_SECONDS + self._spread
-        self._queue = ClaimQueue(token_hex(8))
+        over = monotonic() + max_pause
+        self._due = over + GRACE_SECONDS
+        self._next = over - min(AHEAD_SECONDS, max_pause / 2) + self._spread
+        self._queue = ClaimQueue(token_hex(8), self._due)
         self._thread: threading.Thread | None = None
         self._announce = announce
         self._announced: Claim | None = None
@@ -58,37 +65,47 @@ class Takeover:
         self._waits = False
 
     def check(self, view: ControlView) -> None:
-        """Start the claim when it is due and its turn has come."""
+        """Start the claim when its turn has come or is reserved."""
         decision = self.look(view)
         if (self._thread is None or not self._thread.is_alive()) and self.begins(decision):
             self._thread = threading.Thread(target=self._run, name="kpsplit-takeover", daemon=True)
             self._thread.start()
 
     def look(self, view: ControlView) -> Announce | WaitForTurn | Go:
-        """Return whose turn it is as far as the view shows, and note it for a claim that is under way."""
+        """Return whose turn it is as far as the view shows, and note it for a claim that is under way.
+
+        A reservation becomes a claim when it is due: the others see that before this one has asked brokers.
+        """
         state, now = view.state(self._parent), monotonic()
-        revision = 0 if state is None else state.revision
-        decision = self._queue.decide(revision, view.claims.get(self._parent, ()), now)
-        self._waits = isinstance(decision, WaitForTurn)
+        revision, announced = 0 if state is None else state.revision, view.claims.get(self._parent, ())
+        decision = self._queue.decide(revision, announced, now)
+        ours = self._queue.has_turn(revision, announced)
+        self._waits = isinstance(decision, WaitForTurn) and not ours
         if self._waits:
-            self._due = max(self._due, now + self._spread)
+            self._next = max(self._next, now + self._spread)
+        if isinstance(decision, Go) and decision.claim not in announced:
+            self._announce_once(decision.claim)
         return decision
 
     def begins(self, decision: Announce | WaitForTurn | Go) -> bool:
-        """Tell whether to begin the claim now; what is to be announced first is.
+        """Return whether to begin the claim now; announce first what is to be announced.
 
-        So only one producer opens clients and asks brokers that may be slow already. An announcement that is
-        not seen (another operator's open transaction hides it, say) keeps nobody from looking for itself.
+        So only one producer opens clients and asks brokers that may be slow already. It does so as soon as
+        the turn is reserved, and waits for the moment. An announcement that is not seen (another operator's
+        open transaction hides it, say) keeps nobody from looking for itself once it is due.
         """
         now = monotonic()
-        if now < self._due:
+        if now < self._next:
             return False
         if isinstance(decision, Announce):
-            if decision.claim != self._announced:
-                self._announced, self._unseen_until = decision.claim, now + UNSEEN_SECONDS
-                self._announce(decision.claim)
-            return now >= self._unseen_until
-        return isinstance(decision, Go)
+            self._announce_once(decision.claim)
+            return now >= max(self._unseen_until, self._due)
+        return not self._waits
+
+    def _announce_once(self, claim: Claim) -> None:
+        if claim != self._announced:
+            self._announced, self._unseen_until = claim, monotonic() + UNSEEN_SECONDS
+            self._announce(claim)
 
     def roll_back(self, connection: Connection) -> bool:
         """Roll back, as the function does; give up when the turn is seen to be somebody else's."""
@@ -96,7 +113,7 @@ class Takeover:
 
     def rest(self) -> None:
         """Begin the next try a while after this one."""
-        self._due = monotonic() + RETRY_SECONDS
+        self._next = monotonic() + RETRY_SECONDS
 
     def _run(self) -> None:
         try:
@@ -116,15 +133,15 @@ def roll_back(
     queue: ClaimQueue | None = None,
     waits: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Claim an operation and roll back the attempt if it still holds its fence; tell whether it did.
+    """Claim an operation and roll back the attempt if it still holds its fence. Return whether it did.
 
-    Of all that want to do this one does, and the others wait; ``queue`` is what an earlier try knows of them.
-    ``waits``: somebody else has the turn, which is known without asking; this one gives up.
+    Of all producers that want to do this one does, and the others wait; ``queue`` is what an earlier try
+    knows of them. ``waits``: somebody else has the turn, which is known without asking; this one gives up.
 
     Raises:
         KpsplitError: the claim failed; nothing was changed, or somebody else is at it.
     """
-    deadline = Deadline(CLAIM_SECONDS)
+    deadline = Deadline(AHEAD_SECONDS + GRACE_SECONDS + CLAIM_SECONDS)
     operation = OperationLog(connection, parent, queue)
     operation.connect()
 

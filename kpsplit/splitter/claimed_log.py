@@ -1,10 +1,9 @@
-"""What the holder of a partition's operation may take for the partition's state; pure.
+"""What the holder of a partition's operation may take for the partition's state, and whose turn it is; pure.
 
-Theory of operation. All operators of a logical partition use one transactional id, but they share the control
-topic with the operators of others. So a read-committed reader can stand before an open transaction of a
-stranger while committed records of ours lie after it. Whoever acts on what such a reader knows undoes them.
-Whoever claims waits for its turn first (see below): that is for progress, not for safety. Then
-three steps in this order make a claim safe (protocol, section 5.2):
+**The claim.** All operators of a logical partition use one transactional id, but they share the control topic
+with the operators of others. So a read-committed reader can stand before an open transaction of a stranger
+while committed records of ours lie after it. An operator that acts on what such a reader knows undoes them.
+Three steps in this order make a claim safe (protocol, section 5.2):
 
 1. Take the transactional id. The broker fences every earlier holder. It returns when their transactions are
    decided and the markers of their ends are written.
@@ -16,18 +15,19 @@ three steps in this order make a claim safe (protocol, section 5.2):
 A record is read back in the same way: everything up to it is decided before the state is looked at.
 The real log and the simulated one inherit these steps, so that a test of one is a test of the other.
 
-Whose turn it is to claim an operation; pure.
+**The turn** (protocol, section 5.3). A claim fences the one before it, so claims that begin at any time end
+each other, and none gets as far as its first record. Therefore a claimer first announces its claim: it
+appends a small record to the control topic, outside of any transaction, and reads the announcements. They
+are about one *revision* of the partition's state; the next revision ends them all. The first announcement of
+the latest *round* has the turn. All others wait. When a turn is over and the revision is still the same, its
+claimer is dead or too slow: the next one that looks announces the next round. A turn is longer in later
+rounds, so that on slow brokers some turn is long enough.
 
-Theory of operation. A claim fences the one before it, so claims that begin whenever they like end each other,
-and nobody gets as far as its first record. Therefore whoever wants to claim announces it first: it appends a
-small record to the control topic, outside of any transaction, and reads the announcements. They are about one
-*revision* of the partition's state; what becomes the next revision ends them all. The first announcement of
-the latest *round* has the turn. Everybody else waits. When its turn is over and the revision is still the
-same, it is dead or too slow: the next to look announces the next round. A turn is longer in later rounds,
-so that on slow brokers some turn is long enough.
+Producers settle among themselves who takes over before that is due, while the operator may still finish:
+their announcements of round 0 are *reservations*. An operator ignores them and announces round 1.
 
-Safety does not rest on this: the broker fences. So clocks may differ, an announcement may be lost,
-and two may believe that it is their turn.
+Safety does not rest on turns: the broker fences. So clocks may differ, an announcement may be lost, and two
+claimers may believe that it is their turn.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ from kpsplit.errors import FencedError, behind_a_change
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Event, PartitionState
 from kpsplit.splitter.ports import Deadline, Fit
-from kpsplit.splitter.records.control import MOST_ROUNDS, Claim
+from kpsplit.splitter.records.control import MOST_ROUNDS, RESERVED, Claim
 
 TURN_SECONDS = 15.0
 """The first turn. A claim and its first record take some 50 ms, on brokers that are overloaded 3 to 15 s."""
 LONGEST_TURN_SECONDS = 45.0
 """Shorter than anybody waits for a claim: a queue of dead claimers holds nobody up for good."""
+RESERVED_SECONDS = 5.0
+"""How long the others wait, once it is due, for the claim of the producer that reserved the turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,41 +72,63 @@ class Go:
 
 
 class ClaimQueue:
-    """The queue as one claimer sees it; one object for all its tries. ``claimer``: who, unique."""
+    """The queue as one claimer sees it; one object for all its tries. ``claimer``: a unique name.
 
-    def __init__(self, claimer: str) -> None:
+    ``due``: the time from which a producer may take over. Until then it only reserves its turn. Operators
+    give None: they wait for nobody's reservation.
+    """
+
+    def __init__(self, claimer: str, due: float | None = None) -> None:
         self.claimer = claimer
+        self._due = due
         self._first_seen: dict[Claim, float] = {}
 
     def decide(self, revision: int, announced: Iterable[Claim], now: float) -> Announce | WaitForTurn | Go:
-        """Say what to do at ``now``; ``announced`` in the order of the log."""
-        known = list(announced)
-        first = _whose_turn(revision, known)
+        """Return what to do at ``now``; ``announced`` in the order of the log."""
+        known = self._counting(revision, announced)
+        first = _whose_turn(known)
         if first is None:
-            return Announce(Claim(self.claimer, revision, 1))
-        left = self._first_seen.setdefault(first, now) + turn_seconds(first.round) - now
-        if left <= 0 and first.round >= MOST_ROUNDS:  # nobody announces so many in earnest: no more turns
-            own = Claim(self.claimer, revision, MOST_ROUNDS)
-            return Go(own) if own in known else Announce(own)
+            reserves = self._due is not None and now < self._due
+            return Announce(Claim(self.claimer, revision, RESERVED if reserves else 1))
+        since = self._first_seen.setdefault(first, now)
+        if first.round >= MOST_ROUNDS:
+            return self._in_the_order_of_the_log(known, now - since)
+        if first.round == RESERVED and self._due is not None:
+            since = max(since, self._due)
+            if first.claimer == self.claimer:
+                return WaitForTurn(since - now) if now < since else Go(Claim(self.claimer, revision, 1))
+        left = since + turn_seconds(first.round) - now
         if left <= 0:
             return Announce(Claim(self.claimer, revision, first.round + 1))
         return Go(first) if first.claimer == self.claimer else WaitForTurn(left)
 
     def has_turn(self, revision: int, announced: Iterable[Claim]) -> bool:
-        """Tell whether the turn is ours, over or not: then nobody else is at work."""
-        first = _whose_turn(revision, announced)
+        """Return whether the turn is ours, reserved or over or not: then nobody else is at work."""
+        first = _whose_turn(self._counting(revision, announced))
         return first is not None and first.claimer == self.claimer
 
+    def _counting(self, revision: int, announced: Iterable[Claim]) -> list[Claim]:
+        least = 1 if self._due is None else RESERVED
+        return [claim for claim in announced if claim.revision == revision and claim.round >= least]
 
-def _whose_turn(revision: int, announced: Iterable[Claim]) -> Claim | None:
-    """Return the first announcement of the latest round, None if there is none for this revision."""
-    claims = [claim for claim in announced if claim.revision == revision]
-    return max(claims, key=lambda claim: claim.round, default=None)  # the first of those that are equal
+    def _in_the_order_of_the_log(self, known: list[Claim], passed: float) -> Announce | WaitForTurn | Go:
+        """Give turns in the last round, after which there is none: only a forgery gets as far."""
+        line = list(dict.fromkeys(claim for claim in known if claim.round >= MOST_ROUNDS))
+        over, within = divmod(passed, LONGEST_TURN_SECONDS)
+        own = Claim(self.claimer, line[0].revision, MOST_ROUNDS)
+        if over and own not in line:
+            return Announce(own)
+        return Go(own) if line[int(over) % len(line)] == own else WaitForTurn(LONGEST_TURN_SECONDS - within)
+
+
+def _whose_turn(known: list[Claim]) -> Claim | None:
+    """Return the first announcement of the latest round, None if there is none."""
+    return max(known, key=lambda claim: claim.round, default=None)  # the first of those that are equal
 
 
 def turn_seconds(number: int) -> float:
     """Return how long the turn of a round is."""
-    return min(TURN_SECONDS * number, LONGEST_TURN_SECONDS)
+    return RESERVED_SECONDS if number == RESERVED else min(TURN_SECONDS * number, LONGEST_TURN_SECONDS)
 
 
 LOOK_SECONDS = 1.0
@@ -175,7 +199,7 @@ class ClaimedLog(ABC):
     def _announce(self, claim: Claim, deadline: Deadline) -> int:
         """Append an announcement, outside of any transaction; return where the log ends with it.
 
-        All replicas that may become leaders have it then, so only the leader can have said so.
+        Acknowledged by all replicas that may become leaders: only the true leader can report that.
         """
 
     @abstractmethod

@@ -35,8 +35,8 @@ from tests.sim.world import SimOperationLog, World
 PRODUCERS = 50
 MAX_PAUSE = 30.0
 STEP = 0.05
-PLAIN_WRITE, TAKING, OPENING = 0.1, 0.3, 0.2
-"""As shares of a transaction's time: one write of about ten, the three of taking the id, opening clients."""
+PLAIN_WRITE, LOOK, TAKING, OPENING = 0.1, 0.1, 0.3, 0.6
+"""As shares of a transaction's time: a write, a look at the log, taking the id, opening four clients."""
 
 
 class SlowOperator(Operator):
@@ -63,6 +63,11 @@ class SlowOperator(Operator):
     def _lasting(self, share: float) -> Effect:
         at = self.clock.now() + share * self._transaction * self.load
         yield Blocked("waits for the brokers", lambda: self.clock.now() >= at)
+
+    def _peek(self) -> Effect:
+        yield from self._lasting(LOOK)
+        read = yield from super()._peek()
+        return read
 
     def _write_claim(self, claim: Any) -> Effect:
         yield from self._lasting(PLAIN_WRITE)
@@ -180,7 +185,7 @@ class Watching:
         if self.at_work is None:
             if self._takeover.begins(decision):
                 self.at_work = SlowOperator(self._world, self._name, 0.0, self._transaction)
-                self.at_work._queue = self._takeover._queue
+                self.at_work.clock, self.at_work._queue = self._clock, self._takeover._queue
                 self.at_work.process = Process(self._name, partial(self._take_over, self.at_work))
             return
         self.at_work.load = load
@@ -223,6 +228,13 @@ def test_many_that_would_take_over_do_not_slow_down_the_one_that_does(transactio
     print(f"{transaction} s a transaction: writable after {took:.1f} s, {most} asked brokers at once")
     assert took <= MAX_PAUSE + 5.0 + transaction
     assert most == 1
+
+
+def test_a_takeover_that_is_settled_only_when_it_is_due_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover, "AHEAD_SECONDS", -takeover.GRACE_SECONDS)
+    took, _ = pause_under_load(5.0, 0, 120.0)
+    print(f"settled when it is due: {took:.1f} s")
+    assert took > MAX_PAUSE + 5.0 + 5.0
 
 
 def test_producers_that_look_for_themselves_whose_turn_it_is_are_noticed(

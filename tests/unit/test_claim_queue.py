@@ -6,6 +6,7 @@ import pytest
 
 from kpsplit.splitter.claimed_log import (
     LONGEST_TURN_SECONDS,
+    RESERVED_SECONDS,
     TURN_SECONDS,
     Announce,
     ClaimQueue,
@@ -13,7 +14,7 @@ from kpsplit.splitter.claimed_log import (
     WaitForTurn,
     turn_seconds,
 )
-from kpsplit.splitter.records.control import MOST_ROUNDS, Claim, encode_claim
+from kpsplit.splitter.records.control import MOST_ROUNDS, RESERVED, Claim, encode_claim
 
 FIRST, SECOND = Claim("first", 2, 1), Claim("second", 2, 1)
 
@@ -65,6 +66,52 @@ def test_the_last_round_that_can_be_written_holds_nobody_up_for_good() -> None:
     own = queue.decide(2, [FIRST, forged], LONGEST_TURN_SECONDS)
     assert isinstance(own, Announce) and encode_claim(own.claim)
     assert queue.decide(2, [FIRST, forged, own.claim], LONGEST_TURN_SECONDS) == Go(own.claim)
+
+
+def test_after_the_last_round_turns_go_in_the_order_of_the_log() -> None:
+    """So a forged last round does not make all claimers go at once."""
+    forged = Claim("forged", 2, MOST_ROUNDS)
+    log, queues = [forged], [ClaimQueue(name) for name in ("a", "b", "c")]
+    for queue in queues:
+        assert queue.decide(2, log, 0.0) == WaitForTurn(LONGEST_TURN_SECONDS)
+    for queue in queues:
+        decision = queue.decide(2, log, LONGEST_TURN_SECONDS)
+        assert isinstance(decision, Announce)
+        log += [decision.claim, decision.claim]
+    for turn in range(1, 12):
+        now = turn * LONGEST_TURN_SECONDS + 1.0
+        goes = [queue.claimer for queue in queues if isinstance(queue.decide(2, log, now), Go)]
+        assert goes == [["forged", "a", "b", "c"][turn % 4]][turn % 4 == 0 :]
+        waits = [d for queue in queues if isinstance(d := queue.decide(2, log, now), WaitForTurn)]
+        assert {w.seconds for w in waits} == {LONGEST_TURN_SECONDS - 1.0}
+
+
+def test_the_first_reservation_has_the_turn_when_it_is_due() -> None:
+    first, second = ClaimQueue("first", due=30.0), ClaimQueue("second", due=31.0)
+    assert first.decide(2, [], 20.0) == Announce(Claim("first", 2, RESERVED))
+    reserved = [Claim("first", 2, RESERVED), Claim("second", 2, RESERVED)]
+    assert first.decide(2, reserved, 21.0) == WaitForTurn(9.0) and first.has_turn(2, reserved)
+    assert first.decide(2, reserved, 30.0) == Go(FIRST)
+    assert second.decide(2, reserved, 21.0) == WaitForTurn(10.0 + RESERVED_SECONDS)
+    assert second.decide(2, [*reserved, FIRST], 31.0) == WaitForTurn(TURN_SECONDS)
+    assert not second.has_turn(2, reserved)
+
+
+def test_a_reservation_of_a_dead_producer_holds_the_others_up_for_a_moment() -> None:
+    queue, reserved = ClaimQueue("second", due=30.0), [Claim("first", 2, RESERVED)]
+    assert queue.decide(2, reserved, 21.0) == WaitForTurn(9.0 + RESERVED_SECONDS)
+    assert queue.decide(2, reserved, 30.0 + RESERVED_SECONDS) == Announce(SECOND)
+    assert queue.decide(2, [*reserved, SECOND], 36.0) == Go(SECOND)
+
+
+def test_an_operator_waits_for_no_reservation() -> None:
+    reserved = [Claim("first", 2, RESERVED)]
+    assert ClaimQueue("operator").decide(2, reserved, 0.0) == Announce(Claim("operator", 2, 1))
+    assert not ClaimQueue("first").has_turn(2, reserved)
+
+
+def test_a_reservation_that_comes_too_late_is_a_claim() -> None:
+    assert ClaimQueue("first", due=30.0).decide(2, [], 30.0) == Announce(FIRST)
 
 
 def test_who_has_the_turn_is_known_also_when_it_is_over() -> None:

@@ -10,19 +10,27 @@ import pytest
 
 from kpsplit.errors import ConflictError
 from kpsplit.producer import takeover
-from kpsplit.producer.takeover import GRACE_SECONDS, SPREAD_SECONDS, UNSEEN_SECONDS, Takeover
-from kpsplit.splitter.claimed_log import TURN_SECONDS, ClaimQueue
+from kpsplit.producer.takeover import (
+    AHEAD_SECONDS,
+    GRACE_SECONDS,
+    SPREAD_SECONDS,
+    UNSEEN_SECONDS,
+    Takeover,
+)
+from kpsplit.splitter.claimed_log import RESERVED_SECONDS, TURN_SECONDS, ClaimQueue
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Abort, EndedBy, PartitionState
-from kpsplit.splitter.records.control import Claim, claim_key, encode_claim, encode_state
+from kpsplit.splitter.records.control import RESERVED, Claim, claim_key, encode_claim, encode_state
 from kpsplit.splitter.records.keys import control_partition, partition_key
 from tests.unit.samples import PARENT, UNSPLIT, fenced, split_attempt
 
 SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2))
 FENCED = fenced(UNSPLIT, SPLIT)
-DUE = 30.0 + GRACE_SECONDS + SPREAD_SECONDS
+DUE = 30.0 + GRACE_SECONDS
+RESERVES = 30.0 - AHEAD_SECONDS + SPREAD_SECONDS
+"""By then every producer has reserved the turn, or seen that another one has."""
 
 
 class Scene:
@@ -31,13 +39,14 @@ class Scene:
     ``begun``: so often a claim was begun, and what it asks meanwhile; ``announced``: what was sent.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, max_pause: float = 30.0) -> None:
         self.now, self.begun, self.view = 0.0, list[Callable[[], bool]](), ControlView()
         self.announced, self.over = list[Claim](), threading.Event()
         self.show(FENCED)
         monkeypatch.setattr(takeover, "monotonic", lambda: self.now)
         monkeypatch.setattr(takeover, "roll_back", self._roll_back)
-        self.takeover = Takeover(None, PARENT, SPLIT.id, 30.0, self.announced.append)  # type: ignore[arg-type]
+        announce = self.announced.append
+        self.takeover = Takeover(None, PARENT, SPLIT.id, max_pause, announce)  # type: ignore[arg-type]
 
     def _roll_back(self, _c: Any, _p: Any, _a: str, _q: ClaimQueue, waits: Callable[[], bool]) -> bool:
         self.begun.append(waits)
@@ -63,13 +72,62 @@ class Scene:
 
 def test_it_is_begun_when_the_operator_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
-    assert scene.at(30.0 + GRACE_SECONDS - 0.1) == 0 and not scene.announced
     assert scene.at(DUE) == 0
     (claim,) = scene.announced
+    assert claim.round == 1
     scene.show(claim)
     assert scene.at(DUE + 0.5) == 1
     assert scene.at(DUE + 10.0) == 1, "one at a time"
     scene.over.set()
+
+
+def test_the_producer_that_reserved_the_turn_prepares_its_claim_before_it_is_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(monkeypatch)
+    assert scene.at(30.0 - AHEAD_SECONDS - 0.1) == 0 and not scene.announced
+    assert scene.at(RESERVES) == 0
+    (reservation,) = scene.announced
+    assert reservation.round == RESERVED
+    scene.show(reservation)
+    assert scene.at(RESERVES + 0.5) == 1
+    (waits,) = scene.begun
+    assert scene.at(DUE - 0.1) == 1 and not waits() and scene.announced == [reservation]
+    scene.at(DUE)
+    claim = Claim(reservation.claimer, FENCED.revision, 1)
+    assert scene.announced == [reservation, claim], "an operator that looks now waits for it"
+    scene.show(claim)
+    scene.at(DUE + 1.0)
+    assert scene.announced == [reservation, claim] and not waits()
+    scene.over.set()
+
+
+def test_it_is_left_to_the_producer_that_reserved_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    scene.show(Claim("another", FENCED.revision, RESERVED))
+    assert scene.at(RESERVES) == scene.at(DUE + RESERVED_SECONDS - 0.1) == 0
+    assert not scene.announced, "and it is awaited from the time when it is due"
+    assert scene.at(DUE + RESERVED_SECONDS + SPREAD_SECONDS) == 0
+    assert [claim.round for claim in scene.announced] == [1]
+
+
+def test_an_operator_at_work_is_left_to_it_whatever_was_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    scene.at(RESERVES)
+    scene.show(scene.announced[0])
+    assert scene.at(RESERVES + 0.5) == 1
+    (waits,) = scene.begun
+    scene.show(Claim("operator", FENCED.revision, 1))
+    scene.at(DUE)
+    assert waits() and len(scene.announced) == 1
+    scene.over.set()
+
+
+def test_a_short_pause_is_not_reserved_before_half_of_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch, max_pause=4.0)
+    assert scene.at(1.9) == 0 and not scene.announced
+    scene.at(2.0 + SPREAD_SECONDS)
+    assert [claim.round for claim in scene.announced] == [RESERVED]
 
 
 def test_it_is_begun_although_its_announcement_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:

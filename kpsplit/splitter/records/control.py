@@ -349,12 +349,14 @@ def _subtopic(fields: Fields) -> SubTopic:
 
 CLAIM_VERSION = 1
 _SUFFIX = b"/claim"
+RESERVED = 0
+"""The round in which producers settle who takes over, before that is due."""
 MOST_ROUNDS = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """``revision``: of the state that the claimer saw. ``round``: of claims of that revision, from 1."""
+    """``revision``: of the state that the claimer saw. ``round``: of claims of that revision; 0 reserves."""
 
     claimer: str
     revision: int
@@ -390,7 +392,7 @@ def decode_claim(data: bytes | None) -> Claim:
     """
     fields = decode(data, "claim", CLAIM_VERSION)
     claim = Claim(
-        fields.text("claimer", 64), fields.integer("revision"), fields.integer("round", 1, MOST_ROUNDS)
+        fields.text("claimer", 64), fields.integer("revision"), fields.integer("round", RESERVED, MOST_ROUNDS)
     )
     fields.done()
     return claim
