@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -131,3 +132,19 @@ class AuthorizationError(KpsplitError):
 def many(number: int, noun: str, plural: str | None = None) -> str:
     """Return ``1 record``, ``2,000 records``."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+_UNITS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+_FEW_SECONDS = 10.0
+
+
+def duration(seconds: float) -> str:
+    """Return ``12 ms``, ``3.4 s``, ``2 min 5 s``, ``1 h 4 min`` or ``3 d 2 h``."""
+    if seconds < 1.0:
+        return f"{seconds * 1000:.0f} ms"
+    for (big, name), (small, small_name) in pairwise(_UNITS):
+        if seconds >= big:
+            whole, rest = divmod(seconds, big)
+            less = int(rest // small)
+            return f"{whole:.0f} {name} {less} {small_name}" if less else f"{whole:.0f} {name}"
+    return f"{seconds:.1f} s" if seconds < _FEW_SECONDS else f"{seconds:.0f} s"

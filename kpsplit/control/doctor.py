@@ -18,6 +18,7 @@ from kpsplit.control.plans import Check
 from kpsplit.control.preconditions import LogFacts, truncation
 from kpsplit.control.sampling import WRITERS, Sample
 from kpsplit.control.subtopics import SEALED_CONFIG, copied_config, is_sealed
+from kpsplit.errors import duration
 from kpsplit.kafka.cluster_admin import TopicFacts
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.key_range import unread_text, without_slots
@@ -258,7 +259,8 @@ def _attempts(found: Findings) -> Iterator[Trouble]:
         age = found.now_ms - attempt.started_ms
         if age > attempt.max_pause_ms + PATIENCE_MS:
             yield (
-                f"{parent}: {attempt.kind} by {attempt.operator} is {state.phase} since {age / 1000:.0f} s",
+                f"{parent}: {attempt.kind} by {attempt.operator} has been {state.phase} for "
+                f"{duration(age / 1000)}",
                 f"if that operator is dead run: kpsplit resume {parent}, or kpsplit abort {parent}",
             )
 
@@ -269,7 +271,8 @@ def _clocks(found: Findings) -> Iterator[Trouble]:
             ahead = 0 if attempt is None else attempt.started_ms - found.now_ms
             if attempt is not None and ahead > _CLOCK_TOLERANCE_MS:
                 yield (
-                    f"{parent}: the clock of {attempt.operator} was {ahead / 1000:.0f} s ahead of this one",
+                    f"{parent}: the clock of {attempt.operator} was ahead of this one by "
+                    f"{duration(ahead / 1000)}",
                     "set the clocks; kpsplit does not depend on them, retention by time does",
                 )
 

@@ -12,7 +12,7 @@ from kpsplit.control.plans import Check
 from kpsplit.control.sampling import Sample, partitioner_check, sample_partition
 from kpsplit.control.session import ClusterSession, lease_seconds, wait_a_lease
 from kpsplit.control.slots_topic import SlotsTopics
-from kpsplit.errors import ConflictError, DeadlineExceededError, UsageError, behind_a_change
+from kpsplit.errors import ConflictError, DeadlineExceededError, UsageError, behind_a_change, duration
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
 from kpsplit.kafka.connection import Connection
@@ -190,7 +190,7 @@ class Enroller:
         wait = lease_seconds(self._tail)
         if deadline.left() <= wait:
             raise DeadlineExceededError(
-                f"an enrolment takes a lease, {wait:.1f} s, and {deadline.left():.1f} s are left of its time",
+                f"an enrolment takes a lease, {duration(wait)}, and {duration(deadline.left())} are left",
                 hint=f"give a --timeout of more than {wait + EFFORT_SECONDS:.0f}",
             )
 

@@ -11,7 +11,7 @@ from confluent_kafka import IsolationLevel
 
 from kpsplit.control.plans import Check, wall_ms
 from kpsplit.control.preconditions import Facts, LogFacts
-from kpsplit.errors import KpsplitError
+from kpsplit.errors import KpsplitError, duration
 from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, allowed_on
 from kpsplit.kafka.connection import Connection
@@ -171,7 +171,7 @@ class FactsGatherer:
             time.sleep(_PAUSE)
 
     def _describe_hung(self, place: PhysicalPartition) -> str:
-        text = f"a transaction on {place} has been open for more than {TRANSACTION_SECONDS:.0f} s"
+        text = f"a transaction on {place} has been open for more than {duration(TRANSACTION_SECONDS)}"
         try:
             who = describe_open_transaction(self._connection, place)
         except KpsplitError:

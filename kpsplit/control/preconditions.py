@@ -10,7 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kpsplit.control.plans import Check
-from kpsplit.errors import AuthorizationError, CheckFailedError, ConflictError, KpsplitError, UsageError, many
+from kpsplit.errors import (
+    AuthorizationError,
+    CheckFailedError,
+    ConflictError,
+    KpsplitError,
+    UsageError,
+    duration,
+    many,
+)
 from kpsplit.kafka.error_map import RIGHTS_HINT
 from kpsplit.kafka.topic_facts import TopicFacts
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
@@ -147,7 +155,9 @@ def retention(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
     return Check(
         "retention",
         not short,
-        f"records are kept {kept / 1000:.0f} s" if kept >= 0 else "records are kept without limit of time",
+        f"records are kept for {duration(kept / 1000)}"
+        if kept >= 0
+        else "records are kept without limit of time",
         "groups may lose what they have not read before they pass the cut: raise retention.ms to at least "
         f"{SHORT_RETENTION_MS}, or go on with --force"
         if short

@@ -71,13 +71,13 @@ class ClusterSession:
         self._writer: AcknowledgedWriter | None = None
 
     def close(self) -> None:
-        """End all clients."""
+        """End all clients; a call after that makes new ones."""
         if self._control is not None:
             self._control.close()
-            self._control = None
         if self._registrations is not None:
             self._registrations.close()
-            self._registrations = None
+        self._control = self._registrations = self._writer = None
+        self.admin.close()
 
     def begin(self) -> Deadline:
         """Begin a call: brokers that cannot be reached are an error at once, not at its deadline."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
@@ -59,12 +59,18 @@ class AdminAnswers:
 
     def renew(self) -> None:
         """Take a new client; the old one ends, with the questions that nobody has answered."""
-        self._client = self._connection.open_admin("admin", error_cb=self._trouble.note)
+        self._client: AdminClient | None = self._connection.open_admin("admin", error_cb=self._trouble.note)
+
+    def close(self) -> None:
+        """End the client, with its threads and its connection to every broker."""
+        self._client = None
 
     @property
     def client(self) -> AdminClient:
         """The client itself, for calls that have no method here."""
-        return self._client
+        if self._client is None:
+            self.renew()
+        return cast(AdminClient, self._client)
 
     def answer(
         self, future: Future[Any], what: str, seconds: float = ANSWER_SECONDS, *, writing: bool = False
@@ -92,7 +98,7 @@ class AdminAnswers:
     def explained(self, error: KafkaError | None, what: str, *, writing: bool = False) -> Exception:
         """Return kpsplit's error; where brokers do not answer because they refuse us, say so."""
         translated = translate(error, what, writing=writing)
-        self._client.poll(0)
+        self.client.poll(0)
         reason = self._trouble.refusal
         if isinstance(translated, UnreachableError) and reason:
             return AuthorizationError(f"could not {what}: {reason}", hint="check the security settings")

@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, TypeVar
 
-from kpsplit.errors import DeadlineExceededError
+from kpsplit.errors import DeadlineExceededError, duration
 
 
 def monotonic_clock(clocks: Any, platform: str) -> Callable[[], float]:
@@ -51,7 +51,7 @@ class Deadline:
             DeadlineExceededError: the deadline has passed.
         """
         if self.expired():
-            raise DeadlineExceededError(f"waited {self._seconds:.1f} s for {what}", hint=hint)
+            raise DeadlineExceededError(f"waited {duration(self._seconds)} for {what}", hint=hint)
 
     def pause(self, seconds: float) -> None:
         """Sleep for that long, or for what is left if that is less."""

@@ -149,7 +149,7 @@ class ClusterAdmin(LogEndQueries):
 
     def layout(self, topic: str) -> TopicFacts | None:
         """Return a topic without its settings, None if the broker that is asked knows none of that name."""
-        futures = self._client.describe_topics(TopicCollection([topic]), request_timeout=ANSWER_SECONDS)
+        futures = self.client.describe_topics(TopicCollection([topic]), request_timeout=ANSWER_SECONDS)
         try:
             found = self.answer(futures[topic], f"describe topic {topic}")
         except MissingError:
@@ -180,7 +180,7 @@ class ClusterAdmin(LogEndQueries):
             new = NewTopic(topic, len(replicas), replica_assignment=replicas, config=dict(config))
         else:
             new = NewTopic(topic, partitions, replication, config=dict(config))
-        futures = self._client.create_topics([new], operation_timeout=seconds, request_timeout=seconds)
+        futures = self.client.create_topics([new], operation_timeout=seconds, request_timeout=seconds)
         try:
             self.answer(futures[topic], f"create topic {topic}", seconds, writing=True)
         except ExistsError:
@@ -189,7 +189,7 @@ class ClusterAdmin(LogEndQueries):
 
     def delete(self, topic: str, seconds: float = ANSWER_SECONDS) -> bool:
         """Delete a topic; return False if there is none of that name."""
-        futures = self._client.delete_topics([topic], operation_timeout=seconds, request_timeout=seconds)
+        futures = self.client.delete_topics([topic], operation_timeout=seconds, request_timeout=seconds)
         try:
             self.answer(futures[topic], f"delete topic {topic}", seconds, writing=True)
         except MissingError:
@@ -204,7 +204,7 @@ class ClusterAdmin(LogEndQueries):
         """Set one of a topic's settings; return False if there is no such topic."""
         entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-        futures = self._client.incremental_alter_configs([resource], request_timeout=seconds)
+        futures = self.client.incremental_alter_configs([resource], request_timeout=seconds)
         try:
             self.answer(futures[resource], f"set {name} of topic {topic}", seconds, writing=True)
         except MissingError:
@@ -229,13 +229,13 @@ class ClusterAdmin(LogEndQueries):
             time.sleep(_PAUSE)
 
     def _described(self, resource: ConfigResource, what: str) -> dict[str, ConfigEntry]:
-        futures = self._client.describe_configs([resource], request_timeout=ANSWER_SECONDS)
+        futures = self.client.describe_configs([resource], request_timeout=ANSWER_SECONDS)
         entries: dict[str, ConfigEntry] = self.answer(futures[resource], what)
         return entries
 
     def _listed(self, seconds: float = ANSWER_SECONDS) -> Any:
         try:
-            return self._client.list_topics(timeout=seconds)
+            return self.client.list_topics(timeout=seconds)
         except KafkaException as exception:
             raise self.explained(error_of(exception), "read the cluster's topics") from exception
 

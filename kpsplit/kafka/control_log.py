@@ -240,6 +240,7 @@ class OperationLog(ClaimedLog):
             self._withdraw()
         if self._claims_tail is not None:
             self._claims_tail.close()
+        self._announcer = None
         self._destroy()
         self._taking.forget()
         self._tail.close()

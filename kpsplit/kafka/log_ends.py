@@ -341,7 +341,7 @@ class LogEndQueries(AdminAnswers):
 
         what = f"read the end of {asked.topic}/{asked.partition}"
         try:
-            return while_leaders_move(self._client, asked.topic, ask, end - monotonic())
+            return while_leaders_move(self.client, asked.topic, ask, end - monotonic())
         except TimeoutError:
             raise UnreachableError(f"could not {what}: no answer in time") from None
         except KafkaException as exception:
@@ -356,12 +356,12 @@ class LogEndQueries(AdminAnswers):
         Where none of those that are asked for is there librdkafka says only that it found no leaders.
         """
         if error.code() == KafkaError._NOENT:
-            return exists(self._client, topic) is False
+            return exists(self.client, topic) is False
         return error.code() in MISSING
 
     def _ask_offsets(
         self, wanted: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel, end: float
     ) -> dict[TopicPartition, Future[Any]]:
-        return self._client.list_offsets(
+        return self.client.list_offsets(
             wanted, isolation_level=isolation, request_timeout=max(end - monotonic(), 0.05)
         )

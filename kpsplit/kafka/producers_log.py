@@ -140,6 +140,7 @@ class ProducersLog:
     def close(self) -> None:
         """End the clients."""
         self._tail.close()
+        self._writer = None
 
     def _fold(self, message: Message) -> None:
         key = message.key() or b""

@@ -8,10 +8,10 @@ import pytest
 
 from kpsplit.admin_cli.given import Given
 from kpsplit.admin_cli.redaction import MASK, Redactor
-from kpsplit.admin_cli.render.human import bar, count, duration, percent, percentile
+from kpsplit.admin_cli.render.human import bar, count, percent, percentile
 from kpsplit.admin_cli.render.text import one_line, safe, shorten, show_bytes
 from kpsplit.admin_cli.settings import redactor_for
-from kpsplit.errors import many
+from kpsplit.errors import duration, many
 from kpsplit.kafka.connection import is_secret
 
 
@@ -71,6 +71,7 @@ def test_cutting_leaves_short_text_alone() -> None:
         (3600, "1 h"),
         (3840, "1 h 4 min"),
         (2 * 86400 + 7300, "2 d 2 h"),
+        (604_800, "7 d"),
     ],
 )
 def test_durations_are_for_people(seconds, shown) -> None:

@@ -8,32 +8,43 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kpsplit import Consumer, Producer
+from kpsplit.admin import Admin
+from kpsplit.kafka.following import FollowingProducer
 from kpsplit.producer import lookup
 
 CONFIG = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
 
 
-def admin_clients() -> set[int]:
+def clients(kind: type = AdminClient) -> set[int]:
     gc.collect()
-    return {id(found) for found in gc.get_objects() if isinstance(found, AdminClient)}
+    return {id(found) for found in gc.get_objects() if isinstance(found, kind)}
 
 
 def test_a_closed_producer_keeps_no_admin_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "TIMEOUT_SECONDS", 0.2)  # of a look at a cluster that does not answer
-    before = admin_clients()
+    before = clients()
     producer = Producer({**CONFIG, "message.timeout.ms": 1000})
     producer.produce("orders", b"value", key=b"key")
     while producer.layout_stats().last_error is None:
         producer.poll(0.05)
-    assert admin_clients() - before
+    assert clients() - before
     producer.close()
-    assert not admin_clients() - before
+    assert not clients() - before
 
 
 def test_a_closed_consumer_keeps_no_admin_client() -> None:
-    before = admin_clients()
+    before = clients()
     consumer = Consumer({**CONFIG, "group.id": "billing"})
     consumer.subscribe(["orders"])
-    assert admin_clients() - before
+    assert clients() - before
     consumer.close()
-    assert not admin_clients() - before
+    assert not clients() - before
+
+
+def test_a_closed_admin_keeps_no_client() -> None:
+    admins, producers = clients(), clients(FollowingProducer)
+    admin = Admin(CONFIG)
+    admin._session.writer()
+    assert clients() - admins and clients(FollowingProducer) - producers
+    admin.close()
+    assert not clients() - admins and not clients(FollowingProducer) - producers

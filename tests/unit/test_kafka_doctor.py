@@ -195,8 +195,12 @@ CASES = {
     ),
     "topic gone": (without(found(UNSPLIT), "orders"), "enrolments", "does not exist"),
     "topic anew": (having(found(UNSPLIT), topic("orders", "new")), "enrolments", "deleted and made again"),
-    "left behind": (replace(found(COMMITTED), now_ms=NOW + 60_000), "attempts", "is committed since 70 s"),
-    "clock": (replace(found(), now_ms=NOW - 100_000), "clocks", "90 s ahead"),
+    "left behind": (
+        replace(found(COMMITTED), now_ms=NOW + 60_000),
+        "attempts",
+        "has been committed for 1 min 10 s",
+    ),
+    "clock": (replace(found(), now_ms=NOW - 100_000), "clocks", "by 1 min 30 s"),
     "frozen": (found(apply(SPLIT, Freeze("why"))), "frozen", "orders/3 is frozen: why"),
     "truncated": (
         replace(found(), logs={PARENT: {PARENT: LogFacts(0, 100)}}),

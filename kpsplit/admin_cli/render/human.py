@@ -6,28 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from math import ceil
 
-_SECOND, _MINUTE, _HOUR, _DAY = 1.0, 60.0, 3600.0, 86_400.0
-_FEW = 10.0
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-
-
-def duration(seconds: float) -> str:
-    """Return ``12 ms``, ``3.4 s``, ``2 min 5 s``, ``1 h 4 min`` or ``3 d 2 h``."""
-    if seconds < _SECOND:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < _MINUTE:
-        return f"{seconds:.1f} s" if seconds < _FEW else f"{seconds:.0f} s"
-    for unit, name, smaller, small in ((_HOUR, "min", _SECOND, "s"), (_DAY, "h", _MINUTE, "min")):
-        if seconds < unit:
-            big = {"min": _MINUTE, "h": _HOUR}[name]
-            return _two(seconds, big, name, smaller, small)
-    return _two(seconds, _DAY, "d", _HOUR, "h")
-
-
-def _two(seconds: float, big: float, name: str, small: float, small_name: str) -> str:
-    whole, rest = divmod(seconds, big)
-    less = int(rest // small)
-    return f"{whole:.0f} {name} {less} {small_name}" if less else f"{whole:.0f} {name}"
 
 
 def count(number: int) -> str:

@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from kpsplit.admin_cli.render.console import plain_table
-from kpsplit.admin_cli.render.human import bar, count, duration, percent, utc
+from kpsplit.admin_cli.render.human import bar, count, percent, utc
 from kpsplit.admin_cli.render.text import one_line, shorten
 from kpsplit.control.plans import Check, Drain, HotKey, Plan, Stretch
-from kpsplit.errors import many
+from kpsplit.errors import duration, many
 from kpsplit.splitter.partition_state import OperationKind
 
 TOP_KEYS = 5

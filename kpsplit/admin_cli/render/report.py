@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from kpsplit.admin_cli.render.console import RangeTable, plain_table
-from kpsplit.admin_cli.render.human import count, duration, percentile
+from kpsplit.admin_cli.render.human import count, percentile
 from kpsplit.admin_cli.render.text import one_line
-from kpsplit.errors import many
+from kpsplit.errors import duration, many
 from kpsplit.splitter.partition_state import Outcome, PartitionState, Result
 from kpsplit.splitter.records.producers import PauseReport
 

@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from kpsplit.admin_cli.render.console import RangeTable, plain_table
-from kpsplit.admin_cli.render.human import count, duration
+from kpsplit.admin_cli.render.human import count
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.control.status import PartitionStatus
-from kpsplit.errors import many
+from kpsplit.errors import duration, many
 from kpsplit.splitter.lineage import Segment, SegmentKind
 from kpsplit.splitter.partition_state import Phase, Result, SubTopicState
 from kpsplit.splitter.records.control import attempt_to_json

@@ -12,8 +12,8 @@ from rich.status import Status
 from rich.text import Text
 
 from kpsplit.admin_cli.interrupts import raise_if_lost
-from kpsplit.admin_cli.render.human import duration
 from kpsplit.admin_cli.render.text import one_line
+from kpsplit.errors import duration
 from kpsplit.splitter.driver import StepDone
 
 _DONE = {
