@@ -4,7 +4,7 @@
 #   make test     all but nightly ones (PYTEST_ARGS="-k split -x" is passed on; WORKERS=0 CLUSTER_WORKERS=0: in one process)
 #   make test-core, make test-cluster, make test-load   those without brokers, with brokers or Spark, and under load
 #   make nightly  what takes too long for every run: the tests left out above, 10,000 seeds, twenty minutes of chaos
-#   make lint     style, types, import contracts
+#   make lint     style, types, import contracts, the shape of the package
 #   make demo     the main job, on an embedded three-broker cluster
 #   make bench    what kpsplit costs a producer (BENCH=consumer, dead_producers, spark_reconcile, takeover: others)
 #   make chaos    faults on real brokers for a long time (MINUTES=20, CHAOS_ARGS="--seed 7")
@@ -84,6 +84,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/shape.py
 
 demo: jars
 	$(BIN)/kpsplit demo $(DEMO_ARGS)

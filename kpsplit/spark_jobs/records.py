@@ -1,7 +1,7 @@
 """Raw records of physical partitions → the records of the logical partitions. DataFrame in, DataFrame out.
 
 Native expressions only: no session, and no Python on the data path. The rules are those of
-``splitter.reading`` and ``consumer.logical_record``.
+``splitter.reading`` and ``consumer.fetch.logical_record``.
 
 The stamp is the last header of a record that kpsplit wrote, so most records take the first branch of
 ``with_our_headers``; only those with other headers after it, or with none of ours, are searched.

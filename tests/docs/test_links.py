@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +68,9 @@ def test_every_section_of_the_protocol_that_is_cited_exists() -> None:
 def test_nothing_is_cited_that_is_not_in_the_repository() -> None:
     for source in (ROOT / "kpsplit").rglob("*.py"):
         text = source.read_text(encoding="utf-8")
+        assert not re.search(r"(?<!protocol, )(?<!protocol,\n)\bsections? \d", re.sub(r"\n +", "\n", text)), (
+            source
+        )
         assert not re.search(r"\bthe design\b|\bdesign,? sections?\b", text, flags=re.IGNORECASE), source
 
 
@@ -89,3 +94,38 @@ def test_every_file_of_the_repository_that_a_page_names_exists() -> None:
         text = page.read_text(encoding="utf-8")
         for path in re.findall(r"`((?:kpsplit|tests|examples|benchmarks|scripts)/[\w./-]+)`", text):
             assert (ROOT / path).exists(), f"{page.name} names {path}"
+
+
+PATH = re.compile(r"(?<![\w/.])((?:kpsplit|tests|docs|examples|benchmarks|scripts)/[\w./-]*\w)")
+SETTINGS = {"kafka.max.poll.records"}
+"""Settings that look like a module's path."""
+MODULE = re.compile(r"``((?:kpsplit\.)?[a-z_]+(?:\.\w+)+)``")
+
+
+def prose_of(source: Path) -> str:
+    """The docstrings and comments of a file."""
+    text = source.read_text(encoding="utf-8")
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    kinds = (tokenize.COMMENT, tokenize.STRING)
+    return "\n".join(token.string for token in tokens if token.type in kinds)
+
+
+def test_every_file_that_a_docstring_or_comment_names_exists() -> None:
+    for source in [p for folder in ("kpsplit", "scripts") for p in (ROOT / folder).rglob("*.py")]:
+        for path in PATH.findall(prose_of(source)):
+            assert (ROOT / path).exists(), f"{source.relative_to(ROOT)} names {path}"
+
+
+def test_every_module_that_a_docstring_names_exists() -> None:
+    package = ROOT / "kpsplit"
+    for source in package.rglob("*.py"):
+        for name in MODULE.findall(prose_of(source)):
+            parts = name.removeprefix("kpsplit.").split(".")
+            if not (package / parts[0]).is_dir() or name in SETTINGS:
+                continue  # a method, a setting, a module of somebody else's
+            known = package
+            while parts and ((known / parts[0]).is_dir() or (known / f"{parts[0]}.py").exists()):
+                known = known / parts.pop(0)
+            file = known / "__init__.py" if known.is_dir() else known.with_suffix(".py")
+            defined = not parts or re.search(rf"\b{parts[0]}\b", file.read_text("utf-8"))
+            assert defined, f"{source.relative_to(ROOT)} names {name}"
