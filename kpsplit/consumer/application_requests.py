@@ -9,9 +9,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kpsplit.consumer.commit.committer import Parts
-from kpsplit.consumer.commit.sender import Cursors
 from kpsplit.consumer.commit.writes import logical_position
-from kpsplit.consumer.context import Context
 from kpsplit.consumer.engine import Engine
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.group.membership import by_hand, slot_by_hand
@@ -23,7 +21,7 @@ from kpsplit.consumer.slots.assigned import (
     SlotStart,
     StartRequest,
 )
-from kpsplit.consumer.slots.initializer import start_at
+from kpsplit.consumer.slots.assigned_slots import Cursors
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.consumer.slots.pieces import PieceProgress, behind_record
 from kpsplit.kafka.logical_message import Place, place_of
@@ -39,7 +37,8 @@ class ApplicationRequests:
 
     def __init__(self, engine: Engine, buffer: FetchBuffer) -> None:
         self._engine = engine
-        self._context: Context = engine.context
+        self._slots = engine.slots
+        self._metadata = engine.metadata
         self._buffer = buffer
 
     # -- commits -----------------------------------------------------------------------------------
@@ -54,13 +53,12 @@ class ApplicationRequests:
         ``exactly``: the application has named the place, which may lie before what was kept until now. Else
         they are never behind that.
         """
-        context = self._context
         kept: dict[OwnedSlot, tuple[Cursor, ...]] = {}
         for slot, pieces in cursors.items():
-            assigned = context.assigned_slots[slot]
+            assigned = self._slots[slot]
             known = None if exactly else assigned.ahead
-            kept[slot] = tuple(known.furthest(pieces, context.lineage(slot.parent))) if known else pieces
-            if context.settings.auto_store:
+            kept[slot] = tuple(known.furthest(pieces, self._slots.lineage(slot.parent))) if known else pieces
+            if self._slots.auto_store:
                 assigned.ahead = PieceProgress(kept[slot])
             else:
                 assigned.stored = kept[slot]
@@ -69,18 +67,16 @@ class ApplicationRequests:
     def handed_out(self, mark: int) -> Cursors:
         """Return the cursors of everything before a mark, where they are not committed."""
         found: dict[OwnedSlot, tuple[Cursor, ...]] = {}
-        for assigned in self._context.assigned_slots.on(IN_SINK):
+        for assigned in self._slots.on(IN_SINK):
             cursors = self._at(assigned, mark)
-            if self._context.unsaved(assigned, cursors):
+            if self._slots.unsaved(assigned, cursors):
                 found[assigned.slot] = cursors
         return found
 
     def _at(self, assigned: AssignedSlot, mark: int) -> tuple[Cursor, ...]:
-        context = self._context
-        if not context.settings.auto_store:
-            return context.processed(assigned)
-        lineage = context.lineage(assigned.parent)
-        return context.settled(assigned, [self._buffer.cursor_at(assigned.slot, mark)], lineage)
+        if not self._slots.auto_store:
+            return self._slots.processed(assigned)
+        return self._slots.settled(assigned, [self._buffer.cursor_at(assigned.slot, mark)])
 
     def behind_message(self, message: Any, mark: int) -> Cursors:
         """Return the cursors that say that a message, and what came before it, is processed."""
@@ -100,18 +96,12 @@ class ApplicationRequests:
         for part in parts:
             if part.offset >= 0:
                 found.update(self._below(part, mark))
-                self._keep_metadata(part)
-        for assigned in self._context.assigned_slots:
+                parent = PhysicalPartition(part.topic, part.partition)
+                self._engine.committer.keep_metadata(parent, part.offset, part.metadata)
+        for assigned in self._slots:
             if assigned.slot in found:
                 self._note_move(assigned, found[assigned.slot])
         return found
-
-    def _keep_metadata(self, part: TopicPartition) -> None:
-        parent = PhysicalPartition(part.topic, part.partition)
-        if part.metadata:
-            self._context.commit_metadata[parent] = part.offset, part.metadata
-        else:
-            self._context.commit_metadata.pop(parent, None)
 
     def _below(self, part: TopicPartition, mark: int) -> Cursors:
         def move(lineage: Lineage, _: Cursor, read: Cursor) -> Cursor:
@@ -124,17 +114,14 @@ class ApplicationRequests:
     def _moved(
         self, parent: PhysicalPartition, mark: int, move: Callable[[Lineage, Cursor, Cursor], Cursor]
     ) -> Cursors:
-        lineage = self._context.lineage(parent)
+        lineage = self._slots.lineage(parent)
         found: dict[OwnedSlot, tuple[Cursor, ...]] = {}
-        for assigned in self._context.assigned_slots.of(parent):
-            if assigned.stage not in IN_SINK or assigned.start is None:
+        for assigned in self._slots.of(parent):
+            if not assigned.in_sink or assigned.start is None:
                 continue
             read = self._buffer.cursor_at(assigned.slot, mark)
-            # After a seek back what is committed is no lower bound.
-            committed = () if assigned.sought > assigned.moves_told else assigned.committed
-            known = assigned.stored or committed or assigned.start.pieces
             found[assigned.slot] = tuple(
-                move(lineage, before, read.narrowed(before.range)) for before in known
+                move(lineage, before, read.narrowed(before.range)) for before in assigned.known_processed
             )
         return found
 
@@ -143,43 +130,39 @@ class ApplicationRequests:
         if not cursors:
             raise KafkaException(KafkaError(KafkaError._STATE, "no slot of the partition is assigned"))
         for slot, pieces in cursors.items():
-            self._context.assigned_slots[slot].stored = pieces
+            self._slots[slot].stored = pieces
 
     def place(self, message: Any) -> Place | None:
         """Return where a message is stored."""
-        return place_of(
-            message, self._context.lineage(PhysicalPartition(message.topic(), message.partition()))
-        )
+        return place_of(message, self._slots.lineage(PhysicalPartition(message.topic(), message.partition())))
 
     # -- places ------------------------------------------------------------------------------------
 
     def assignment(self) -> list[TopicPartition]:
         """Return the logical partitions of which a slot is assigned."""
-        return [TopicPartition(p.topic, p.partition) for p in self._context.assigned_slots.parents()]
+        return [TopicPartition(p.topic, p.partition) for p in self._slots.parents()]
 
     def positions(self, parts: Sequence[TopicPartition], mark: int) -> list[int | None]:
         """Return the least logical offset that was not handed out, per partition; None if nothing was."""
         return [self._position(PhysicalPartition(p.topic, p.partition), mark) for p in parts]
 
     def _position(self, parent: PhysicalPartition, mark: int) -> int | None:
-        mine = [
-            h for h in self._context.assigned_slots.of(parent) if h.stage in IN_SINK and h.start is not None
-        ]
-        lineage = self._context.lineage(parent)
+        mine = [h for h in self._slots.of(parent) if h.in_sink and h.start is not None]
+        lineage = self._slots.lineage(parent)
         cursors = [c for h in mine for c in self._stands(h.slot, mark)]
-        starts = [c for h in mine if h.start is not None for c in h.start.pieces]
+        starts = [c for h in mine for c in h.begun_at]
         now, begun = logical_position(lineage, cursors), logical_position(lineage, starts)
         return now if cursors and now != begun else None
 
     def _stands(self, slot: OwnedSlot, mark: int) -> Sequence[Cursor]:
         """Return what of a slot was handed out; inside ``run()``, what its workers are done with."""
-        if self._context.sink is self._buffer:
+        if self._slots.sink is self._buffer:
             return [self._buffer.cursor_at(slot, mark)]
-        return self._context.sink.cursor(slot)
+        return self._slots.sink.cursor(slot)
 
     def wanted(self, parts: Sequence[TopicPartition]) -> list[StartRequest]:
         """Return whole logical partitions as the group's offsets take them."""
-        metadata = self._context.metadata
+        metadata = self._metadata
         return [
             StartRequest(
                 metadata.state(PhysicalPartition(p.topic, p.partition)).lineage,
@@ -191,7 +174,7 @@ class ApplicationRequests:
 
     def known(self) -> bool:
         """Tell whether it is known what is enrolled."""
-        return self._context.metadata.ready
+        return self._metadata.ready
 
     def assigned_lineage(self, parent: PhysicalPartition) -> Lineage:
         """Return the lineage of a logical partition of which a slot is assigned.
@@ -200,29 +183,27 @@ class ApplicationRequests:
             KafkaException: none is.
         """
         self._assigned([parent])
-        return self._context.lineage(parent)
+        return self._slots.lineage(parent)
 
     def seek(self, parent: PhysicalPartition, cursor: Cursor) -> None:
         """Read the slots of a logical partition from another place."""
-        assigned_slots = [
-            h for h in self._context.assigned_slots.of(parent) if h.stage is not SlotStage.LEAVING
-        ]
+        assigned_slots = [h for h in self._slots.of(parent) if h.stage is not SlotStage.LEAVING]
         if not assigned_slots:
             raise KafkaException(KafkaError(KafkaError._STATE, f"{parent} is not assigned"))
-        lineage = self._context.lineage(parent)
+        lineage = self._slots.lineage(parent)
         for assigned in assigned_slots:
             assigned.stored = None
             own = cursor.narrowed(assigned.slot.range).settled(lineage)
             if self._note_move(assigned, (own,)):
                 assigned.sought = assigned.moves
-            start_at(self._context, assigned, SlotStart((own,)))
+            self._slots.start_at(assigned, SlotStart((own,)))
 
     def _note_move(self, assigned: AssignedSlot, cursors: tuple[Cursor, ...]) -> bool:
         """The application names a place: note it, and tell, if the group may have been further.
 
         Then the next commit says so.
         """
-        lineage = self._context.lineage(assigned.parent)
+        lineage = self._slots.lineage(assigned.parent)
         for known in self._engine.committer.may_be_committed(assigned):
             judged = bool(known) and not any(c.ahead_of(lineage) for c in (*known, *cursors))
             if not judged or tuple(PieceProgress(known).furthest(cursors, lineage)) != cursors:
@@ -246,22 +227,22 @@ class ApplicationRequests:
         """Read nothing of logical partitions, and take back what waits of them."""
         chosen = self._assigned(parents)
         for parent in chosen:
-            self._context.reader.update(self._context.metadata.state(parent))
-        self._context.reader.pause(chosen)
+            self._engine.reader.update(self._metadata.state(parent))
+        self._engine.reader.pause(chosen)
         for slot, cursor in self._buffer.take_back(chosen).items():
-            self._context.reader.seek(slot, cursor)
+            self._engine.reader.seek(slot, cursor)
 
     def resume(self, parents: Iterable[PhysicalPartition]) -> None:
         """Read on."""
         chosen = self._assigned(parents)
         for parent in chosen:
-            self._context.reader.update(self._context.metadata.state(parent))
-        self._context.reader.resume(chosen)
+            self._engine.reader.update(self._metadata.state(parent))
+        self._engine.reader.resume(chosen)
 
     def _assigned(self, parents: Iterable[PhysicalPartition]) -> list[PhysicalPartition]:
         chosen = list(parents)
         for parent in chosen:
-            if not self._context.assigned_slots.of(parent):
+            if not self._slots.of(parent):
                 raise KafkaException(KafkaError(UNKNOWN_PARTITION, f"{parent} is not assigned"))
         return chosen
 
@@ -271,8 +252,8 @@ class ApplicationRequests:
         """Hold logical partitions without a group; those held before are let go unless ``more`` is wanted."""
         new = []
         for parent, cursor in starts.items():
-            assigned = by_hand(self._context.metadata.subscribed(parent.topic), parent.partition)
-            if assigned.slot in self._context.assigned_slots:
+            assigned = by_hand(self._metadata.subscribed(parent.topic), parent.partition)
+            if assigned.slot in self._slots:
                 raise KafkaException(KafkaError(KafkaError._CONFLICT, f"{parent} is assigned already"))
             if cursor is not None:
                 assigned.start, assigned.stage = SlotStart((cursor,)), SlotStage.FOUND
@@ -281,7 +262,7 @@ class ApplicationRequests:
 
     def assign_slots(self, slots: Sequence[tuple[str, int, int]]) -> None:
         """Hold single slots without a group: topic, partition and index of each."""
-        metadata = self._context.metadata
+        metadata = self._metadata
         new = [slot_by_hand(metadata.subscribed(topic), number, index) for topic, number, index in slots]
         self.assign_holdings(new, more=False)
 
@@ -289,19 +270,19 @@ class ApplicationRequests:
         """Hold slots without a group."""
         membership = self._engine.membership
         if not more:
-            self.let_go(list(self._context.assigned_slots))
+            self.let_go(list(self._slots))
         self._engine.subscribing.by_hand = True
         membership.hold(new)
 
     def unassign(self, parents: Iterable[PhysicalPartition]) -> None:
         """Let logical partitions go that were assigned by hand."""
         gone = set(parents)
-        self.let_go([h for h in self._context.assigned_slots if h.parent in gone])
+        self.let_go([h for h in self._slots if h.parent in gone])
 
     def let_go(self, assigned_slots: list[AssignedSlot]) -> None:
         """Hand slots over without a callback."""
         membership = self._engine.membership
         membership.hand_over(assigned_slots, tell=False)
-        if not len(self._context.assigned_slots):
+        if not len(self._slots):
             self._engine.subscribing.by_hand = False
             membership.left()

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -15,16 +15,27 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
 
 T = TypeVar("T")
+Owned = TypeVar("Owned")
 
 
-class BrokerExecutor:
-    """Runs jobs in their order, in a thread that exists from the first job to ``close``."""
+class BrokerExecutor(Generic[Owned]):
+    """Runs jobs in their order, in a thread that exists from the first job to ``close``.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: of the thread.
+        owned: what only that thread uses: ``ask`` gives it to a question.
+    """
+
+    def __init__(self, name: str, owned: Owned) -> None:
         self._name = name
+        self.owned = owned
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
+
+    def ask(self, question: Callable[[Owned], T]) -> Future[T]:
+        """Give a job for what the thread owns; see ``run``."""
+        return self.run(lambda: question(self.owned))
 
     def run(self, job: Callable[[], T]) -> Future[T]:
         """Give a job; the future has what it returns or raises.
@@ -56,7 +67,7 @@ class BrokerExecutor:
 def _settle(future: Future[T], job: Callable[[], T]) -> None:
     try:
         future.set_result(job())
-    except BaseException as error:  # noqa: BLE001 - whoever asked hears of it, and the thread goes on
+    except BaseException as error:  # noqa: BLE001 - the future has it, and the thread goes on
         future.set_exception(error)
 
 

@@ -23,7 +23,6 @@ from confluent_kafka import (
 from kpsplit.consumer.broker_executor import QueryClient
 from kpsplit.consumer.commit.committer import Parts
 from kpsplit.consumer.commit.offset_queries import seconds_of
-from kpsplit.consumer.commit.sender import Cursors
 from kpsplit.consumer.config import split_config
 from kpsplit.consumer.engine import statistics
 from kpsplit.consumer.events import Events
@@ -31,6 +30,7 @@ from kpsplit.consumer.fetch.buffer import FetchBuffer, Poll
 from kpsplit.consumer.group.group_consumer import GroupConsumer, part_of
 from kpsplit.consumer.group.membership import Membership
 from kpsplit.consumer.session import ConsumerSession, answer, with_deadline
+from kpsplit.consumer.slots.assigned_slots import Cursors
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
@@ -191,7 +191,7 @@ class Consumer(confluent_kafka.Consumer):
         if not self._events.inside_callback():
             session = self._running()
             self._all_processed()
-            session.ask(lambda: session.calls.let_go(list(session.context.assigned_slots)))
+            session.ask(lambda: session.calls.let_go(list(session.engine.slots)))
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """Let go of some partitions that were assigned by hand; in on_revoke this is done already."""
@@ -352,7 +352,7 @@ class Consumer(confluent_kafka.Consumer):
         offsets: Sequence[TopicPartition] | None,
         mark: int,
     ) -> Cursors:
-        if session.context.sink is not self._buffer:
+        if session.engine.slots.sink is not self._buffer:
             raise KpsplitError("run() is under way and commits by itself", hint="return from the handler")
         if message is not None:
             return session.calls.keep(session.calls.behind_message(message, mark))

@@ -13,24 +13,36 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from math import inf
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.consumer.broker_executor import BrokerExecutor, QueryClient
 from kpsplit.consumer.commit.committer import Committer, LagOffsetRepair
-from kpsplit.consumer.context import Context
-from kpsplit.consumer.events import kafka_error, named
+from kpsplit.consumer.commit.group_offsets import GroupOffsets
+from kpsplit.consumer.config import ConsumerSettings
+from kpsplit.consumer.events import Callback, Events, kafka_error, named
 from kpsplit.consumer.fetch.batch import Batch
+from kpsplit.consumer.fetch.gaps import EndReached, ForeignFound, Gap, GapFound, ReadingEvent, Unreadable
+from kpsplit.consumer.fetch.reader import SlotReader
+from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.membership import Membership
 from kpsplit.consumer.group.ownership import OwnershipGuard, PeerAssignments
 from kpsplit.consumer.group.states import Event, State
-from kpsplit.consumer.group.subscribing import Subscribing
+from kpsplit.consumer.group.subscribing import ClusterTopics, Subscribing
+from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.consumer.metadata import Metadata
 from kpsplit.consumer.slots.assigned import IN_SINK, STARTING, SlotStage
-from kpsplit.consumer.slots.initializer import EnrolmentGuard, SlotInitializer, start_anew
+from kpsplit.consumer.slots.assigned_slots import AssignedSlots
+from kpsplit.consumer.slots.initializer import EnrolmentGuard, SlotInitializer
+from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.reading import GapReason
 
 log = logging.getLogger(__name__)
 
@@ -44,25 +56,160 @@ CLOSE_SECONDS = 30.0
 T = TypeVar("T")
 
 
+_BEGINNINGS = {"earliest", "latest"}
+_OUTSIDE = {GapReason.EXPIRED, GapReason.CUT_OFF}
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """What talks to brokers: made before the engine, closed after it. Each part gets those it uses."""
+
+    group: GroupConsumer
+    metadata: Metadata
+    reader: SlotReader
+    query_client: QueryClient
+    executor: BrokerExecutor[GroupOffsets]
+
+    def close(self) -> None:
+        """Close all of them, whatever one raises."""
+        closers: list[Callable[[], object]] = [
+            self.group.close,
+            lambda: self.executor.ask(lambda offsets: offsets.close()),
+            lambda: self.executor.close(CLOSE_SECONDS),
+            self.query_client.close,
+            self.reader.close,
+            self.metadata.close,
+        ]
+        for closer in closers:
+            with suppress(Exception):
+                closer()
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A gap that is being reported to the application; ``callback`` is None where it has no ``error_cb``.
+
+    Then the log and the counts are all there is, and those have it at once.
+    """
+
+    parent: PhysicalPartition
+    gap: Gap
+    callback: Callback | None
+
+    @property
+    def reported(self) -> bool:
+        """Whether ``error_cb`` has returned, if there is one."""
+        return self.callback is None or self.callback.done
+
+
+class Reading:
+    """What the reader reports besides records, and whether reading has to begin anew."""
+
+    def __init__(self, settings: ConsumerSettings, slots: AssignedSlots, events: Events) -> None:
+        self._settings = settings
+        self._slots = slots
+        self._events = events
+        self.ends: dict[PhysicalPartition, int] = {}
+        """Logical partitions that were read to their ends, with the offset there, until that is reported."""
+        self.notices: list[Notice] = []
+        """Gaps after which reading has not gone on yet."""
+        self.torn = False
+        """Whether what is read and what is handed out may differ: an exception came between, or may now."""
+        self.gaps = self.gap_records = self.foreign_records = self.unreadable = self.offsets_reset = 0
+        self.internal_errors = self.read_anew = self.turns_without_room = 0
+
+    def internal_error(self) -> None:
+        """Count an exception that ended something halfway; reading begins anew."""
+        self.torn = True
+        self.internal_errors += 1
+
+    def report(self, event: ReadingEvent) -> None:
+        """Count an event; report it to the application, or begin anew where ``auto.offset.reset`` says."""
+        if self._resets(event):
+            return
+        if isinstance(event, GapFound):
+            self.gaps += 1
+            self.gap_records += event.records
+            self._report_gap(event)
+        elif isinstance(event, ForeignFound):
+            self.foreign_records += event.count
+        elif isinstance(event, EndReached):
+            self.ends[event.parent] = event.offset
+        else:
+            self.unreadable += 1
+            self._events.trouble = event.error
+            self._events.tell(kafka_error(event.error), **named(event.parent))
+
+    def _resets(self, event: ReadingEvent) -> bool:
+        """Have a partition begin anew whose offset is outside its log; return whether it does.
+
+        As the original. Only where the topic is not enrolled: there is no lineage that says what is missing.
+        """
+        where = self._settings.reset
+        if where not in _BEGINNINGS or isinstance(event, ForeignFound | EndReached):
+            return False
+        stops = isinstance(event, Unreadable) or event.error is not None
+        reason = event.gap.reason if isinstance(event, GapFound) else event.reason
+        if event.parent is None or not stops or reason not in _OUTSIDE:
+            return False
+        assigned_slots = [h for h in self._slots.of(event.parent) if h.mode is Mode.PLAIN]
+        for assigned in assigned_slots:
+            assigned.reset = True
+            self.offsets_reset += 1
+            log.warning("kpsplit: %s; it begins anew at the %s offset", event.error, where)
+        return bool(assigned_slots)
+
+    def _report_gap(self, event: GapFound) -> None:
+        if event.error is not None:
+            error = KafkaError(KafkaError._AUTO_OFFSET_RESET, str(event.error))
+            self._events.tell(error, **named(event.parent))
+            return
+        what = f"{event.parent}: {event.gap}"
+        log.warning("kpsplit: %s; it is skipped", what)
+        callback = self._events.warn(KafkaError(KafkaError._AUTO_OFFSET_RESET, what))
+        self.notices.append(Notice(event.parent, event.gap, callback))
+
+
 class Engine(threading.Thread):
     """See the module.
 
     Args:
-        context: what the parts share.
+        settings: the application's.
+        clients: what asks brokers.
+        slots: what this member holds.
+        events: what goes to the application.
         pulse: a number that changes whenever the application polls; None while it waits in a poll.
     """
 
-    def __init__(self, context: Context, pulse: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        clients: Clients,
+        slots: AssignedSlots,
+        events: Events,
+        pulse: Callable[[], int | None],
+    ) -> None:
         super().__init__(name="kpsplit-consumer", daemon=True)
-        self.context = context
-        self.committer = Committer(context)
-        self.membership = Membership(context, self.committer, lambda: self._turn(nested=True))
-        self.initializer = SlotInitializer(context, self.membership.announce, self.membership.given_start)
-        self.subscribing = Subscribing(context, self.membership)
-        self.enrolment_guard = EnrolmentGuard(context, self.committer.ask_changed)
-        self.peers = PeerAssignments(context, self.membership)
-        self.lag_repair = LagOffsetRepair(context, self.committer)
-        self.ownership_guard = OwnershipGuard(context, self.membership)
+        group, executor, query_client = clients.group, clients.executor, clients.query_client
+        self.settings, self.slots, self.events = settings, slots, events
+        self.group, self.metadata, self.reader = group, clients.metadata, clients.reader
+        self.executor = executor
+        self._clients = clients
+        self.reading = Reading(settings, slots, events)
+        self.committer = Committer(settings, slots, group, executor, events)
+        self.membership = Membership(settings, slots, group, self.committer, events, self)
+        self.initializer = SlotInitializer(slots, self.metadata, executor, events, self.membership)
+        growing = GrowingSlots(self.metadata.admin, settings.metadata_refresh)
+        topics = ClusterTopics(group, query_client, executor, growing)
+        self.subscribing = Subscribing(settings, self.membership, self.metadata, topics, events)
+        self.enrolment_guard = EnrolmentGuard(slots, self.committer)
+        self.peers = PeerAssignments(slots, self.membership, group, executor)
+        self.lag_repair = LagOffsetRepair(self.committer, slots, executor)
+        self.ownership_guard = OwnershipGuard(
+            settings.known_for, slots, self.membership, group, executor, events
+        )
+        self.run_stats: Callable[[], Mapping[str, Any] | None] = lambda: None
+        """What ``run()`` has done, None while none is under way."""
         self.fatal: KpsplitError | None = None
         """What every call for records raises from now on: nothing is handed out any more."""
         self._died: KpsplitError | None = None
@@ -88,9 +235,9 @@ class Engine(threading.Thread):
                 if self._died is not None:
                     raise self._died
                 future.set_result(job())
-            except Exception as error:  # noqa: BLE001 - whoever asked hears of it
+            except Exception as error:  # noqa: BLE001 - the future has it
                 if not isinstance(error, (KpsplitError, KafkaException)):
-                    self.context.torn = True  # the application's call may have been ended halfway
+                    self.reading.torn = True  # the application's call may have been ended halfway
                 future.set_exception(error)
 
         self._requests.append(run)
@@ -133,11 +280,19 @@ class Engine(threading.Thread):
             hint="close this consumer and make a new one; it begins at the last commit",
         )
         with suppress(Exception):
-            self.context.sink.keep_open(-inf)
+            self.slots.sink.keep_open(-inf)
         with suppress(Exception):
-            self.context.events.tell(kafka_error(self._died))  # who waits for records wakes up
+            self.events.tell(kafka_error(self._died))  # who waits for records wakes up
         with suppress(Exception):
             log.critical("kpsplit: the consumer's background thread has ended", exc_info=error)
+
+    def turn_on(self) -> None:
+        """Do one turn inside a rebalance: without polling the group consumer."""
+        self._turn(nested=True)
+
+    def internal_error(self) -> None:
+        """Count an exception that ended something halfway, and begin to read anew."""
+        self.reading.internal_error()
 
     def _turn(self, *, nested: bool = False) -> None:
         """Do what can be done now; wait for records for a moment. A duty that fails stops no other."""
@@ -165,7 +320,7 @@ class Engine(threading.Thread):
             self._duty(lambda: self.subscribing.turn(nested=nested))
             self._duty(self.initializer.turn)
             self._duty(self._note_start)
-            self._duty(self._go_on_behind_gaps)
+            self._duty(self._go_on_after_gaps)
             self._duty(self.peers.turn)
             if not nested:
                 self._duty(self.lag_repair.turn)
@@ -181,20 +336,18 @@ class Engine(threading.Thread):
         except KafkaException as exception:
             self._trouble(translate(error_of(exception), "follow the group"))
         except Exception as error:
-            self.context.internal_error()
+            self.internal_error()
             log.exception("kpsplit: internal error")
             self._trouble(KpsplitError(f"internal error: {type(error).__name__}: {error}"))
 
     def _trouble(self, error: KpsplitError) -> None:
-        known = self.context.trouble
-        if known is None or known.message != error.message:
+        if self.events.notice(error):
             log.warning("kpsplit: %s", error)
-            self.context.events.warn(kafka_error(error))
-        self.context.trouble = error
+            self.events.warn(kafka_error(error))
         self._wake.wait(REST_SECONDS)
 
     def _look(self) -> None:
-        self.context.metadata.turn()
+        self.metadata.turn()
         self._tell_missing_right()
         self._adopt()
         self.enrolment_guard.turn()
@@ -205,12 +358,12 @@ class Engine(threading.Thread):
         As an event while nothing was ever read; a right that is gone later is told to ``error_cb``, for it
         may come back: until then what needs a fresh view waits.
         """
-        error = self.context.metadata.trouble
+        error = self.metadata.trouble
         if not isinstance(error, AuthorizationError):
             self._missing_right = None
         elif self._missing_right is None:
             self._missing_right = error
-            tell = self.context.events.warn if self.context.metadata.ready else self.context.events.tell
+            tell = self.events.warn if self.metadata.ready else self.events.tell
             tell(kafka_error(error))
 
     def _serve_requests(self) -> None:
@@ -220,17 +373,16 @@ class Engine(threading.Thread):
 
     def _adopt(self) -> None:
         """Give new views to the reader."""
-        context = self.context
-        if context.metadata.position == self._adopted:
+        position = self.metadata.position
+        if position == self._adopted:
             return
-        position = context.metadata.position
-        for parent in context.assigned_slots.parents():
-            if any(h.stage in IN_SINK for h in context.assigned_slots.of(parent)):
-                context.reader.update(context.metadata.state(parent))
+        for parent in self.slots.parents():
+            if any(h.in_sink for h in self.slots.of(parent)):
+                self.reader.update(self.metadata.state(parent))
         self._adopted = position
 
     def _poll_group(self) -> None:
-        error = self.context.group.poll(0)
+        error = self.group.poll(0)
         if error is not None:
             self.subscribing.explain(error)
 
@@ -239,20 +391,18 @@ class Engine(threading.Thread):
         now, pulse = monotonic(), self._pulse()
         if pulse is None or pulse != self._seen_pulse:
             self._seen_pulse, self._polled_at = pulse, now
-            if self.membership.away and not self.context.events:
+            if self.membership.away and not self.events:
                 self.subscribing.come_back()
             return
         idle = now - self._polled_at
-        in_group = (
-            len(self.context.assigned_slots) and not self.membership.away and not self.subscribing.by_hand
-        )
-        if in_group and idle > self.context.settings.max_poll_interval:
+        in_group = len(self.slots) and not self.membership.away and not self.subscribing.by_hand
+        if in_group and idle > self.settings.max_poll_interval:
             self.membership.give_up(f"the application has not polled for {idle:.1f} s")
 
     def _note_start(self) -> None:
-        context = self.context
-        if context.life.state is State.ASSIGNING_PARTITIONS and not context.assigned_slots.on(STARTING):
-            context.life.on(Event.START)
+        life = self.membership.life
+        if life.state is State.ASSIGNING_PARTITIONS and not self.slots.any_on(STARTING):
+            life.on(Event.START)
 
     def _read(self) -> None:
         """Read what there is room for, or wait for a moment.
@@ -261,72 +411,68 @@ class Engine(threading.Thread):
         agree only when everything that was read was offered; whatever ends this before that, and whichever
         duty was ended by an internal error, reading begins anew from what was handed out.
         """
-        context = self.context
-        if context.torn or context.sink.torn:
+        reading, sink = self.reading, self.slots.sink
+        if reading.torn or sink.torn:
             self._read_anew()
-        room = context.settings.buffer_bytes - context.sink.waiting_bytes()
-        if room <= 0 or self.fatal is not None or not context.assigned_slots.any_on(IN_SINK):
-            context.counts["turns_without_room"] += room <= 0
+        room = self.settings.buffer_bytes - sink.waiting_bytes()
+        if room <= 0 or self.fatal is not None or not self.slots.any_on(IN_SINK):
+            reading.turns_without_room += room <= 0
             self._wake.wait(SLICE_SECONDS)
             return
-        context.reader.hold_back(context.sink.backpressured())
-        room = min(room, max(1, context.settings.buffer_bytes // STEPS))
-        ends, context.ends = context.ends, {}
-        context.torn = True
-        for batch in context.reader.step(0 if self._requests else SLICE_SECONDS, room):
+        self.reader.hold_back(sink.backpressured())
+        room = min(room, max(1, self.settings.buffer_bytes // STEPS))
+        ends, reading.ends = reading.ends, {}
+        reading.torn = True
+        for batch in self.reader.step(0 if self._requests else SLICE_SECONDS, room):
             self._offer(batch)
             if batch.messages:
                 ends.pop(batch.parent, None)
-        context.torn = False
-        context.ends = {**ends, **context.ends}
+        reading.torn = False
+        reading.ends = {**ends, **reading.ends}
         self._refresh()
         self._tell_ends()
 
     def _read_anew(self) -> None:
         """Begin to read from what was handed out; slots that the sink does not know begin from the log."""
-        context = self.context
-        context.torn = True
-        places = context.sink.start_over()
-        reading = context.assigned_slots.on((SlotStage.READING,))
-        context.sink.dropped([slot for slot in places if slot not in context.assigned_slots])
-        context.reader.start_over({h.slot: places[h.slot] for h in reading if h.slot in places})
-        start_anew(context, [h for h in reading if h.slot not in places])
-        context.ends.clear()
-        context.counts["read_anew"] += 1
-        context.torn = False
+        slots, reading = self.slots, self.reading
+        reading.torn = True
+        places = slots.sink.start_over()
+        being_read = slots.on((SlotStage.READING,))
+        slots.sink.dropped([slot for slot in places if slot not in slots])
+        self.reader.start_over({h.slot: places[h.slot] for h in being_read if h.slot in places})
+        slots.start_anew([h for h in being_read if h.slot not in places])
+        reading.ends.clear()
+        reading.read_anew += 1
+        reading.torn = False
 
     def _offer(self, batch: Batch) -> None:
-        context = self.context
-        context.epochs.read(batch)
-        for assigned in context.assigned_slots.among(batch.slots):
-            if assigned.ahead is not None:
-                assigned.ahead.without_processed(batch, context.lineage(batch.parent))
-        context.sink.offer(batch)
+        self.committer.epochs.read(batch)
+        self.slots.offer(batch)
 
-    def _go_on_behind_gaps(self) -> None:
-        """Read on after the gaps that the application was told of meanwhile."""
-        context = self.context
-        for notice in [n for n in context.notices if n.told]:
-            torn, context.torn = context.torn, True
-            for batch in context.reader.told(notice.parent, notice.gap):
+    def _go_on_after_gaps(self) -> None:
+        """Read on after the gaps that were reported to the application meanwhile."""
+        reading = self.reading
+        for notice in [n for n in reading.notices if n.reported]:
+            torn, reading.torn = reading.torn, True
+            for batch in self.reader.told(notice.parent, notice.gap):
                 self._offer(batch)
-            context.notices.remove(notice)
-            context.torn = torn
+            reading.notices.remove(notice)
+            reading.torn = torn
 
     def _tell_ends(self) -> None:
-        """Tell that partitions were read to their ends; never before their last record was handed out."""
-        context = self.context
-        if not context.ends or context.sink.waiting_bytes():
+        """Report that partitions were read to their ends; never before their last record was handed out."""
+        ends = self.reading.ends
+        if not ends or self.slots.sink.waiting_bytes():
             return
-        if context.settings.eof:
-            for parent, offset in context.ends.items():
+        if self.settings.eof:
+            for parent, offset in ends.items():
                 eof = KafkaError(KafkaError._PARTITION_EOF, f"{parent}: reached end of partition")
-                context.events.tell(eof, **named(parent), offset=offset)
-        context.ends.clear()
+                self.events.tell(eof, **named(parent), offset=offset)
+        ends.clear()
 
     def _refresh(self) -> None:
         """Have the control topic read to its end where a record can only be judged then."""
-        reader, metadata = self.context.reader, self.context.metadata
+        reader, metadata = self.reader, self.metadata
         request_id = reader.wants_refresh
         if not request_id:
             return
@@ -341,36 +487,24 @@ class Engine(threading.Thread):
     def _fail_closed(self, error: KpsplitError) -> None:
         """A newer kpsplit writes one of its topics: nothing is handed out by what is known here."""
         log.error("kpsplit: %s", error)
-        self.context.sink.release([h.slot for h in self.context.assigned_slots.on(IN_SINK)])
-        self.context.events.tell(kafka_error(error))
+        self.slots.sink.release([h.slot for h in self.slots.on(IN_SINK)])
+        self.events.tell(kafka_error(error))
         self.fatal = error  # last: who sees it finds the reason told
 
     def _hand_over_everything(self) -> None:
-        context = self.context
         try:
-            context.life.on(Event.CLOSE)
-            self.membership.hand_over(list(context.assigned_slots))
-            with context.group.unpolled():
+            self.membership.life.on(Event.CLOSE)
+            self.membership.hand_over(list(self.slots))
+            with self.group.unpolled():
                 while not self.committer.idle():
                     self._turn(nested=True)
         except Exception:
             log.exception("kpsplit: internal error while closing")
 
     def _close_clients(self) -> None:
-        context = self.context
-        closers: list[Callable[[], object]] = [
-            context.group.close,
-            lambda: context.executor.run(context.group_offsets.close),
-            lambda: context.executor.close(CLOSE_SECONDS),
-            context.query_client.close,
-            context.reader.close,
-            context.metadata.close,
-        ]
-        for closer in closers:
-            with suppress(Exception):
-                closer()
+        self._clients.close()
         with suppress(KpsplitError):
-            context.life.on(Event.END)
+            self.membership.life.on(Event.END)
 
     def _refuse_requests(self) -> None:
         while self._requests:
@@ -378,23 +512,49 @@ class Engine(threading.Thread):
 
 
 def statistics(engine: Engine) -> Mapping[str, Any]:
-    """Return what ``Consumer.stats()`` tells; to be asked in the engine's thread."""
-    context = engine.context
-    trouble = engine.fatal or context.trouble or context.metadata.trouble
+    """Return what ``Consumer.stats()`` does; to be asked in the engine's thread."""
+    slots, life = engine.slots, engine.membership.life
+    trouble = engine.fatal or engine.events.trouble or engine.metadata.trouble
     return {
-        "state": context.life.state.value,
-        "edges": {f"{s} {e}": n for (s, e), n in sorted(context.life.edges.items())},
-        "slots": {str(h.slot): h.stage.value for h in context.assigned_slots},
-        "waiting_bytes": context.sink.waiting_bytes(),
-        "without_slots": {t: list(unread) for t, unread in context.growing.unread.items()},
+        "state": life.state.value,
+        "edges": {f"{s} {e}": n for (s, e), n in sorted(life.edges.items())},
+        "slots": {str(h.slot): h.stage.value for h in slots},
+        "waiting_bytes": slots.sink.waiting_bytes(),
+        "without_slots": {t: list(unread) for t, unread in engine.subscribing.topics.without_slots.items()},
         "held": engine.ownership_guard.held,
-        "strays": context.reader.strays,
-        "view_fresh": context.metadata.fresh(),
-        "offset_log_garbage": context.group_offsets.garbage,
-        "control_garbage": context.metadata.view.garbage,
+        "strays": engine.reader.strays,
+        "view_fresh": engine.metadata.fresh(),
+        "offset_log_garbage": engine.executor.owned.garbage,
+        "control_garbage": engine.metadata.view.garbage,
         "trouble": None if trouble is None else str(trouble),
-        "run": context.run_stats(),
-        **context.counts,
+        "run": engine.run_stats(),
+        **counts(engine),
+    }
+
+
+def counts(engine: Engine) -> dict[str, int]:
+    """Return how often things have happened, each from the part that counts it."""
+    slots, membership, committer, reading = engine.slots, engine.membership, engine.committer, engine.reading
+    return {
+        "slots_assigned": slots.assigned,
+        "slots_withheld": slots.withheld,
+        "slots_handed_over": membership.handed_over,
+        "slots_lost": membership.lost_slots,
+        "left_group": membership.times_left,
+        "held_after_sleep": engine.ownership_guard.times_held,
+        "starts_held_up": engine.initializer.held_up,
+        "commits": committer.commits,
+        "commits_failed": committer.failed,
+        "commits_rejected": committer.rejected,
+        "ordinary_offsets_righted": engine.lag_repair.repaired,
+        "gaps": reading.gaps,
+        "gap_records": reading.gap_records,
+        "foreign_records": reading.foreign_records,
+        "unreadable": reading.unreadable,
+        "offsets_reset": reading.offsets_reset,
+        "internal_errors": reading.internal_errors,
+        "read_anew": reading.read_anew,
+        "turns_without_room": reading.turns_without_room,
     }
 
 

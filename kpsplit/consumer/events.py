@@ -48,6 +48,8 @@ class Events:
         self._errors: deque[Message] = deque()
         self._running: set[int] = set()
         self.error_cb: Callable[[KafkaError], object] | None = None
+        self.trouble: KpsplitError | None = None
+        """What goes wrong now, as ``stats()`` shows it."""
 
     def __bool__(self) -> bool:
         """Tell whether something waits."""
@@ -69,6 +71,11 @@ class Events:
         """Tell ``error_cb`` of something that is no event of poll(); None where the application has none."""
         error_cb = self.error_cb
         return None if error_cb is None else self.call(lambda: error_cb(error))
+
+    def notice(self, error: KpsplitError) -> bool:
+        """Note what goes wrong now; return whether it is another error than before."""
+        before, self.trouble = self.trouble, error
+        return before is None or before.message != error.message
 
     def in_application(self, callback: Callable[..., object]) -> Callable[..., None]:
         """Return a callback of a client that has the application's one run in the application's thread."""

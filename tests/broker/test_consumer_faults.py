@@ -145,7 +145,7 @@ def test_nothing_behind_a_seal_is_guessed_without_the_lineage(bootstrap, make_to
         split(operations, parent, 2)
     with consumer(bootstrap, f"g-{topic}") as member:
         session = member._running()
-        metadata = session.context.metadata
+        metadata = session.engine.metadata
         metadata.ready, metadata._good_until = True, inf  # as if the control topic had been lost from sight
         metadata.turn = lambda: None
         member.subscribe([topic])

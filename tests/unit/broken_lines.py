@@ -23,8 +23,7 @@ from kpsplit import Consumer
 from kpsplit.consumer.application_requests import ApplicationRequests
 from kpsplit.consumer.broker_executor import BrokerExecutor
 from kpsplit.consumer.config import split_config
-from kpsplit.consumer.context import Context
-from kpsplit.consumer.engine import Engine
+from kpsplit.consumer.engine import Clients, Engine
 from kpsplit.consumer.events import Events
 from kpsplit.consumer.fetch import physical_reader as probing
 from kpsplit.consumer.fetch import reader as readings
@@ -35,8 +34,8 @@ from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.work_queue import WorkQueue
-from kpsplit.consumer.session import report
 from kpsplit.consumer.slots.assigned import AssignedSlot, SlotStage, SlotStart
+from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE, key_hash
@@ -241,23 +240,19 @@ class World:
         self.reader = SlotReader(connection, {}, self._report, on_gap=GapPolicy.SKIP_AND_REPORT)
         self.reader._admin._client = Brokers(self.client)  # type: ignore[assignment]
         coordinator = engine_world.Coordinator()
-        self.context = Context(
-            settings=settings,
-            group=GroupConsumer({}, incremental=True, make=lambda *_: coordinator),
-            metadata=Metadata(),  # type: ignore[arg-type]
-            reader=self.reader,
-            sink=self.buffer,
-            events=self.events,
-            executor=BrokerExecutor("errands"),
-            query_client=engine_world.QueryClient(),  # type: ignore[arg-type]
-            group_offsets=engine_world.GroupOffsets(),  # type: ignore[arg-type]
-            growing=SimpleNamespace(turn=lambda _: [], grown=False),  # type: ignore[arg-type]
+        clients = Clients(
+            GroupConsumer({}, incremental=True, make=lambda *_: coordinator),
+            Metadata(),  # type: ignore[arg-type]
+            self.reader,
+            engine_world.QueryClient(),  # type: ignore[arg-type]
+            BrokerExecutor("errands", engine_world.GroupOffsets()),  # type: ignore[arg-type]
         )
-        self.engine = Engine(self.context, lambda: None)
+        self.slots = AssignedSlots(clients.metadata, self.reader, self.buffer, StateBinding())
+        self.engine = Engine(settings, clients, self.slots, self.events, lambda: None)
         self.calls = ApplicationRequests(self.engine, self.buffer)
         if how == "lanes":
             self.work_queue = WorkQueue(2, 1 << 20, Judge(Stop()))
-            self.context.sink = self.work_queue
+            self.slots.sink = self.work_queue
         self.found: list[bytes] = []
         self.turns = 0
         self.tracer: Tracer | None = None
@@ -265,10 +260,10 @@ class World:
         for slot in (FIRST, SECOND):
             assigned = AssignedSlot(slot, slot.parent, Mode.SLOTS, SlotStage.FOUND, by_hand=True)
             assigned.start = SlotStart((Cursor.at_start(slot.range),))
-            self.context.assigned_slots.add([assigned])
+            self.slots.add([assigned])
 
     def _report(self, event: Any) -> None:
-        report(self.context, event)
+        self.engine.reading.report(event)
 
     def run(self) -> None:
         """Read to the end; what the application does is done at fixed turns."""
@@ -298,7 +293,7 @@ class World:
             assert mine == sorted(mine, key=lambda value: int(value.split(b":")[1]))
         for slot in (FIRST, SECOND):
             lineage = MERGED.lineage
-            cursors = [c.settled(lineage) for c in self.context.sink.cursor(slot)]
+            cursors = [c.settled(lineage) for c in self.slots.sink.cursor(slot)]
             assert {at for c in cursors for at in c.pending(lineage).items()} == {(4, 20)}
 
     def _orders(self) -> None:
@@ -353,12 +348,12 @@ class World:
 
     def _check_commits(self) -> None:
         """No position passes a record that was not handed out."""
-        lineage, had = self.context.lineage(PARENT), set(self.found)
+        lineage, had = self.slots.lineage(PARENT), set(self.found)
         for slot in (FIRST, SECOND):
-            if self.context.assigned_slots.of(PARENT)[0].stage is not SlotStage.READING:
+            if self.slots.of(PARENT)[0].stage is not SlotStage.READING:
                 continue
             try:
-                cursors = self.context.sink.cursor(slot)
+                cursors = self.slots.sink.cursor(slot)
             except KeyError:
                 continue
             for cursor in cursors:

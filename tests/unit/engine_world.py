@@ -19,8 +19,7 @@ from confluent_kafka.admin import NewPartitions
 
 from kpsplit.consumer.broker_executor import BrokerExecutor
 from kpsplit.consumer.config import split_config
-from kpsplit.consumer.context import Context
-from kpsplit.consumer.engine import Engine, statistics
+from kpsplit.consumer.engine import Clients, Engine, counts, statistics
 from kpsplit.consumer.events import Events
 from kpsplit.consumer.fetch.batch import Backpressured, Batch
 from kpsplit.consumer.fetch.buffer import FetchBuffer
@@ -28,8 +27,8 @@ from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.states import State
 from kpsplit.consumer.group.subscriptions import subscribed
 from kpsplit.consumer.slots.assigned import SlotStart
+from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
-from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.cursor import Cursor
@@ -140,7 +139,11 @@ class Metadata:
         self.view = ControlView()
         self.view.enrolments[TOPIC] = Enrolment(TOPIC, "id", Partitioner.CONSISTENT_RANDOM, True, SLOTS)
         self.is_fresh = True
+        self.topics = Topics()
         self.failure: Exception | None = None
+
+    def admin(self) -> Any:
+        return self.topics
 
     def fresh(self) -> bool:
         return self.is_fresh
@@ -321,25 +324,24 @@ class World:
         _, chosen = split_config({**config, **extra})
         self.coordinator, self.metadata, self.group_offsets = Coordinator(), Metadata(), GroupOffsets()
         self.reader = reader or Reader()
-        self.topics = Topics(**{TOPIC: 1, slots_topic(TOPIC): SLOTS})
+        self.metadata.topics = self.topics = Topics(**{TOPIC: 1, slots_topic(TOPIC): SLOTS})
         self.group_offsets.members = self.coordinator.members
         self.buffer = FetchBuffer()
         self.events = Events(self.buffer.ask_attention)
         self.pulse = [0]
         group = GroupConsumer({}, incremental=True, make=lambda *_: self.coordinator)
-        self.context = Context(
-            settings=chosen,
-            group=group,
-            metadata=self.metadata,  # type: ignore[arg-type]
-            reader=self.reader,  # type: ignore[arg-type]
-            sink=self.buffer,
-            events=self.events,
-            executor=BrokerExecutor("errands"),
-            query_client=QueryClient(),  # type: ignore[arg-type]
-            group_offsets=self.group_offsets,  # type: ignore[arg-type]
-            growing=GrowingSlots(lambda: self.topics, chosen.metadata_refresh),  # type: ignore[arg-type]
+        clients = Clients(
+            group,
+            self.metadata,  # type: ignore[arg-type]
+            self.reader,  # type: ignore[arg-type]
+            QueryClient(),  # type: ignore[arg-type]
+            BrokerExecutor("errands", self.group_offsets),  # type: ignore[arg-type]
         )
-        self.engine = Engine(self.context, lambda: self.pulse[0])
+        self.settings = chosen
+        self.slots = AssignedSlots(
+            clients.metadata, clients.reader, self.buffer, StateBinding(), auto_store=chosen.auto_store
+        )
+        self.engine = Engine(chosen, clients, self.slots, self.events, lambda: self.pulse[0])
         self.told: list[tuple[str, list[int]]] = []
         self.inside: dict[str, Callable[[], None]] = {}
         self.engine.start()
@@ -414,11 +416,11 @@ class World:
 
     @property
     def state(self) -> State:
-        return self.context.life.state
+        return self.engine.membership.life.state
 
     def count(self, name: str) -> int:
         """One of the engine's counts."""
-        return self.context.counts[name]
+        return counts(self.engine)[name]
 
     def stats(self) -> Any:
         return self.engine.ask(lambda: statistics(self.engine)).result(10)

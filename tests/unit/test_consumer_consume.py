@@ -20,7 +20,7 @@ class Session:
     """What a Consumer asks its engine."""
 
     def __init__(self, world: World) -> None:
-        self.engine, self.context, self.events = world.engine, world.context, world.events
+        self.engine, self.events = world.engine, world.events
         self.calls = ApplicationRequests(world.engine, world.buffer)
 
     def ask(self, job: Any) -> Any:
@@ -136,9 +136,7 @@ def test_what_goes_back_of_a_slot_that_was_lost_meanwhile_is_not_returned(world)
     world.coordinator.give(0)
 
     def raises():
-        world.until(
-            lambda: world.count("slots_lost") and len(world.context.assigned_slots) == 2, "the slot back"
-        )
+        world.until(lambda: world.count("slots_lost") and len(world.slots) == 2, "the slot back")
         raise ValueError("a callback's")
 
     world.events.call(raises)

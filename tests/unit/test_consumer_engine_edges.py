@@ -40,7 +40,7 @@ def test_slots_that_arrive_are_looked_up_told_and_read(world):
     stable(world, 0, 1)
     assert world.told == [("assign", [0])]
     assert set(world.reader.owned) == {slot(0), slot(1)}
-    assert world.context.life.edges[State.ASSIGNING_PARTITIONS, Event.START] == 1
+    assert world.engine.membership.life.edges[State.ASSIGNING_PARTITIONS, Event.START] == 1
 
 
 def test_more_slots_of_a_partition_that_the_application_knows_come_without_a_word(world):
@@ -114,7 +114,7 @@ def test_a_member_that_cannot_even_lose_slots_holds_them_no_more_and_leaves(worl
 
 
 def test_a_member_that_cannot_take_slots_that_arrive_leaves_and_comes_back(world, monkeypatch):
-    assigned_slots = world.context.assigned_slots
+    assigned_slots = world.slots
     before = assigned_slots.add
 
     def fails(_):
@@ -187,7 +187,7 @@ def test_a_slot_that_comes_back_while_on_assign_waits_does_not_begin_where_it_be
     world.until(lambda: world.group_offsets.asked == 2, "the second look-up")
     owner_of_before = SlotStart((Cursor(slot(0).range, {0: 500}),), committed=True)
     world.group_offsets.starts = lambda _: [owner_of_before]
-    world.polls(lambda: not world.events and not world.engine.initializer._told, "on_assign of before")
+    world.polls(lambda: not world.events and not world.engine.initializer._announced, "on_assign of before")
     assert world.reader.owned == {}
     world.coordinator.lose(0)
     world.polls(lambda: world.count("slots_lost") == 2, "the second loss")
@@ -243,7 +243,7 @@ def test_a_callback_that_raises_comes_out_of_poll_and_the_engine_goes_on(world, 
     if name == "assign":
         world.polls(lambda: world.state is State.STABLE, "the slot")
     else:
-        world.polls(lambda: not len(world.context.assigned_slots), "the end of it")
+        world.polls(lambda: not len(world.slots), "the end of it")
         stable(world, 1)
     assert handed_out(world, 1)
 
@@ -358,7 +358,7 @@ def close_while(world, state):
     world.close()
     assert world.state is State.CLOSED
     assert world.coordinator.closed
-    assert world.context.life.edges[state, Event.CLOSE] == 1
+    assert world.engine.membership.life.edges[state, Event.CLOSE] == 1
 
 
 def test_close_when_nothing_was_subscribed():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,8 @@ from kpsplit.consumer.commit import committer as lag_repair
 from kpsplit.consumer.commit.committer import LagOffsetRepair
 from kpsplit.consumer.commit.writes import CommitMember
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots.assigned import AssignedSlot, AssignedSlots, SlotStage
+from kpsplit.consumer.slots.assigned import AssignedSlot, SlotStage
+from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import UnreachableError
 from kpsplit.splitter.cursor import Cursor
@@ -41,20 +41,20 @@ class World:
             )
             for n, range_ in enumerate((FIRST, SECOND))
         ]
-        self.context: Any = SimpleNamespace(
-            counts=Counter(),
-            participant=None,
-            state_binding=SimpleNamespace(store=None),
-            assigned_slots=AssignedSlots(),
-            metadata=SimpleNamespace(state=lambda _: UNSPLIT),
-            member=lambda: CommitMember("g", "me", 1),
-            executor=SimpleNamespace(run=self._ask),
-        )
-        self.context.assigned_slots.add(self.held)
+        metadata: Any = SimpleNamespace(state=lambda _: UNSPLIT)
+        unused: Any = None
+        self.slots = AssignedSlots(metadata, unused, unused, StateBinding())
+        self.slots.add(self.held)
         self.committer: Any = SimpleNamespace(
-            idle=lambda: self.idle, begun=0, ask=lambda c, _: self.commits.append(c)
+            idle=lambda: self.idle,
+            begun=0,
+            commits=0,
+            participant=None,
+            member=lambda: CommitMember("g", "me", 1),
+            ask=lambda c, _: self.commits.append(c),
         )
-        self.lag_repair = LagOffsetRepair(self.context, self.committer)
+        executor: Any = SimpleNamespace(ask=self._ask)
+        self.lag_repair = LagOffsetRepair(self.committer, self.slots, executor)
 
     def _ask(self, _: object) -> Future[Any]:
         self.questions.append(Future())
@@ -63,7 +63,7 @@ class World:
     def commit(self, *, answered: bool = True) -> None:
         """The member commits; without an answer the outcome is not known."""
         self.committer.begun += 1
-        self.context.counts["commits"] += answered
+        self.committer.commits += answered
 
     def asked(self) -> Future[Any]:
         """A commit was answered, and the log is looked into behind it."""
@@ -83,7 +83,7 @@ def test_only_a_slot_that_the_latest_commit_was_of_is_committed_again(world: Wor
     world.asked().set_result({PARENT: frozenset({SECOND})})
     world.lag_repair.turn()
     assert world.commits == [{OwnedSlot(PARENT, 1, 4): (Cursor(SECOND, {0: 10}),)}]
-    assert world.context.counts["ordinary_offsets_righted"] == 1
+    assert world.lag_repair.repaired == 1
 
 
 def test_where_all_is_well_it_is_not_looked_again_before_the_next_commit(world: World) -> None:
@@ -128,7 +128,7 @@ def test_while_another_commit_is_under_way_nothing_is_committed_again(world: Wor
 
 def test_slots_that_went_meanwhile_are_not_committed(world: World) -> None:
     question = world.asked()
-    world.context.assigned_slots.remove(world.held)
+    world.slots.remove(world.held)
     question.set_result({PARENT: frozenset({FIRST, SECOND})})
     world.lag_repair.turn()
     assert world.commits == []
@@ -142,13 +142,13 @@ def test_nothing_is_asked_where_slots_come_or_go_are_given_by_hand_were_moved_or
     for name, value in edges:
         before = getattr(first, name)
         setattr(first, name, value)
-        world.context.counts["commits"] += 1
+        world.committer.commits += 1
         world.lag_repair.turn()
         world.lag_repair.turn()
         assert world.questions == []
         setattr(first, name, before)
     first.committed = (Cursor(KeyRange(SECOND.hi, KEY_SPACE), {0: 10}), *first.committed)
-    world.context.counts["commits"] += 1
+    world.committer.commits += 1
     world.lag_repair.turn()
     world.lag_repair.turn()
     assert world.questions == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from confluent_kafka import Message
@@ -57,7 +56,7 @@ def asleep(world: World) -> Iterator[None]:
 def buffered(world: World, *messages: Message) -> None:
     """Records wait in the buffer."""
     world.reader.write(*messages)
-    world.until(lambda: world.context.sink.waiting_bytes() > 0, "records in the buffer")
+    world.until(lambda: world.slots.sink.waiting_bytes() > 0, "records in the buffer")
 
 
 def told(**names: int) -> Callable[[], Members]:
@@ -177,7 +176,7 @@ def test_to_leave_the_group_during_the_wait_lets_nothing_through(world: World) -
     buffered(world, record(0))
     world.group_offsets.members = no_answer
     with asleep(world):
-        world.context.group._topics = frozenset()  # as unsubscribe() does, before slots are handed over
+        world.engine.group._topics = frozenset()  # as unsubscribe() does, before slots are handed over
     assert world.polls(lambda: "no answer in time" in str(world.stats()["trouble"]), "the trouble") == []
     assert held(world)
 
@@ -202,7 +201,7 @@ def test_what_was_assigned_by_hand_beside_a_group_is_nothing_that_the_group_can_
     with asleep(world):
         pass
     world.polls(lambda: world.told[-1][0] == "lost" and not held(world), "the loss")
-    assert [h.slot for h in world.context.assigned_slots] == [mine.slot]
+    assert [h.slot for h in world.slots] == [mine.slot]
 
 
 def test_partitions_assigned_by_hand_are_handed_out_whatever_the_engine_does() -> None:
@@ -229,7 +228,7 @@ class Lanes:
         self.work_queue = WorkQueue(2, 1 << 20, Judge(Stop()))
         handler = synchronous(lambda message: self.seen.append(message.value()), transactional=False)
         self.workers = ThreadWorkers(self.work_queue, [handler] * 2, None)  # type: ignore[arg-type]
-        self._attached = Attached(self.work_queue, world.context.settings, lambda: None)
+        self._attached = Attached(self.work_queue, world.settings, lambda: None)
 
     def __enter__(self) -> Lanes:
         self._before = self._attach(self._attached)
@@ -240,10 +239,7 @@ class Lanes:
         self._attach(self._before)
 
     def _attach(self, to: Attached) -> Attached:
-        context: Any = self._world.context
-        return self._world.engine.ask(lambda: attach(context, self._world.engine.committer, to)).result(
-            PATIENCE
-        )
+        return self._world.engine.ask(lambda: attach(self._world.engine, to)).result(PATIENCE)
 
 
 def test_workers_get_nothing_behind_a_sleep_until_the_slots_are_confirmed(world: World) -> None:

@@ -8,7 +8,7 @@ from kpsplit.consumer.broker_executor import BrokerExecutor
 
 
 def test_whatever_a_job_raises_the_next_one_is_run() -> None:
-    executor = BrokerExecutor("test")
+    executor = BrokerExecutor("test", None)
 
     def leave() -> None:
         raise SystemExit

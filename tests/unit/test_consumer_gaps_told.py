@@ -10,14 +10,13 @@ from itertools import count
 
 import pytest
 
-from kpsplit.consumer.context import Context
+from kpsplit.consumer.engine import Engine
 from kpsplit.consumer.fetch.batch import Batch
 from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.consumer.fetch.gaps import Found, Gap, GapPolicy, LogBounds, ReadingEvent
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.runner import Attached, attach, commit_now
 from kpsplit.consumer.run.work_queue import WorkQueue
-from kpsplit.consumer.session import report
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -33,15 +32,15 @@ class LogReader(Reader):
 
     def __init__(self) -> None:
         super().__init__()
-        self.context: Context | None = None
+        self.engine: Engine | None = None
         self.turns = 0
         numbers = count(1)
         state = PartitionState.unsplit(PARENT, "id")
         self.tracks = FetchState(state, lambda: next(numbers), self._report, GapPolicy.SKIP_AND_REPORT)
 
     def _report(self, event: ReadingEvent) -> None:
-        assert self.context is not None
-        report(self.context, event)
+        assert self.engine is not None
+        self.engine.reading.report(event)
 
     @property
     def wants_refresh(self) -> int:  # type: ignore[override]
@@ -93,10 +92,9 @@ class Scene:
 
     def run(self) -> WorkQueue:
         """Have records go to workers, as ``Consumer.run`` does; nobody works."""
-        context = self.world.context
         work_queue = WorkQueue(1, 1 << 20, Judge(Stop()), None)
-        attached = Attached(work_queue, replace(context.settings, auto_commit=True), lambda: None)
-        self.world.engine.ask(lambda: attach(context, self.world.engine.committer, attached)).result(10)
+        attached = Attached(work_queue, replace(self.world.settings, auto_commit=True), lambda: None)
+        self.world.engine.ask(lambda: attach(self.world.engine, attached)).result(10)
         return work_queue
 
     def turn(self) -> None:
@@ -107,7 +105,7 @@ class Scene:
     def commit(self) -> list[int]:
         """Commit what is processed; return every position that was ever committed."""
         world = self.world
-        asked = world.engine.ask(lambda: commit_now(world.context, world.engine.committer)).result(10)
+        asked = world.engine.ask(lambda: commit_now(world.engine)).result(10)
         assert asked.exception(10) is None or "NO_OFFSET" in str(asked.exception())
         return [position for commit in world.group_offsets.commits for position in commit.values()]
 
@@ -116,7 +114,7 @@ class Scene:
 def scene(**settings: object) -> Iterator[Scene]:
     reader = LogReader()
     with World(reader, **settings) as world:
-        reader.context = world.context
+        reader.engine = world.engine
         made = Scene(world, reader)
         world.events.error_cb = lambda error: made.heard.append(error.str())
         world.subscribe()
@@ -174,7 +172,7 @@ def test_a_slot_leaves_before_a_gap_that_nobody_was_told_of() -> None:
         gap.world.until(lambda: not gap.world.coordinator.held(), "the hand-over")
         assert gap.world.group_offsets.commits == []
         gap.world.polls(lambda: gap.heard, "the notice")
-        gap.world.until(lambda: not gap.world.context.notices, "the engine")
+        gap.world.until(lambda: not gap.world.engine.reading.notices, "the engine")
         assert gap.world.group_offsets.commits == []
 
 

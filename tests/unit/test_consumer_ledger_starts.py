@@ -154,8 +154,8 @@ def test_a_commit_that_lists_a_segment_that_there_is_not_is_reported_and_the_slo
         world.group_offsets.starts = lambda wanted: stale * len(wanted) if stale else starts(wanted)  # type: ignore
         world.subscribe()
         world.coordinator.give(0)
-        world.polls(lambda: world.context.trouble, "the report")
-        told = str(world.context.trouble)
+        world.polls(lambda: world.events.trouble, "the report")
+        told = str(world.events.trouble)
         assert "list segments that the control topic does not have" in told and "kpsplit doctor" in told
         stale.clear()
         world.polls(lambda: slot(0) in world.reader.owned, "the slot")

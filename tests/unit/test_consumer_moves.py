@@ -10,9 +10,9 @@ from confluent_kafka import TopicPartition
 
 from kpsplit.consumer.application_requests import ApplicationRequests
 from kpsplit.consumer.commit.committer import Parts
-from kpsplit.consumer.commit.sender import Cursors
 from kpsplit.consumer.commit.writes import CommitMember, Processed, writes
 from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.consumer.slots.assigned_slots import Cursors
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE

@@ -9,9 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
 from kpsplit.consumer.fetch.gaps import Found, GapFound, LogBounds, ReadingEvent, Unreadable, loss
-from kpsplit.consumer.session import report
 from kpsplit.consumer.slots.assigned import SlotStage, SlotStart
-from kpsplit.consumer.slots.initializer import start_at
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
@@ -57,7 +55,7 @@ class Scene:
 
     def report(self, event: ReadingEvent) -> None:
         """The reader has met this."""
-        self.world.engine.ask(lambda: report(self.world.context, event)).result(10)
+        self.world.engine.ask(lambda: self.world.engine.reading.report(event)).result(10)
 
     @property
     def position(self) -> int:
@@ -88,10 +86,8 @@ def test_a_partition_begins_anew_when_what_was_read_of_it_is_processed(
 def test_a_seek_before_that_takes_its_place(scene: Scene) -> None:
     world = scene.world
     scene.report(REMOVED)
-    [assigned] = world.context.assigned_slots
-    world.engine.ask(lambda: start_at(world.context, assigned, SlotStart((Cursor(WHOLE, {0: 15}),)))).result(
-        10
-    )
+    [assigned] = world.slots
+    world.engine.ask(lambda: world.slots.start_at(assigned, SlotStart((Cursor(WHOLE, {0: 15}),)))).result(10)
     world.polls(lambda: scene.position == 15, "the place")
     world.engine.ask(lambda: None).result(10)
     assert (assigned.stage, scene.position, len(scene.wanted)) == (SlotStage.READING, 15, 1)
@@ -119,7 +115,7 @@ def test_of_an_enrolled_topic_what_is_missing_is_told() -> None:
         world.subscribe()
         world.coordinator.give(0)
         world.polls(lambda: world.reader.owned, "the slot")
-        world.engine.ask(lambda: report(world.context, REMOVED)).result(10)
+        world.engine.ask(lambda: world.engine.reading.report(REMOVED)).result(10)
         [event] = world.take(1)
         assert event.error() is not None
         assert world.count("offsets_reset") == 0

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots.assigned import AssignedSlot, AssignedSlots, SlotStage
-from kpsplit.consumer.slots.initializer import EnrolmentGuard, may_begin
+from kpsplit.consumer.slots.assigned import AssignedSlot, SlotStage
+from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
+from kpsplit.consumer.slots.initializer import EnrolmentGuard
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
@@ -27,29 +28,23 @@ class Scene:
         self.working, self.fresh, self.taken, self.mode = False, True, 0, Mode.PLAIN
         self.known = True
         self.assigned = AssignedSlot(SLOT, PARENT, Mode.PLAIN, SlotStage.HELD)
-        assigned_slots = AssignedSlots()
-        assigned_slots.add([self.assigned])
         state = PartitionState.unsplit(PARENT, "id")
-        self.context: Any = SimpleNamespace(
-            assigned_slots=assigned_slots,
-            counts={"slots_withheld": 0},
-            settings=SimpleNamespace(auto_commit=False),
-            lineage=lambda _: state.lineage,
-            settled=lambda _slot, cursors, _lineage: tuple(cursors),
-            metadata=SimpleNamespace(
-                fresh=lambda: self.fresh,
-                subscribed=lambda _: SimpleNamespace(mode=self.mode),
-                state=lambda _: state,
-            ),
-            reader=SimpleNamespace(update=lambda _: None, own=lambda *_: None, disown=lambda _: None),
-            sink=SimpleNamespace(
-                release=lambda _: not self.working,
-                cursor=self._cursor,
-                dropped=self._drop,
-                taken=self._take,
-            ),
+        metadata: Any = SimpleNamespace(
+            fresh=lambda: self.fresh,
+            subscribed=lambda _: SimpleNamespace(mode=self.mode),
+            state=lambda _: state,
         )
-        self.enrolment_guard = EnrolmentGuard(self.context, None)  # type: ignore[arg-type]
+        self.reader: Any = SimpleNamespace(update=lambda _: None, own=lambda *_: None, disown=lambda _: None)
+        sink: Any = SimpleNamespace(
+            release=lambda _: not self.working,
+            cursor=self._cursor,
+            dropped=self._drop,
+            taken=self._take,
+        )
+        self.slots = AssignedSlots(metadata, self.reader, sink, StateBinding())
+        self.slots.add([self.assigned])
+        committer: Any = SimpleNamespace(settings=SimpleNamespace(auto_commit=False))
+        self.enrolment_guard = EnrolmentGuard(self.slots, committer)
 
     def _cursor(self, _: object) -> list[Cursor]:
         assert self.known, "the sink has forgotten it"
@@ -96,7 +91,7 @@ def test_only_slots_that_another_member_may_have_do_not_begin_by_an_old_view(
     scene = Scene()
     scene.fresh = False
     scene.assigned.mode, scene.assigned.by_hand = mode, by_hand
-    assert may_begin(scene.context, scene.assigned) is begins
+    assert scene.slots.may_begin(scene.assigned) is begins
 
 
 def test_nothing_is_handed_out_of_a_partition_whose_topic_is_being_enrolled() -> None:
@@ -105,19 +100,19 @@ def test_nothing_is_handed_out_of_a_partition_whose_topic_is_being_enrolled() ->
     scene.mode = Mode.MOVING
     scene.enrolment_guard.turn()
     assert scene.assigned.stage is SlotStage.HELD
-    assert scene.context.counts["slots_withheld"] == 1
+    assert scene.slots.withheld == 1
 
 
 @pytest.mark.parametrize("step", ["update", "own"])
 def test_a_slot_whose_letting_go_was_ended_by_an_exception_is_let_go_in_the_next_turn(step: str) -> None:
     scene = Scene()
-    real = getattr(scene.context.reader, step)
+    real = getattr(scene.reader, step)
 
     def fail(*_: object) -> None:
-        setattr(scene.context.reader, step, real)
+        setattr(scene.reader, step, real)
         raise MemoryError
 
-    setattr(scene.context.reader, step, fail)
+    setattr(scene.reader, step, fail)
     with pytest.raises(MemoryError):
         scene.enrolment_guard.turn()
     scene.enrolment_guard.turn()

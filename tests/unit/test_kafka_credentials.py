@@ -140,10 +140,10 @@ def test_a_consumer_hands_them_on_to_its_session_and_its_store(tmp_path: Path, t
     ):
         for store, password in ((own, NEW), (other, OLD)):
             with Consumer(config, state=store) as consumer:
-                session = consumer._running()
+                consumer._running()
                 told.clear()
                 consumer.set_sasl_credentials("user", NEW)
-                assert session.connection.get("sasl.password") == NEW
+                assert consumer._connection.get("sasl.password") == NEW
                 assert {"FollowingConsumer", "AdminClient"} <= set(
                     told
                 )  # the slots' reader, the look at topics

@@ -84,14 +84,13 @@ class Scene:
     def new_run(self) -> None:
         """Make the desk of another run, not attached yet."""
         self.work_queue = work_queue = WorkQueue(2, BUFFER, Judge(Stop()), Outbox(BUFFER))
-        settings = replace(self.world.context.settings, auto_commit=True, auto_store=True)
+        settings = replace(self.world.settings, auto_commit=True, auto_store=True)
         self.attached = Attached(
             work_queue, settings, lambda: asdict(work_queue.stats()), OutputParticipant(work_queue)
         )
 
     def attach(self, to: Attached) -> Attached:
-        context = self.world.context
-        return self.world.engine.ask(lambda: attach(context, self.world.engine.committer, to)).result(10)
+        return self.world.engine.ask(lambda: attach(self.world.engine, to)).result(10)
 
     def take(self) -> Lane:
         found: list[Lane] = []
@@ -112,7 +111,7 @@ class Scene:
 
     def commit(self) -> Any:
         world = self.world
-        return world.engine.ask(lambda: commit_now(world.context, world.engine.committer)).result(10)
+        return world.engine.ask(lambda: commit_now(world.engine)).result(10)
 
 
 @pytest.fixture
@@ -135,7 +134,7 @@ def test_lanes_go_on_where_the_application_polled_to_and_it_polls_on_where_they_
     assert {s.index: c.positions[0] for s, c in world.reader.owned.items()} == {0: 2, 1: 4}
     scene.work_queue.done(slow)
     assert scene.work_queue.stats().late == 1
-    assert world.context.sink is world.buffer
+    assert world.slots.sink is world.buffer
 
 
 def test_what_was_stored_before_a_run_takes_nothing_back_behind_it() -> None:
@@ -230,7 +229,7 @@ def test_a_slot_of_which_nothing_was_ever_committed_goes_back_to_where_it_began(
     """A look-up would answer with the end of the log where ``auto.offset.reset`` says so."""
     world = scene.world
     world.group_offsets.starts_gate.clear()
-    for assigned in world.context.assigned_slots:
+    for assigned in world.slots:
         assigned.committed = ()
     before = scene.attach(scene.attached)
     world.reader.write(message(0, KEYS[0]), message(1, KEYS[1]))
@@ -242,7 +241,7 @@ def test_a_slot_of_which_nothing_was_ever_committed_goes_back_to_where_it_began(
 
 def test_while_a_commit_is_under_way_it_decides_where_its_slots_begin_anew(scene: Scene) -> None:
     world = scene.world
-    for assigned in world.context.assigned_slots:
+    for assigned in world.slots:
         assigned.committed = ()
     before = scene.attach(scene.attached)
     world.reader.write(message(0, KEYS[0]), message(1, KEYS[1]))
@@ -271,13 +270,11 @@ def test_a_commit_that_was_asked_for_before_its_slots_began_anew_is_void(scene: 
     behind, asked = scene.commit(), world.group_offsets.asked
     over = threading.Event()
     scene.attach(before)
-    world.until(
-        lambda: not world.context.assigned_slots.on([SlotStage.WANTED]), "the question for the starts"
-    )
+    world.until(lambda: not world.slots.on([SlotStage.WANTED]), "the question for the starts")
     world.engine.ask(lambda: over.wait(10))  # both answers are there when it turns again
     world.group_offsets.commit_gate.set()
     world.until(lambda: world.group_offsets.asked > asked, "the starts")
-    world.context.executor.run(lambda: None).result(10)
+    world.engine.executor.run(lambda: None).result(10)
     over.set()
     with pytest.raises(KafkaException, match="brokers are away"):
         under_way.result(10)

@@ -15,7 +15,7 @@ from kpsplit.consumer.run.lanes import Lane
 from kpsplit.consumer.run.policies import Judge, Retry
 from kpsplit.consumer.run.runner import Attached, attach, commit_now
 from kpsplit.consumer.run.work_queue import WorkQueue
-from kpsplit.consumer.slots import state_binding
+from kpsplit.consumer.slots import assigned_slots
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.errors import FencedError, KpsplitError, UnknownOutcomeError, UsageError
 from kpsplit.kafka.groups import Members, Owner
@@ -42,9 +42,9 @@ class Scene:
 
     def __init__(self, world: World) -> None:
         self.world, self.store = world, Store()
-        world.context.state_binding.store = self.store
+        world.slots.state_binding.store = self.store
         self.work_queue = WorkQueue(2, BUFFER, Judge(Retry()), None, self.store)
-        settings = replace(world.context.settings, auto_commit=True)
+        settings = replace(world.settings, auto_commit=True)
         self.attached = Attached(self.work_queue, settings, lambda: asdict(self.work_queue.stats()))
         world.subscribe()
 
@@ -54,8 +54,7 @@ class Scene:
         self.world.polls(lambda: wanted <= set(self.world.reader.owned), "the slots")
 
     def attach(self, to: Attached) -> Attached:
-        context = self.world.context
-        return self.world.engine.ask(lambda: attach(context, self.world.engine.committer, to)).result(10)
+        return self.world.engine.ask(lambda: attach(self.world.engine, to)).result(10)
 
     def write(self, *keys: bytes) -> None:
         first = self.world.reader.written
@@ -93,7 +92,7 @@ class Scene:
 
     def commit(self) -> None:
         world = self.world
-        committed = world.engine.ask(lambda: commit_now(world.context, world.engine.committer)).result(10)
+        committed = world.engine.ask(lambda: commit_now(world.engine)).result(10)
         committed.result(10)
 
 
@@ -121,7 +120,7 @@ def test_a_slot_is_read_when_its_state_is_there_and_holds_up_no_other(scene: Sce
 def test_state_that_cannot_be_restored_is_told_once_and_tried_again(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_binding, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(assigned_slots, "RETRY_SECONDS", 0.0)
     world, store = scene.world, scene.store
     store.errors[named(1)] = KpsplitError("the changelog is not as it has to be")
     world.coordinator.give(0, 1)
@@ -158,7 +157,7 @@ def test_state_of_what_was_processed_after_a_commit_was_put_together_waits_for_t
     gate.clear()
     asked = []
     for _ in range(2):
-        asked.append(world.engine.ask(lambda: commit_now(world.context, world.engine.committer)).result(10))
+        asked.append(world.engine.ask(lambda: commit_now(world.engine)).result(10))
         scene.work(1)
     gate.set()
     for committed in asked:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -11,13 +10,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer.commit.committer import Committer
-from kpsplit.consumer.commit.sender import Piece, send
-from kpsplit.consumer.commit.writes import LeaderEpochs
+from kpsplit.consumer.commit.committer import Committer, Piece
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots.assigned import AssignedSlot, AssignedSlots, SlotStage
+from kpsplit.consumer.slots.assigned import AssignedSlot, SlotStage
+from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
-from kpsplit.consumer.slots.state_binding import StateBinding
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.errors import KpsplitError, UnreachableError
 from kpsplit.splitter.cursor import Cursor
@@ -38,22 +35,18 @@ class Member:
         self.store = Store()
         self.did = self.store.told
         self.jobs: list[tuple[Callable[[], Any], Future[Any]]] = []
-        self.assigned_slots = AssignedSlots()
         self.assigned = AssignedSlot(SLOT, PARENT, Mode.PLAIN, SlotStage.READING)
-        self.assigned_slots.add([self.assigned])
-        state_binding = StateBinding(self.store)
-        sink: Any = SimpleNamespace(mark=lambda: 0, passed=lambda _: True)
-        assert state_binding.restored(SLOT, sink)
-        self.context: Any = SimpleNamespace(
-            participant=None,
-            state_binding=state_binding,
-            assigned_slots=self.assigned_slots,
-            epochs=LeaderEpochs(),
-            metadata=SimpleNamespace(state=lambda parent: PartitionState.unsplit(parent, "id")),
-            executor=SimpleNamespace(run=self._run),
-            group=SimpleNamespace(commit=self._commit),
-            metadata_of=lambda _: {},
-        )
+        metadata: Any = SimpleNamespace(state=lambda parent: PartitionState.unsplit(parent, "id"))
+        reader: Any = SimpleNamespace(disown=lambda slots: None)
+        sink: Any = SimpleNamespace(mark=lambda: 0, passed=lambda _: True, dropped=lambda slots: None)
+        self.slots = AssignedSlots(metadata, reader, sink, StateBinding(self.store))
+        self.slots.add([self.assigned])
+        assert self.slots.restored(self.assigned)
+        settings: Any = SimpleNamespace(auto_commit_interval=9e9, auto_commit=False, on_commit=None)
+        self.group: Any = SimpleNamespace(commit=self._commit)
+        executor: Any = SimpleNamespace(run=self._run)
+        events: Any = None
+        self.committer = Committer(settings, self.slots, self.group, executor, events)
         count(self.store.owned[SlotId.of(SLOT)], b"k")
 
     def _run(self, job: Callable[[], Any]) -> Future[Any]:
@@ -67,7 +60,7 @@ class Member:
         return done
 
     def send(self) -> Piece:
-        [piece] = send(self.context, CURSORS)
+        [piece] = self.committer._send(CURSORS, ())
         return piece
 
     def work(self) -> None:
@@ -111,9 +104,9 @@ def test_positions_of_a_slot_that_was_lost_while_its_state_was_flushed_are_not_c
 ) -> None:
     member = Member()
     piece = member.send()
-    member.assigned_slots.remove([member.assigned])
+    member.slots.remove([member.assigned])
     if comes_back:
-        member.assigned_slots.add([AssignedSlot(SLOT, PARENT, Mode.PLAIN)])
+        member.slots.add([AssignedSlot(SLOT, PARENT, Mode.PLAIN)])
     member.work()
     assert piece.done()
     assert member.did[-2:] == ["flush", "committed"]
@@ -122,15 +115,10 @@ def test_positions_of_a_slot_that_was_lost_while_its_state_was_flushed_are_not_c
 def test_a_slot_whose_local_state_could_not_follow_starts_anew_also_where_its_commit_fails_then() -> None:
     """Else the next commit would pass records whose writes are gone."""
     member = Member()
-    context = member.context
-    context.counts, context.assignment_epochs = Counter(), Counter()
-    context.settings = SimpleNamespace(auto_commit_interval=9e9, auto_commit=False, on_commit=None)
-    context.lineage = lambda parent: PartitionState.unsplit(parent, "id").lineage
-    context.take_back = lambda assigned_slots: None
     refused: Future[None] = Future()
     refused.set_exception(KafkaException(KafkaError(KafkaError.REBALANCE_IN_PROGRESS)))
-    context.group.commit = lambda *_: refused
-    committer = Committer(context)
+    member.group.commit = lambda *_: refused
+    committer = member.committer
     asked: Future[Any] = Future()
     committer.ask(CURSORS, asked)
     committer.turn()

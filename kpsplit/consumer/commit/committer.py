@@ -1,33 +1,52 @@
-"""Commits of a member: when, of what, and who hears of it; ordinary offsets are repaired afterwards."""
+"""Commits of a member: when, of what, what is sent, and who is informed; the repair of ordinary offsets.
+
+Enrolled partitions are committed in a transaction, and the changelog of their state in the same one. Topics
+that are not enrolled are committed in the ordinary way, and the changelog is acknowledged before that. While
+a commit carries outputs everything is one transaction.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from kpsplit.consumer.commit.group_offsets import Outdated
-from kpsplit.consumer.commit.payload import CommitPayloadError
-from kpsplit.consumer.commit.sender import Cursors, Piece, send
-from kpsplit.consumer.commit.writes import Processed, logical_position
-from kpsplit.consumer.context import Context
-from kpsplit.consumer.events import kafka_error
+from kpsplit.consumer.broker_executor import BrokerExecutor
+from kpsplit.consumer.commit.group_offsets import GroupOffsets, Outdated
+from kpsplit.consumer.commit.payload import (
+    CommitPayload,
+    CommitPayloadError,
+    CommitPayloads,
+    TransactionParticipant,
+)
+from kpsplit.consumer.commit.writes import (
+    CommitMember,
+    LeaderEpochs,
+    Processed,
+    logical_position,
+    plain_offsets,
+)
+from kpsplit.consumer.config import ConsumerSettings
+from kpsplit.consumer.events import Events, kafka_error
+from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots.assigned import IN_SINK, AssignedSlot, SlotStage
-from kpsplit.consumer.slots.initializer import start_anew
+from kpsplit.consumer.slots.assigned import AssignedSlot
+from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import FencedError, KpsplitError, UnknownOutcomeError
-from kpsplit.kafka.clock import monotonic
+from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KeyRange, uncovered
 from kpsplit.splitter.lineage import PhysicalPartition
 
 log = logging.getLogger(__name__)
 
+COMMIT_SECONDS = 20.0
+"""How long one commit may take; the transaction itself is aborted by the broker after 10 s."""
 REST_SECONDS = 0.1
 """Between commits that state asks for before their time: some records may not be processed for long."""
 RETRIES = 5
@@ -42,9 +61,9 @@ _GONE = KafkaError(
 
 
 class When(NamedTuple):
-    """Of what time a slot's cursors are: ``Context.assignment_epochs`` and ``AssignedSlot.moves`` then."""
+    """When a slot's cursors were taken: ``AssignedSlot.epoch`` and ``AssignedSlot.moves`` then."""
 
-    assignment_epoch: int
+    epoch: int
     moves: int
 
 
@@ -52,10 +71,35 @@ Times = Mapping[OwnedSlot, When]
 
 
 class Waiting(NamedTuple):
-    """Who waits for a commit, and of which slots."""
+    """A call that waits for a commit, and of which slots."""
 
     slots: frozenset[OwnedSlot]
     future: Future[Parts]
+
+
+@dataclass(slots=True)
+class Piece:
+    """What is committed all or nothing.
+
+    ``payload``: what goes along in its transaction, None if there is none. ``then``: what follows when
+    ``future`` has succeeded.
+    """
+
+    slots: tuple[OwnedSlot, ...]
+    future: Future[None]
+    payload: CommitPayload | None = None
+    then: Callable[[], Future[None]] | None = None
+
+    def done(self) -> bool:
+        """Return whether it is over; begin what follows where that is due."""
+        if self.future.done() and self.then is not None:
+            then, self.then = self.then, None
+            if self.future.exception() is None:
+                try:
+                    self.future = then()
+                except (KpsplitError, KafkaException) as error:
+                    self.future = _failure(error)
+        return self.future.done()
 
 
 @dataclass(slots=True)
@@ -71,23 +115,50 @@ class _Job:
     tries: int
 
     def done(self) -> bool:
-        """Tell whether every piece is over, going on with each."""
+        """Return whether every piece is over, going on with each."""
         return not [piece for piece in self.pieces if not piece.done()]
 
 
 class Committer:
-    """Commits of a member: when, of what, and who hears of it. One at a time."""
+    """Commits of a member, one at a time: when, of what, and who is informed. Owned by the engine's thread.
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._next = monotonic() + context.settings.auto_commit_interval
-        self._soonest = 0.0
-        self._job: _Job | None = None
-        self._begun = 0
-        self._warned: str | None = None
+    Args:
+        settings: ``run()`` replaces them while it is under way.
+        slots: what is committed.
+        group: ordinary commits, and who this member is.
+        executor: runs transactions.
+        events: calls on_commit.
+    """
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        slots: AssignedSlots,
+        group: GroupConsumer,
+        executor: BrokerExecutor[GroupOffsets],
+        events: Events,
+    ) -> None:
+        self.settings = settings
+        self._slots = slots
+        self._group = group
+        self._executor = executor
+        self._events = events
+        self.participant: TransactionParticipant | None = None
+        """What commits take along, while ``run(transactional=True)`` is under way."""
+        self.epochs = LeaderEpochs()
+        self.commits = self.failed = self.rejected = 0
         self.fenced = False
         """The group refused the latest commit that failed: the slots are another member's."""
+        self.begun = 0
+        """How many commits were begun, whatever came of them."""
+        self._metadata: dict[PhysicalPartition, tuple[int, str]] = {}
+        self._next = monotonic() + settings.auto_commit_interval
+        self._soonest = 0.0
+        self._job: _Job | None = None
+        self._warned: str | None = None
         self._asked: list[tuple[Cursors, Times, Future[Parts] | None]] = []
+
+    # -- when, and of what -------------------------------------------------------------------------
 
     def turn(self) -> None:
         """Take the answer of the commit under way; begin the next that is asked for, or due."""
@@ -97,32 +168,22 @@ class Committer:
             return
         if self._asked:
             self._begin_asked()
-        elif self._context.settings.auto_commit and self._due():
+        elif self.settings.auto_commit and self._due():
             self._soonest = monotonic() + REST_SECONDS
-            self._next = monotonic() + self._context.settings.auto_commit_interval
-            ours = [h for h in self._context.assigned_slots.on(IN_SINK) if not h.final]
-            cursors = self.changed(ours)
+            self._next = monotonic() + self.settings.auto_commit_interval
+            cursors = self._slots.changed(h for h in self._slots if h.may_commit)
             self._begin(cursors, self._times(cursors), [])
 
     def _due(self) -> bool:
         now = monotonic()
-        return now >= self._next or (now >= self._soonest and self._context.state_binding.wants_commit())
+        return now >= self._next or (now >= self._soonest and self._slots.state_binding.wants_commit())
 
     def ask(self, cursors: Cursors, future: Future[Parts] | None = None) -> None:
         """Commit these cursors as soon as the commit under way is over.
 
-        The future tells what was committed; without one, ``on_commit`` does.
+        The future has what was committed; without one, ``on_commit`` gets it.
         """
         self._asked.append((cursors, self._times(cursors), future))
-
-    def ask_changed(self, assigned_slots: list[AssignedSlot]) -> None:
-        """Commit how far slots are processed, where that is not committed."""
-        self.ask(self.changed(assigned_slots))
-
-    def changed(self, assigned_slots: list[AssignedSlot]) -> Cursors:
-        """Return how far slots are processed, where that is not committed."""
-        now = {h.slot: self._context.processed(h) for h in assigned_slots}
-        return {h.slot: now[h.slot] for h in assigned_slots if self._context.unsaved(h, now[h.slot])}
 
     def may_be_committed(self, assigned: AssignedSlot) -> list[tuple[Cursor, ...]]:
         """Return what the group may have of a slot: what it had, and what is under way or asked for."""
@@ -131,21 +192,35 @@ class Committer:
         return [assigned.committed, *(cursors[assigned.slot] for cursors in sent if assigned.slot in cursors)]
 
     def idle(self) -> bool:
-        """Tell whether nothing is under way or asked for."""
+        """Return whether nothing is under way or asked for."""
         return self._job is None and not self._asked
 
-    @property
-    def begun(self) -> int:
-        """How many commits were begun, whatever came of them."""
-        return self._begun
-
     def answered(self) -> Callable[[], bool]:
-        """Return what tells whether everything that is under way or asked for now has its answer.
+        """Return a function: has everything that is under way or asked for now its answer?
 
         Where commits take longer than their interval the next one begins in the same turn: never idle.
         """
-        last = self._begun + 1 if self._asked else self._begun
-        return lambda: self._begun > last or (self._begun == last and self._job is None)
+        last = self.begun + 1 if self._asked else self.begun
+        return lambda: self.begun > last or (self.begun == last and self._job is None)
+
+    def keep_metadata(self, parent: PhysicalPartition, offset: int, text: str | None) -> None:
+        """Commit a text of the application's along with an offset, and with no other."""
+        if text:
+            self._metadata[parent] = offset, text
+        else:
+            self._metadata.pop(parent, None)
+
+    def forget(self, gone: Iterable[AssignedSlot]) -> None:
+        """Slots were dropped: keep leader epochs and texts of the other partitions only."""
+        self.epochs.forget(self._slots.parents())
+        for assigned in gone:
+            self._metadata.pop(assigned.parent, None)
+
+    def member(self) -> CommitMember:
+        """Return who this member is, for range commits."""
+        return CommitMember(self.settings.group, self._group.memberid() or "", self._slots.rebalances)
+
+    # -- one commit --------------------------------------------------------------------------------
 
     def _begin_asked(self) -> None:
         """Begin what was asked for, all in one: later cursors of a slot win."""
@@ -159,7 +234,7 @@ class Committer:
         self._begin(together, times, waiting)
 
     def _begin(self, cursors: Cursors, times: Times, waiting: list[Waiting], tries: int = 0) -> None:
-        self._begun += not tries  # a repetition is the same commit
+        self.begun += not tries  # a repetition is the same commit
         held = {h.slot: cursors[h.slot] for h in self._held(cursors, times)}
         whole = [one for one in waiting if one.slots <= held.keys()]
         for future in (one.future for one in waiting if one not in whole):
@@ -169,10 +244,10 @@ class Committer:
             for future in (one.future for one in whole):
                 future.set_exception(KafkaException(KafkaError(KafkaError._NO_OFFSET)))
             if job.gone and not waiting:
-                self._tell(_GONE, job)
+                self._call_on_commit(_GONE, job)
             return
         try:
-            job.pieces = send(self._context, held, self._moved(held, times))
+            job.pieces = self._send(held, self._moved(held, times))
         except (KpsplitError, KafkaException) as error:
             self._failed(job, error)
         else:
@@ -187,87 +262,185 @@ class Committer:
         parts: Parts = []
         for parent in sorted({slot.parent for slot in cursors}):
             pieces = [c for slot, found in cursors.items() if slot.parent == parent for c in found]
-            for assigned in self._context.assigned_slots.of(parent):
+            for assigned in self._slots.of(parent):
                 if assigned.slot not in cursors and assigned.start is not None:
-                    pieces += assigned.committed or assigned.start.pieces
-            offset = logical_position(self._context.lineage(parent), pieces)
+                    pieces += assigned.committed or assigned.begun_at
+            offset = logical_position(self._slots.lineage(parent), pieces)
             parts.append(TopicPartition(parent.topic, parent.partition, offset))
         return parts
 
     def _answered(self, job: _Job) -> None:
-        """Every piece is decided: note it, and tell of the first that failed."""
+        """Every piece is decided: note it, and report the first that failed."""
         self._job = None
         errors = [error for piece in job.pieces if (error := self._settled(piece, job)) is not None]
         if not errors:
-            self._context.counts["commits"] += 1
-            self._tell_committed(job)
+            self.commits += 1
+            self._succeeded(job)
         elif self._worth_repeating(job, errors):
             self._begin(job.cursors, job.times, job.waiting, job.tries + 1)
         else:
             self.fenced = isinstance(errors[0], FencedError)
-            self._context.counts["commits_rejected" if self.fenced else "commits_failed"] += 1
+            self.rejected += self.fenced
+            self.failed += not self.fenced
             self._failed(job, errors[0])
 
     def _worth_repeating(self, job: _Job, errors: list[BaseException]) -> bool:
-        """Tell whether newer metadata of a member that still owns the slots may help."""
+        """Return whether newer metadata of a member that still owns the slots may help."""
         fenced = all(isinstance(e, FencedError) and e.retriable for e in errors)
         return fenced and job.tries < RETRIES and bool(self._held(job.cursors, job.times))
 
     def _settled(self, piece: Piece, job: _Job) -> BaseException | None:
-        """Tell a piece's slots and its load how it came out."""
-        context, error, payload = self._context, piece.future.exception(), piece.payload
+        """Have a piece's slots and its payload follow its outcome."""
+        error, payload = piece.future.exception(), piece.payload
         if error is None:
             if payload is not None:
                 payload.committed()
             for assigned in self._held(piece.slots, job.times):
-                assigned.committed = job.cursors[assigned.slot]
-                assigned.moves_told = job.times[assigned.slot].moves
+                assigned.count_committed(job.cursors[assigned.slot], job.times[assigned.slot].moves)
         elif payload is not None and isinstance(error, UnknownOutcomeError):
             # Whether outputs or state were committed is not known: the slots start from what the log says.
-            start_anew(context, self._held(piece.slots, job.times))
+            self._slots.start_anew(self._held(piece.slots, job.times))
         elif payload is not None:
             payload.aborted()
         # Also where it failed: the changelog of a plain topic has the state before positions are committed.
-        start_anew(context, self._held(context.state_binding.broken(piece.slots), job.times))
+        broken = self._slots.state_binding.broken(self._held(piece.slots, job.times))
+        self._slots.start_anew(broken)
         return error
 
     def _times(self, slots: Iterable[OwnedSlot]) -> Times:
-        moves = {h.slot: h.moves for h in self._context.assigned_slots}
-        return {slot: When(self._context.assignment_epochs[slot], moves.get(slot, 0)) for slot in slots}
+        return {slot: When((h := self._slots[slot]).epoch, h.moves) for slot in slots if slot in self._slots}
 
     def _moved(self, slots: Iterable[OwnedSlot], times: Times) -> frozenset[OwnedSlot]:
-        """Return the slots that the application has moved behind what is committed."""
+        """Return the slots that the application has moved to before what is committed."""
         held = self._held(slots, times)
-        return frozenset(h.slot for h in held if times[h.slot].moves > h.moves_told)
+        return frozenset(h.slot for h in held if times[h.slot].moves > h.moves_committed)
 
     def _held(self, slots: Iterable[OwnedSlot], times: Times) -> list[AssignedSlot]:
         """Return the slots that are held as they were then; one that started anew since is another."""
-        now, wanted = self._context.assignment_epochs, frozenset(slots)
-        found = (h for h in self._context.assigned_slots.on(IN_SINK) if h.slot in wanted)
-        return [h for h in found if times[h.slot].assignment_epoch == now[h.slot]]
+        wanted = frozenset(slots) & times.keys()
+        return [h for h in self._slots if h.in_sink and h.slot in wanted and h.epoch == times[h.slot].epoch]
 
-    def _tell_committed(self, job: _Job) -> None:
+    def _succeeded(self, job: _Job) -> None:
         self._warned = None
         for _, future in job.waiting:
             future.set_result(job.parts)
-        self._tell(_GONE if job.gone else None, job)
+        self._call_on_commit(_GONE if job.gone else None, job)
 
     def _failed(self, job: _Job, error: BaseException) -> None:
         log.warning("kpsplit: a commit failed: %s", error)
-        told = kafka_error(error)
+        reported = kafka_error(error)
         for _, future in job.waiting:
-            future.set_exception(KafkaException(told))
+            future.set_exception(KafkaException(reported))
         if isinstance(error, CommitPayloadError) and error.message != self._warned:
             self._warned = error.message  # it comes again with every commit
-            self._context.events.warn(told)
-        self._tell(told, job)
+            self._events.warn(reported)
+        self._call_on_commit(reported, job)
 
-    def _tell(self, error: KafkaError | None, job: _Job) -> None:
-        """Call on_commit for commits that nobody waits for, as the original does."""
-        on_commit = self._context.settings.on_commit
+    def _call_on_commit(self, error: KafkaError | None, job: _Job) -> None:
+        """Call on_commit for commits that no call waits for, as the original does."""
+        on_commit = self.settings.on_commit
         if on_commit is not None and not job.waiting:
             parts = job.parts
-            self._context.events.call(lambda: on_commit(error, parts))
+            self._events.call(lambda: on_commit(error, parts))
+
+    # -- what is sent ------------------------------------------------------------------------------
+
+    def _send(self, cursors: Cursors, moved: Collection[OwnedSlot]) -> list[Piece]:
+        """Begin to commit slots, of which the application has ``moved`` some.
+
+        Raises:
+            KpsplitError: the state that belongs to them is not there; nothing was sent.
+        """
+        processed = [
+            self._processed(parent, cursors, moved) for parent in sorted({slot.parent for slot in cursors})
+        ]
+        if self.participant is not None:
+            return [self._with_outputs(self.participant, processed, self._of(processed, cursors))]
+        plain = [p for p in processed if p.mode is Mode.PLAIN]
+        enrolled = [p for p in processed if p.mode is not Mode.PLAIN]
+        pieces = []
+        if enrolled:
+            pieces.append(self._in_transaction(enrolled, self._of(enrolled, cursors)))
+        if plain:
+            slots = self._of(plain, cursors)
+            try:
+                pieces += self._in_the_ordinary_way(plain, slots)
+            except (KpsplitError, KafkaException) as error:
+                pieces.append(Piece(_named(slots), _failure(error)))
+        return pieces
+
+    def _processed(
+        self, parent: PhysicalPartition, cursors: Cursors, moved: Collection[OwnedSlot]
+    ) -> Processed:
+        mine = self._slots.of(parent)
+        ranges = frozenset(c.range for h in mine if h.slot in moved for c in cursors.get(h.slot, ()))
+        written = [c for h in mine for c in cursors.get(h.slot, ())]
+        unchanged = [c for h in mine if h.slot not in cursors for c in h.committed]
+        first = next(h for h in mine if h.slot in cursors)
+        state, epochs = self._slots.metadata.state(parent), self.epochs.of(parent, written)
+        return Processed(state, first.mode, tuple(written), tuple(unchanged), first.place, epochs, ranges)
+
+    def _of(self, processed: Iterable[Processed], cursors: Cursors) -> list[AssignedSlot]:
+        """Return the slots of some logical partitions that are in a commit."""
+        parents = {p.parent for p in processed}
+        return [h for h in self._slots if h.slot in cursors and h.parent in parents]
+
+    def _with_outputs(
+        self, participant: TransactionParticipant, processed: list[Processed], slots: list[AssignedSlot]
+    ) -> Piece:
+        member, metadata = self.member(), self._group.metadata()
+        state = self._slots.state_binding.commit(processed, slots)
+        payload = CommitPayloads(participant.payload(processed), *(() if state is None else (state,)))
+        future = self._executor.ask(
+            lambda offsets: offsets.commit_loaded(
+                processed, member, metadata, COMMIT_SECONDS, participant, payload
+            )
+        )
+        return Piece(_named(slots), future, payload)
+
+    def _in_transaction(self, processed: list[Processed], slots: list[AssignedSlot]) -> Piece:
+        member, metadata = self.member(), self._group.metadata()
+        payload = self._slots.state_binding.commit(processed, slots)
+        future = self._executor.ask(
+            lambda offsets: offsets.commit(processed, member, metadata, COMMIT_SECONDS, payload)
+        )
+        return Piece(_named(slots), future, payload)
+
+    def _in_the_ordinary_way(self, processed: list[Processed], slots: list[AssignedSlot]) -> list[Piece]:
+        offsets = plain_offsets(processed)
+        if not offsets:
+            return []
+        state = self._slots.state_binding.commit(processed, slots)
+        if state is None:
+            return [Piece(_named(slots), self._commit_offsets(offsets))]
+        flushed = self._executor.run(lambda: state.flush(Deadline(COMMIT_SECONDS)))
+        return [Piece(_named(slots), flushed, then=lambda: self._commit_flushed(offsets, slots))]
+
+    def _commit_flushed(
+        self, offsets: Mapping[PhysicalPartition, int], slots: list[AssignedSlot]
+    ) -> Future[None]:
+        """Commit ordinary offsets of the slots that are still held as they were when state was flushed."""
+        ours = {h.parent for h in self._slots.still(slots)}
+        left = {parent: offset for parent, offset in offsets.items() if parent in ours}
+        if left:
+            return self._commit_offsets(left)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _commit_offsets(self, offsets: Mapping[PhysicalPartition, int]) -> Future[None]:
+        texts = {p: text for p, (offset, text) in self._metadata.items() if offsets.get(p) == offset}
+        return self._group.commit(offsets, texts)
+
+
+def _named(slots: Iterable[AssignedSlot]) -> tuple[OwnedSlot, ...]:
+    return tuple(assigned.slot for assigned in slots)
+
+
+def _failure(error: Exception) -> Future[None]:
+    future: Future[None] = Future()
+    future.set_exception(error)
+    return future
 
 
 LOOK_SECONDS = 0.25
@@ -276,28 +449,32 @@ LOOKS = 6
 
 
 class LagOffsetRepair:
-    """Puts right what a member wrote of the group's ordinary offsets while others committed at the same time.
+    """Corrects what a member wrote of the group's ordinary offsets while others committed at the same time.
 
     The range commits are right in any case; the ordinary offsets are what lag tools show. See
     ``commit.writes``.
 
     Owned by the engine's thread; the log is read in the executor's thread.
 
-    Nothing is done where commits carry outputs or state: they would have to be carried a second time.
+    Nothing is done where commits carry outputs or state: those would have to be written a second time.
     """
 
-    def __init__(self, context: Context, committer: Committer) -> None:
-        self._context = context
+    def __init__(
+        self, committer: Committer, slots: AssignedSlots, executor: BrokerExecutor[GroupOffsets]
+    ) -> None:
         self._committer = committer
+        self._slots = slots
+        self._executor = executor
+        self.repaired = 0
         self._seen = 0
         self._looks = 0
         self._at = 0.0
         self._asked: tuple[int, Future[Outdated]] | None = None
-        """Behind which commit, and the answer."""
+        """After which commit, and the answer."""
 
     def turn(self) -> None:
         """Look after each commit of this member, and commit once more what has to be."""
-        commits = self._context.counts["commits"]
+        commits = self._committer.commits
         if commits != self._seen:
             self._seen, self._looks = commits, LOOKS
             self._look_later()
@@ -318,56 +495,40 @@ class LagOffsetRepair:
     def _look(self) -> None:
         self._looks -= 1
         self._look_later()
-        context = self._context
-        if context.participant is not None or context.state_binding.store is not None:
+        if self._committer.participant is not None or self._slots.state_binding.store is not None:
             return
-        shared = [p for parent in context.assigned_slots.parents() if (p := self._shared(parent)) is not None]
+        shared = [p for parent in self._slots.parents() if (p := self._shared(parent)) is not None]
         if shared:
-            member = context.member()
-            asked = context.executor.run(lambda: context.group_offsets.outdated(shared, member))
+            member = self._committer.member()
+            asked = self._executor.ask(lambda offsets: offsets.outdated(shared, member))
             self._asked = self._committer.begun, asked
 
     def _shared(self, parent: PhysicalPartition) -> Processed | None:
         """Return where this member's ranges stand; None where nobody else has one, or some come or go."""
-        assigned_slots = self._context.assigned_slots.of(parent)
-        stands = tuple(cursor for h in assigned_slots for cursor in h.committed)
-        if not all(map(_stays, assigned_slots)) or not uncovered(c.range for c in stands):
+        mine = self._slots.of(parent)
+        stands = tuple(cursor for h in mine for cursor in h.committed)
+        first = mine[0]
+        settled = all(h.stands for h in mine) and bool(uncovered(c.range for c in stands))
+        if not settled or first.mode is Mode.PLAIN:
             return None
-        first = assigned_slots[0]
-        if first.mode is Mode.PLAIN:
-            return None
-        return Processed(self._context.metadata.state(parent), first.mode, (), stands, first.place)
+        return Processed(self._slots.metadata.state(parent), first.mode, (), stands, first.place)
 
     def _take(self, answer: Future[Outdated]) -> None:
         try:
             found = answer.result()
         except KpsplitError:
-            return  # whoever has to read the log says so
+            return  # whatever has to read the log next reports it
         cursors = {
             h.slot: h.committed for parent, again in found.items() for h in self._one_of(parent, again)
         }
         if cursors:
-            self._context.counts["ordinary_offsets_righted"] += 1
+            self.repaired += 1
             self._committer.ask(cursors, Future())  # one that nobody reads: on_commit is not called for it
         elif None not in found.values():
             self._looks = 0
 
     def _one_of(self, parent: PhysicalPartition, ranges: frozenset[KeyRange] | None) -> list[AssignedSlot]:
         """Return a slot that stands as the latest commit says: nothing older is written after that."""
-        assigned_slots = self._context.assigned_slots.of(parent)
-        found = [
-            h
-            for h in assigned_slots
-            if _stays(h) and {c.range for c in h.committed} <= (ranges or frozenset())
-        ]
+        wanted = ranges or frozenset()
+        found = [h for h in self._slots.of(parent) if h.stands and {c.range for c in h.committed} <= wanted]
         return found[:1]
-
-
-def _stays(assigned: AssignedSlot) -> bool:
-    """Tell whether a slot stands where its latest commit says: not where the application has moved it since.
-
-    That commit says nothing of the move, and its success must not count as having told it.
-    """
-    here = assigned.stage in (SlotStage.READING, SlotStage.HELD) and not assigned.final
-    moved = assigned.moves != assigned.moves_told
-    return here and not assigned.by_hand and not moved and bool(assigned.committed)

@@ -477,11 +477,6 @@ def _start(
     return SlotStart(tuple(found), stale, all(c is not None for _, c in pieces))
 
 
-def merged(lineage: Lineage, start: SlotStart) -> Cursor:
-    """Return the one cursor from which a slot is read."""
-    return start.pieces[0] if len(start.pieces) == 1 else least(lineage, start.pieces)
-
-
 def reset_error(parent: PhysicalPartition) -> KafkaError:
     """Return what poll() tells of a partition without a start."""
     return KafkaError(KafkaError._AUTO_OFFSET_RESET, f"{parent} has no committed offset")

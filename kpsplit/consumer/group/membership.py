@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from confluent_kafka import KafkaError
 
-from kpsplit.consumer.commit.committer import Committer
-from kpsplit.consumer.commit.sender import COMMIT_SECONDS
-from kpsplit.consumer.config import RevocationPolicy
-from kpsplit.consumer.context import Context
-from kpsplit.consumer.events import Callback, kafka_error, parts
-from kpsplit.consumer.group.group_consumer import Places
-from kpsplit.consumer.group.states import Event, State
+from kpsplit.consumer.commit.committer import COMMIT_SECONDS, Committer
+from kpsplit.consumer.config import ConsumerSettings, RevocationPolicy
+from kpsplit.consumer.events import Callback, Events, kafka_error, parts
+from kpsplit.consumer.group.group_consumer import GroupConsumer, Places
+from kpsplit.consumer.group.states import Event, Life, State
 from kpsplit.consumer.group.subscriptions import Mode, Subscribed
 from kpsplit.consumer.slots.assigned import (
-    IN_SINK,
     STARTING,
     AssignedOffset,
     AssignedOffsets,
     AssignedSlot,
     SlotStage,
 )
+from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.key_range import slot_at, slot_number, slot_range
@@ -68,13 +66,36 @@ class Patience:
         return not self._tries
 
 
-class Membership:
-    """Implements ``Assignments``. ``turn`` turns the engine without polling the group consumer."""
+class Turning(Protocol):
+    """What a rebalance needs of the engine."""
 
-    def __init__(self, context: Context, committer: Committer, turn: Callable[[], None]) -> None:
-        self._context = context
+    def turn_on(self) -> None:
+        """Do one turn without polling the group consumer."""
+
+    def internal_error(self) -> None:
+        """Count an exception that ended something halfway, and begin to read anew."""
+
+
+class Membership:
+    """This member of the group. Implements ``Assignments``; owned by the engine's thread."""
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        slots: AssignedSlots,
+        group: GroupConsumer,
+        committer: Committer,
+        events: Events,
+        engine: Turning,
+    ) -> None:
+        self._settings = settings
+        self._slots = slots
+        self._group = group
         self._committer = committer
-        self._turn = turn
+        self._events = events
+        self._engine = engine
+        self.life = Life()
+        self.handed_over = self.lost_slots = self.times_left = 0
         self._subscribed: dict[str, Subscribed] = {}
         self._announced: set[PhysicalPartition] = set()
         self.given = AssignedOffsets()
@@ -88,16 +109,33 @@ class Membership:
 
     def subscribe(self, topics: Sequence[Subscribed]) -> None:
         """Join the group with these topics, or change to them."""
-        context = self._context
         self._subscribed.update({s.group_topic: s for s in topics})
-        if context.life.state is State.UNSUBSCRIBED:
-            context.life.on(Event.JOIN)
-        context.group.subscribe([s.group_topic for s in topics], self)
+        if self.life.state is State.UNSUBSCRIBED:
+            self.life.on(Event.JOIN)
+        self._group.subscribe([s.group_topic for s in topics], self)
 
     @property
-    def subscribed(self) -> bool:
-        """Tell whether there is a group."""
-        return bool(self._context.group.topics)
+    def topics(self) -> frozenset[str]:
+        """The group's topics that are subscribed to; empty without a group."""
+        return self._group.topics
+
+    def leave_group(self) -> bool:
+        """Return whether there is a group; leave it: a revocation of everything follows."""
+        subscribed = bool(self._group.topics)
+        if subscribed:
+            self._group.unsubscribe()
+        return subscribed
+
+    def out(self, *, by_hand: bool = True) -> bool:
+        """Return whether nothing is left of the membership; ``by_hand``: nor of what was assigned by hand."""
+        held = [h for h in self._slots if by_hand or not h.by_hand]
+        return not self._group.topics and not self._group.assignment and not held
+
+    def follow_modes(self, topics: Sequence[Subscribed]) -> None:
+        """Share slots that are not started yet as their topics are shared now."""
+        modes = {t.group_topic: t.mode for t in topics}
+        for assigned in self._slots.on((SlotStage.WANTED,)):
+            assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)
 
     def slot_at(self, place: PhysicalPartition) -> OwnedSlot | None:
         """Return the slot that stands at a partition of the group's topics, None for other topics."""
@@ -105,21 +143,20 @@ class Membership:
 
     def left(self) -> None:
         """Go to UNSUBSCRIBED once everything is handed over."""
-        context = self._context
-        if context.life.state in (State.PREPARING_REBALANCE, State.STABLE, State.LOST):
-            context.life.on(Event.LEAVE)
+        if self.life.state in (State.PREPARING_REBALANCE, State.STABLE, State.LOST):
+            self.life.on(Event.LEAVE)
 
     # -- what the coordinator does -----------------------------------------------------------------
 
     def assigned(self, places: Places) -> None:
         """Slots arrive: they are held, and the initializer takes them on."""
-        if self._context.life.state is State.CLOSING or self.away:
+        if self.life.state is State.CLOSING or self.away:
             return
         try:
             self.hold([self._holding(place) for place in places])
         except Exception as error:  # noqa: BLE001 - nothing may come out of a rebalance
             self._note(error)
-            everything = list(self._context.assigned_slots)
+            everything = list(self._slots)
             self._surely(everything, lambda: self.give_up("slots that arrived could not be taken"))
 
     def given_start(self, parent: PhysicalPartition) -> AssignedOffset | None:
@@ -128,13 +165,10 @@ class Membership:
 
     def hold(self, assigned_slots: list[AssignedSlot]) -> None:
         """Hold slots, those of the coordinator or those assigned by hand."""
-        context = self._context
-        if context.life.state is State.LOST:
-            context.life.on(Event.FORGET)
-        context.life.on(Event.ASSIGN)
-        context.rebalances += 1
-        context.counts["slots_assigned"] += len(assigned_slots)
-        context.assigned_slots.add(assigned_slots)
+        if self.life.state is State.LOST:
+            self.life.on(Event.FORGET)
+        self.life.on(Event.ASSIGN)
+        self._slots.add(assigned_slots)
 
     def announce(self, found: list[AssignedSlot]) -> Callback | None:
         """Have on_assign called for logical partitions of which the application does not know yet."""
@@ -144,15 +178,15 @@ class Membership:
         on_assign = self.on_assign
         if on_assign is None or not new:
             return None
-        return self._context.events.call(lambda: on_assign(parts(new)))
+        return self._events.call(lambda: on_assign(parts(new)))
 
     def revoked(self, places: Places) -> None:
         """Slots are taken away: hand them over, then let the coordinator go on."""
-        self.hand_over(self._context.assigned_slots.at(places))
+        self.hand_over(self._slots.at(places))
 
     def lost(self, places: Places) -> None:
         """Slots are somebody else's: drop them."""
-        gone = self._context.assigned_slots.at(places)
+        gone = self._slots.at(places)
         if gone:
             self._surely(gone, lambda: self.lose(gone))
 
@@ -161,7 +195,7 @@ class Membership:
     def hand_over(self, leaving: list[AssignedSlot], *, tell: bool = True) -> None:
         """Pause, finish what is being worked on, commit, release; lose what cannot be handed over."""
         if leaving:
-            with self._context.group.unpolled():
+            with self._group.unpolled():
                 try:
                     self._hand_over(leaving, tell)
                 except Exception as error:  # noqa: BLE001 - nothing may come out of a rebalance
@@ -169,12 +203,10 @@ class Membership:
                     self._surely(leaving, lambda: self.lose(leaving))
 
     def _hand_over(self, leaving: list[AssignedSlot], tell: bool) -> None:
-        context = self._context
-        policy, seconds = context.settings.revocation_policy, context.settings.revocation_timeout
-        patience = Patience(policy, seconds)
+        patience = Patience(self._settings.revocation_policy, self._settings.revocation_timeout)
         self._on(Event.REVOKE)
         working = self._stop(leaving)
-        if not self._wait(lambda: context.sink.release(working), patience):
+        if not self._wait(lambda: self._slots.sink.release(working), patience):
             self.give_up("records of slots that are taken away are still being worked on")
             return
         self._on(Event.RELEASE)
@@ -186,35 +218,37 @@ class Membership:
         if not self._commit(leaving, patience):
             self.give_up("the commit of slots that are taken away was not answered in time")
             return
-        context.forget(leaving)
-        context.counts["slots_handed_over"] += len(leaving)
+        self._drop(leaving)
+        self.handed_over += len(leaving)
         self._on(Event.HAND_OVER)
         self._go_on()
 
     def lose(self, gone: list[AssignedSlot]) -> None:
         """Drop slots without a commit, tell the application, join again."""
-        context = self._context
         self._on(Event.LOSE)
         told = self._told_gone(gone)
-        context.forget(gone)
-        context.counts["slots_lost"] += len(gone)  # nothing of them is handed out from here on
+        self._drop(gone)
+        self.lost_slots += len(gone)  # nothing of them is handed out from here on
         tell = self.on_lost or self.on_revoke
         if tell is not None and told:
-            context.events.call(lambda: tell(parts(told)))
+            self._events.call(lambda: tell(parts(told)))
         if not self.away:
             self._on(Event.FORGET)
             self._go_on()
 
     def give_up(self, why: str) -> None:
         """Commit what is processed, drop every slot, be away from the group until the application polls."""
-        context = self._context
         log.warning("kpsplit: leaving the group: %s", why)
         self.away = True
-        context.counts["left_group"] += 1
-        with context.group.unpolled():
-            self._commit(list(context.assigned_slots), Patience(RevocationPolicy.LEAVE, LAST_COMMIT_SECONDS))
-        self.lose(list(context.assigned_slots))
-        context.events.tell(KafkaError(KafkaError._MAX_POLL_EXCEEDED, f"left the group: {why}"))
+        self.times_left += 1
+        with self._group.unpolled():
+            self._commit(list(self._slots), Patience(RevocationPolicy.LEAVE, LAST_COMMIT_SECONDS))
+        self.lose(list(self._slots))
+        self._events.tell(KafkaError(KafkaError._MAX_POLL_EXCEEDED, f"left the group: {why}"))
+
+    def _drop(self, gone: list[AssignedSlot]) -> None:
+        self._slots.drop(gone)
+        self._committer.forget(gone)
 
     def _surely(self, gone: list[AssignedSlot], drop: Callable[[], None]) -> None:
         """Drop slots; if that fails hold them no more all the same, and be away.
@@ -227,26 +261,26 @@ class Membership:
         except Exception as error:  # noqa: BLE001 - nothing may come out of a rebalance
             self._note(error)
             self.away = True
-            self._context.assigned_slots.remove(gone)
+            self._slots.remove(gone)
 
     def _note(self, error: Exception) -> None:
-        self._context.internal_error()
+        self._engine.internal_error()
         log.error("kpsplit: internal error in a rebalance", exc_info=error)
-        self._context.events.warn(kafka_error(error))
+        self._events.warn(kafka_error(error))
 
     def _stop(self, leaving: list[AssignedSlot]) -> list[OwnedSlot]:
         """Read nothing more of slots; return those that the sink knows."""
         working = [h.slot for h in leaving if h.stage not in (*STARTING, SlotStage.STOPPED)]
         for assigned in leaving:
             assigned.stage = SlotStage.LEAVING if assigned.slot in working else SlotStage.STOPPED
-        self._context.reader.disown(working)
+        self._slots.reader.disown(working)
         return working
 
     def _revoke_callback(self, leaving: list[AssignedSlot]) -> Callback | None:
         """Have on_revoke called; where other slots of a partition stay, on_assign right after it."""
         told = self._told_gone(leaving)
         gone = {h.slot for h in leaving}
-        staying = told & {h.parent for h in self._context.assigned_slots if h.slot not in gone}
+        staying = told & {h.parent for h in self._slots if h.slot not in gone}
         self._announced |= staying
         on_revoke, on_assign = self.on_revoke, self.on_assign
         if on_revoke is None or not told:
@@ -259,7 +293,7 @@ class Membership:
             if on_assign is not None and staying:
                 on_assign(parts(staying))
 
-        return self._context.events.call(call)
+        return self._events.call(call)
 
     def _told_gone(self, leaving: list[AssignedSlot]) -> set[PhysicalPartition]:
         told = {h.parent for h in leaving} & self._announced
@@ -273,15 +307,15 @@ class Membership:
         """
         for assigned in leaving:
             assigned.final = True
-        if not self._context.settings.auto_commit:
+        if not self._committer.settings.auto_commit:
             return self._wait(self._committer.answered(), patience)
-        left = self._committer.changed([h for h in leaving if h.stage in IN_SINK])
+        left = self._slots.changed(h for h in leaving if h.in_sink)
         self._committer.fenced = False
         for _ in range(COMMIT_TRIES):
             self._committer.ask(left)
             if not self._wait(self._committer.answered(), patience):
                 return False
-            left = self._committer.changed([h for h in leaving if h.stage in IN_SINK])
+            left = self._slots.changed(h for h in leaving if h.in_sink)
             if not left or self._committer.fenced or patience.left() <= COMMIT_SECONDS:
                 break
             until = monotonic() + COMMIT_REST_SECONDS
@@ -292,21 +326,20 @@ class Membership:
         while not condition():
             if patience.over():
                 return False
-            self._turn()
+            self._engine.turn_on()
         return True
 
     def _go_on(self) -> None:
         """Behind a revocation or a loss: slots that were on their way, or those that stay."""
-        context = self._context
-        if context.assigned_slots.on(STARTING):
+        if self._slots.any_on(STARTING):
             self._on(Event.ASSIGN)
-        elif len(context.assigned_slots):
+        elif len(self._slots):
             self._on(Event.SETTLE)
 
     def _on(self, event: Event) -> None:
         """Go along an edge; while closing everything is handed over without further states."""
-        if self._context.life.state is not State.CLOSING:
-            self._context.life.on(event)
+        if self.life.state is not State.CLOSING:
+            self.life.on(event)
 
     def _holding(self, place: PhysicalPartition) -> AssignedSlot:
         known = self._subscribed[place.topic]

@@ -14,9 +14,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from math import inf
 
-from kpsplit.consumer.context import Context
+from kpsplit.consumer.broker_executor import BrokerExecutor
+from kpsplit.consumer.commit.group_offsets import GroupOffsets
+from kpsplit.consumer.events import Events
+from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.membership import Membership
 from kpsplit.consumer.slots.assigned import AssignedSlot
+from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
@@ -160,12 +164,32 @@ class OwnershipGuard:
     """Holds records back after a sleep until the coordinator has confirmed the slots: see ``OwnershipCheck``.
 
     Owned by the engine's thread. The question is asked in the executor's thread.
+
+    Args:
+        known_for: how long it holds good that this member owns its slots, in seconds.
+        slots: what is held, and the sink that hands out.
+        membership: loses slots that others own.
+        group: knows this member's id.
+        executor: asks the coordinator.
+        events: where trouble is noted.
     """
 
-    def __init__(self, context: Context, membership: Membership) -> None:
-        self._context = context
+    def __init__(
+        self,
+        known_for: float,
+        slots: AssignedSlots,
+        membership: Membership,
+        group: GroupConsumer,
+        executor: BrokerExecutor[GroupOffsets],
+        events: Events,
+    ) -> None:
+        self._slots = slots
         self._membership = membership
-        self._check = OwnershipCheck(context.settings.known_for, monotonic())
+        self._group = group
+        self._executor = executor
+        self._events = events
+        self.times_held = 0
+        self._check = OwnershipCheck(known_for, monotonic())
         self._asked: tuple[OwnershipQuestion, Future[Members]] | None = None
         self._lost_before = 0
         self._trouble: KpsplitError | None = None
@@ -182,11 +206,10 @@ class OwnershipGuard:
 
     def turned(self, now: float) -> None:
         """Note a turn of the engine: before it reads, after requests, which may change the sink."""
-        context = self._context
-        if self._check.turned(now, shared=self._membership.subscribed or bool(self._assigned_slots())):
+        if self._check.turned(now, shared=bool(self._membership.topics or self._shared_slots())):
             log.info("kpsplit: this member has not run for a while; the group is asked who owns its slots")
-            context.counts["held_after_sleep"] += 1
-            self._lost_before = context.counts["slots_lost"]
+            self.times_held += 1
+            self._lost_before = self._membership.lost_slots
         self._keep_open()
 
     def turn(self, *, nested: bool) -> None:
@@ -205,21 +228,21 @@ class OwnershipGuard:
         if self._asked is not None and self._asked[1].done():
             (question, answer), self._asked = self._asked, None
             self._take(question, answer, nested)
-        if self._context.counts["slots_lost"] != self._lost_before:
+        if self._membership.lost_slots != self._lost_before:
             self._check.expelled()
-        self._check.settle(self._assigned_slots())
+        self._check.settle(self._shared_slots())
         if not self._check.held:
             self._forget_trouble()
         elif self._asked is None:
             self._ask()
 
     def _ask(self) -> None:
-        question = self._check.question(monotonic(), self._assigned_slots())
+        question = self._check.question(monotonic(), self._shared_slots())
         if question is not None:
-            self._asked = question, self._context.executor.run(self._context.group_offsets.members)
+            self._asked = question, self._executor.ask(lambda offsets: offsets.members())
 
     def _take(self, question: OwnershipQuestion, answer: Future[Members], nested: bool) -> None:
-        now, context = monotonic(), self._context
+        now = monotonic()
         try:
             members = answer.result()
         except KpsplitError as error:
@@ -228,22 +251,22 @@ class OwnershipGuard:
                 f"records are held back after a sleep: {error.message}", hint="the group is asked again"
             )
             raise self._trouble from error
-        me = context.group.memberid()
-        gone = self._check.answered(now, question, members.assigned, me, self._assigned_slots())
+        me = self._group.memberid()
+        gone = self._check.answered(now, question, members.assigned, me, self._shared_slots())
         if gone and not nested:
             log.warning("kpsplit: %d slots were given to other members during a sleep", len(gone))
             self._membership.lose(gone)
 
     def _forget_trouble(self) -> None:
-        if self._trouble is not None and self._context.trouble is self._trouble:
-            self._context.trouble = None
+        if self._trouble is not None and self._events.trouble is self._trouble:
+            self._events.trouble = None
         self._trouble = None
 
     def _keep_open(self) -> None:
-        self._context.sink.keep_open(self.until)
+        self._slots.sink.keep_open(self.until)
 
-    def _assigned_slots(self) -> list[AssignedSlot]:
-        return [h for h in self._context.assigned_slots if not h.by_hand]
+    def _shared_slots(self) -> list[AssignedSlot]:
+        return [h for h in self._slots if not h.by_hand]
 
 
 PEERS_AGAIN_SECONDS = 1.0
@@ -260,17 +283,25 @@ class PeerAssignments:
     Owned by the engine's thread.
     """
 
-    def __init__(self, context: Context, membership: Membership) -> None:
-        self._context = context
+    def __init__(
+        self,
+        slots: AssignedSlots,
+        membership: Membership,
+        group: GroupConsumer,
+        executor: BrokerExecutor[GroupOffsets],
+    ) -> None:
+        self._slots = slots
         self._membership = membership
+        self._group = group
+        self._executor = executor
         self._seen: object = None
         self._at = 0.0
         self._answer: Future[Members] | None = None
 
     def turn(self) -> None:
         """Ask when it is time, take the answer when it is there."""
-        store = self._context.state_binding.store
-        if store is None or not store.standbys or not self._membership.subscribed:
+        store = self._slots.state_binding.store
+        if store is None or not store.standbys or not self._membership.topics:
             return
         now, seen = monotonic(), self._rebalances()
         if self._answer is not None:
@@ -278,12 +309,10 @@ class PeerAssignments:
                 self._take(self._answer, now)
         elif seen != self._seen or now >= self._at:
             self._seen = seen
-            group_offsets = self._context.group_offsets
-            self._answer = self._context.executor.run(group_offsets.members)
+            self._answer = self._executor.ask(lambda offsets: offsets.members())
 
     def _rebalances(self) -> object:
-        counts = self._context.counts
-        return self._context.rebalances, counts["slots_handed_over"], counts["slots_lost"]
+        return self._slots.rebalances, self._membership.handed_over, self._membership.lost_slots
 
     def _take(self, answer: Future[Members], now: float) -> None:
         self._answer = None
@@ -298,7 +327,7 @@ class PeerAssignments:
 
     def _tell(self, members: Members) -> bool:
         """Tell the store; False while this member does not know its own name."""
-        store, me = self._context.state_binding.store, self._context.group.memberid()
+        store, me = self._slots.state_binding.store, self._group.memberid()
         if store is None or not me:
             return False
         owned: dict[str, list[OwnedSlot]] = defaultdict(list)

@@ -7,17 +7,20 @@ topic takes its place.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.consumer.broker_executor import BrokerExecutor, QueryClient
 from kpsplit.consumer.config import ConsumerSettings
-from kpsplit.consumer.context import Context
-from kpsplit.consumer.events import kafka_error
+from kpsplit.consumer.events import Events, kafka_error
+from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.membership import Membership
 from kpsplit.consumer.group.subscriptions import Mode, Subscribed, resolve, subtopics
-from kpsplit.consumer.slots.assigned import SlotStage
+from kpsplit.consumer.metadata import Metadata
+from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.records.keys import slots_topic
@@ -31,17 +34,82 @@ _UNSUPPORTED = KafkaError(KafkaError.UNSUPPORTED_ASSIGNOR).str()
 """librdkafka tells of it as a fatal error with no code of its own."""
 
 
-class Subscribing:
-    """What the application wants, and what was done for it."""
+class ClusterTopics:
+    """Which topics the cluster has, and which of them have grown; brokers are asked, nothing here waits."""
 
-    def __init__(self, context: Context, membership: Membership) -> None:
-        self._context = context
-        self._membership = membership
-        self._wanted: tuple[str, ...] | None = None
-        self._topics: frozenset[str] = frozenset()
+    def __init__(
+        self,
+        group: GroupConsumer,
+        query_client: QueryClient,
+        executor: BrokerExecutor[Any],
+        growing: GrowingSlots,
+    ) -> None:
+        self._group = group
+        self._query_client = query_client
+        self._executor = executor
+        self._growing = growing
         self._listing: Future[frozenset[str]] | None = None
         self._list_at = 0.0
         self._listed: frozenset[str] | None = None
+
+    @property
+    def without_slots(self) -> Mapping[str, range]:
+        """The partitions of topics that have no slots: no group reads them."""
+        return self._growing.unread
+
+    def list_anew(self) -> None:
+        """Take nothing for known that was listed until now."""
+        self._listed, self._list_at = None, 0.0
+
+    def listed(self, seconds: float) -> frozenset[str] | None:
+        """Return the topics that were listed latest, None while they are not known; listed every so often."""
+        if self._listing is not None and self._listing.done():
+            self._take_list(self._listing, seconds)
+        if self._listing is None and monotonic() >= self._list_at:
+            client = self._query_client
+            self._listing = self._executor.run(
+                lambda: frozenset(client.client.list_topics(timeout=LIST_SECONDS).topics)
+            )
+        return self._listed
+
+    def _take_list(self, listing: Future[frozenset[str]], seconds: float) -> None:
+        self._listing = None
+        try:
+            self._listed = listing.result()
+            self._list_at = monotonic() + seconds
+        except (KafkaException, KpsplitError):
+            self._list_at = monotonic() + AGAIN_SECONDS
+
+    def add_slots(self, topics: Mapping[str, int]) -> list[KpsplitError]:
+        """Have slots added where topics have grown; return what keeps partitions from being read.
+
+        Args:
+            topics: slots per partition, by topic.
+        """
+        errors = self._growing.turn(topics)
+        if self._growing.grown:
+            self._growing.grown = False
+            self._group.look_at_topics()
+        return errors
+
+
+class Subscribing:
+    """What the application wants, and what was done for it."""
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        membership: Membership,
+        metadata: Metadata,
+        topics: ClusterTopics,
+        events: Events,
+    ) -> None:
+        self._settings = settings
+        self._membership = membership
+        self._metadata = metadata
+        self.topics = topics
+        self._events = events
+        self._wanted: tuple[str, ...] | None = None
         self._leaving = False
         self.by_hand = False
         """Partitions were assigned by hand: there is no group."""
@@ -50,7 +118,7 @@ class Subscribing:
         """Take a new subscription of the application; an empty one is none."""
         resolve(names, (), ())  # a pattern that is none is refused at once
         self._wanted = tuple(names) or None
-        self._listed, self._list_at = None, 0.0
+        self.topics.list_anew()
         if self._wanted is None:
             self.leave()
 
@@ -58,8 +126,7 @@ class Subscribing:
         """Leave the group: a revocation of everything follows."""
         self._wanted = None
         self._leaving = True
-        if self._context.group.topics:
-            self._context.group.unsubscribe()
+        self._membership.leave_group()
 
     def come_back(self) -> None:
         """The application polls again after its slots were given up; the group has to be left before.
@@ -67,7 +134,7 @@ class Subscribing:
         A member that gave up a part of its slots would otherwise stay in the group with the others, which
         nobody tells it about again.
         """
-        if self._out(by_hand=False):
+        if self._membership.out(by_hand=False):
             self._membership.away = False
 
     def turn(self, *, nested: bool) -> None:
@@ -77,72 +144,40 @@ class Subscribing:
         if self._membership.away or self._wanted is None:
             self._leave_for_now()
             return
-        metadata = self._context.metadata
-        if not metadata.ready or not self._known(self._wanted):
+        metadata = self._metadata
+        if not metadata.ready or (listed := self._listed(self._wanted)) is None:
             return
-        names = resolve(self._wanted, self._listed or (), subtopics(metadata.view.states.values()))
+        names = resolve(self._wanted, listed, subtopics(metadata.view.states.values()))
         topics = [metadata.subscribed(name) for name in sorted(names)]
-        self._follow_modes(topics)
+        self._membership.follow_modes(topics)
         self._follow_growth(topics)
         wanted = frozenset(t.group_topic for t in topics)
-        if wanted != self._context.group.topics:
+        if wanted != self._membership.topics:
             self._leaving = False
             self._membership.subscribe(topics)
 
     def explain(self, error: KafkaError) -> None:
         """Tell the application of an error of the group consumer, in terms of its own topics and settings."""
-        self._context.events.tell(_explained(error, self._context.settings, self._wanted or ()))
+        self._events.tell(_explained(error, self._settings, self._wanted or ()))
 
     def _leave_for_now(self) -> None:
-        group = self._context.group
-        if group.topics:
+        if self._membership.leave_group():
             self._leaving = True
-            group.unsubscribe()
-        elif self._leaving and self._out():
+        elif self._leaving and self._membership.out():
             self._leaving = False
             self._membership.left()
 
-    def _out(self, *, by_hand: bool = True) -> bool:
-        """Tell whether nothing is left of the membership; ``by_hand``: nor of what was assigned by hand."""
-        group = self._context.group
-        held = [h for h in self._context.assigned_slots if by_hand or not h.by_hand]
-        return not group.topics and not group.assignment and not held
-
-    def _follow_modes(self, topics: Sequence[Subscribed]) -> None:
-        modes = {t.group_topic: t.mode for t in topics}
-        for assigned in self._context.assigned_slots.on((SlotStage.WANTED,)):
-            assigned.mode = modes.get(assigned.place.topic, Mode.MOVING)
-
     def _follow_growth(self, topics: Sequence[Subscribed]) -> None:
-        """Have slots added where topics have grown; tell ``error_cb`` of partitions that nobody can read."""
-        growing = self._context.growing
-        for error in growing.turn({t.topic: t.slots for t in topics if t.mode is Mode.SLOTS}):
+        """Have slots added where topics have grown; report partitions that nobody can read."""
+        for error in self.topics.add_slots({t.topic: t.slots for t in topics if t.mode is Mode.SLOTS}):
             log.warning("kpsplit: %s", error)
-            self._context.events.warn(kafka_error(error))
-        if growing.grown:
-            growing.grown = False
-            self._context.group.look_at_topics()
+            self._events.warn(kafka_error(error))
 
-    def _known(self, wanted: Sequence[str]) -> bool:
-        """Tell whether the cluster's topics are known, where a pattern asks for them; look at them again."""
+    def _listed(self, wanted: Sequence[str]) -> frozenset[str] | None:
+        """Return the cluster's topics, none where no pattern asks for them; None while they are not known."""
         if not any(name.startswith("^") for name in wanted):
-            return True
-        if self._listing is not None and self._listing.done():
-            self._take_list(self._listing)
-        if self._listing is None and monotonic() >= self._list_at:
-            query_client = self._context.query_client
-            self._listing = self._context.executor.run(
-                lambda: frozenset(query_client.client.list_topics(timeout=LIST_SECONDS).topics)
-            )
-        return self._listed is not None
-
-    def _take_list(self, listing: Future[frozenset[str]]) -> None:
-        self._listing = None
-        try:
-            self._listed = listing.result()
-            self._list_at = monotonic() + self._context.settings.metadata_refresh
-        except (KafkaException, KpsplitError):
-            self._list_at = monotonic() + AGAIN_SECONDS
+            return frozenset()
+        return self.topics.listed(self._settings.metadata_refresh)
 
 
 def _explained(error: KafkaError, settings: ConsumerSettings, wanted: Sequence[str]) -> KafkaError:

@@ -10,7 +10,7 @@ import logging
 import queue
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -20,11 +20,9 @@ from typing import Any, Protocol
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.commit.committer import Committer, Parts
-from kpsplit.consumer.commit.group_offsets import merged
 from kpsplit.consumer.commit.payload import TransactionParticipant
 from kpsplit.consumer.config import ConsumerSettings
-from kpsplit.consumer.context import Context
-from kpsplit.consumer.engine import timed_out
+from kpsplit.consumer.engine import Engine, timed_out
 from kpsplit.consumer.fetch.batch import RecordSink
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.run.handlers import (
@@ -48,14 +46,12 @@ from kpsplit.consumer.run.remote import packed
 from kpsplit.consumer.run.work_queue import RunStats, WorkQueue
 from kpsplit.consumer.run.workers import CoroutineWorkers, ProcessWorkers, ThreadWorkers
 from kpsplit.consumer.session import ConsumerSession
-from kpsplit.consumer.slots.assigned import IN_SINK, AssignedSlot, SlotStage, SlotStart
-from kpsplit.consumer.slots.initializer import begin, start_anew
-from kpsplit.consumer.slots.pieces import PieceProgress
+from kpsplit.consumer.slots.assigned import IN_SINK, SlotStage
+from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of
-from kpsplit.splitter.cursor import Cursor
 
 log = logging.getLogger(__name__)
 
@@ -199,14 +195,14 @@ class _Run:
         """Do it all; return how everything stood at the end."""
         consumer, work_queue = self._consumer, self._work_queue
         session = consumer._running()
-        if session.context.sink is not consumer._buffer:
+        if session.engine.slots.sink is not consumer._buffer:
             raise KpsplitError("run() is under way already", hint="give it more workers instead")
         self._workers.start()
         work_queue.on_attention = consumer._buffer.ask_attention
         before: Attached | None = None
         try:
             consumer._all_processed()
-            before = session.ask(lambda: attach(session.context, session.engine.committer, attached))
+            before = session.ask(lambda: attach(session.engine, attached))
             with self._listening(), _terminated(consumer._stops):
                 self._serve(session)
                 self._drain(session)
@@ -216,7 +212,7 @@ class _Run:
             work_queue.end()
             work_queue.on_attention = _nothing
             if before is not None:
-                session.ask(lambda: attach(session.context, session.engine.committer, before))
+                session.ask(lambda: attach(session.engine, before))
             consumer._buffer.attended()
         if work_queue.error is not None:
             raise work_queue.error
@@ -250,7 +246,7 @@ class _Run:
     def _ask_commit(self, session: ConsumerSession) -> None:
         """Commit before its time, unless that is under way."""
         if self._asked is None or self._asked.done():
-            self._asked = session.ask(lambda: commit_now(session.context, session.engine.committer))
+            self._asked = session.ask(lambda: commit_now(session.engine))
 
     def _drain(self, session: ConsumerSession) -> None:
         """Let what is being worked on be finished; callbacks of the application go on meanwhile."""
@@ -283,7 +279,7 @@ class _Run:
         self._work_queue.end(exception)
 
     def _commit_once(self, session: ConsumerSession, deadline: Deadline) -> KafkaException | None:
-        asked = session.ask(lambda: commit_now(session.context, session.engine.committer))
+        asked = session.ask(lambda: commit_now(session.engine))
         while not asked.done() and deadline.left() > 0 and not session.engine.ended(LOOK_SECONDS):
             self._run_callbacks(session)
         if not asked.done():
@@ -344,44 +340,31 @@ class Attached:
     participant: TransactionParticipant | None = None
 
 
-def attach(context: Context, committer: Committer, new: Attached) -> Attached:
+def attach(engine: Engine, new: Attached) -> Attached:
     """Have records go to another sink from now on; return where they went before.
 
-    Outputs that wait for a commit go with the carrier: their slots start anew from what is committed.
+    Outputs that wait for a commit go with their participant: their slots start anew from what is committed.
     """
-    before = Attached(context.sink, context.settings, context.run_stats, context.participant)
-    start_anew(context, _unsure(context))
-    processed = {h.slot: _processed(context, h) for h in context.assigned_slots.on(IN_SINK)}
-    # Behind the positions: what a worker that was not waited for adds now is beyond them.
-    _take_back_outputs(context, committer)
-    assigned_slots = context.assigned_slots.on(IN_SINK)
-    slots = [assigned.slot for assigned in assigned_slots]
-    context.reader.disown(slots)
-    before.sink.dropped(slots)
-    context.sink, context.settings = new.sink, new.settings
-    context.run_stats, context.participant = new.stats, new.participant
-    for assigned in context.assigned_slots:
-        assigned.stored = None  # it is where slots restart; kept, it would take later commits back
-    for assigned in assigned_slots:
-        _restart(context, assigned, processed[assigned.slot])
+    slots, committer = engine.slots, engine.committer
+    before = Attached(slots.sink, committer.settings, engine.run_stats, committer.participant)
+    slots.start_anew(slots.unsure())
+    processed = {h.slot: slots.processed(h) for h in slots.on(IN_SINK)}
+    # After the positions: what a worker that was not waited for adds now is beyond them.
+    _take_back_outputs(slots, committer)
+    committer.settings, committer.participant = new.settings, new.participant
+    engine.run_stats = new.stats
+    slots.hand_to(new.sink, processed, auto_store=new.settings.auto_store)
     return before
 
 
-def _unsure(context: Context) -> list[AssignedSlot]:
-    """Return the slots with state of which a record is being worked on: whether it will count is open."""
-    if context.state_binding.store is None:
-        return []
-    return [h for h in context.assigned_slots.on(IN_SINK) if not context.sink.release([h.slot])]
-
-
-def _take_back_outputs(context: Context, committer: Committer) -> None:
+def _take_back_outputs(slots: AssignedSlots, committer: Committer) -> None:
     """Have records whose outputs were not committed count as not processed."""
-    participant = context.participant
+    participant = committer.participant
     if participant is None:
         return
-    found = [(h, h.start) for h in context.assigned_slots.on(IN_SINK) if participant.keeps(h.slot)]
+    found = [(h, h.start) for h in slots.on(IN_SINK) if participant.keeps(h.slot)]
     begun = [(h, start) for h, start in found if not h.committed]
-    start_anew(context, [h for h, _ in found])
+    slots.start_anew([h for h, _ in found])
     if committer.idle():
         # The log has nothing of them: a reset of the group to the end would pass their records over.
         for assigned, start in begun:
@@ -389,29 +372,8 @@ def _take_back_outputs(context: Context, committer: Committer) -> None:
                 assigned.start, assigned.stage = start, SlotStage.FOUND
 
 
-def commit_now(context: Context, committer: Committer) -> Future[Parts]:
+def commit_now(engine: Engine) -> Future[Parts]:
     """Commit what is processed; the future raises _NO_OFFSET where that is nothing new."""
     future: Future[Parts] = Future()
-    committer.ask(committer.changed(context.assigned_slots.on(IN_SINK)), future)
+    engine.committer.ask(engine.slots.changed(engine.slots.on(IN_SINK)), future)
     return future
-
-
-def _processed(context: Context, assigned: AssignedSlot) -> Sequence[Cursor]:
-    """Return how far a slot is processed, or what ``store_offsets`` was told of it."""
-    stored = context.processed(assigned)
-    if stored or assigned.start is None:
-        return stored
-    return assigned.start.pieces
-
-
-def _restart(context: Context, assigned: AssignedSlot, pieces: Sequence[Cursor]) -> None:
-    committed = assigned.start is not None and assigned.start.committed
-    assigned.start = SlotStart(tuple(pieces), committed=committed)
-    assigned.ahead = None
-    if assigned.stage is SlotStage.READING:
-        begin(context, assigned)
-        return
-    if len(pieces) > 1:
-        assigned.ahead = PieceProgress(tuple(pieces))
-    context.sink.taken(assigned.slot, merged(context.lineage(assigned.parent), assigned.start))
-    context.sink.release([assigned.slot])

@@ -1,9 +1,9 @@
-"""The slots that a member holds, and how far each has come. Owned by the engine's thread."""
+"""What is known of one slot that a member holds, and of its start. Owned by the engine's thread."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
@@ -72,17 +72,34 @@ IN_SINK = frozenset({SlotStage.READING, SlotStage.HELD, SlotStage.LEAVING})
 
 
 @dataclass(slots=True)
-class AssignedSlot:
-    """One slot of this member.
+class RestoreProgress:
+    """How far restoring a slot's state has come.
 
-    ``place`` is the partition of the group's topic that stands for it. ``committed``: what the group's log
-    says of it, as far as this member knows; empty while nothing was committed. ``final``: it is taken away,
-    its last commit was asked for, and none begins after that. ``moves``: how often the application moved it
-    to where the group may have been before; ``sought``: which of these moves was the last seek;
-    ``moves_told``: how many of them commits tell of. ``reset``: its offset is outside the log, and it begins
-    anew at ``auto.offset.reset`` when what was read of it is processed. ``ahead``: what its pieces had
-    processed, until reading has caught up with the furthest. ``stored``: what ``store_offsets`` said, where
-    records do not count as processed by themselves.
+    ``mark``: the sink's mark when the slot came; the store takes the slot once everything before it is
+    finished. ``taken``: the store has it. ``refusal``: why it could not be restored; ``retry_at``: when that
+    is tried again.
+    """
+
+    mark: int | None = None
+    taken: bool = False
+    refusal: str = ""
+    retry_at: float = 0.0
+
+
+@dataclass(slots=True)
+class AssignedSlot:
+    """One slot of this member: everything that is known of it, except what the reader and the sink hold.
+
+    ``place`` is the partition of the group's topic that stands for it. ``epoch`` is the assignment epoch: a
+    number that no other assignment of a slot has, new also when the slot begins anew; a commit that was asked
+    for in another one is void. ``committed``: what the group's log says of it, as far as this member knows;
+    empty while nothing was committed. ``final``: it is taken away, its last commit was asked for, and none
+    begins after that. ``moves``: how often the application moved it to where the group may have been before;
+    ``sought``: which of these moves was the last seek; ``moves_committed``: how many of them are part of a
+    commit. ``reset``: its offset is outside the log, and it begins anew at ``auto.offset.reset`` when what
+    was read of it is processed. ``ahead``: what its pieces had processed, until reading has caught up with
+    the furthest. ``stored``: what ``store_offsets`` said, where records do not count as processed by
+    themselves.
     """
 
     slot: OwnedSlot
@@ -95,79 +112,71 @@ class AssignedSlot:
     final: bool = False
     moves: int = 0
     sought: int = 0
-    moves_told: int = 0
+    moves_committed: int = 0
     reset: bool = False
     ahead: PieceProgress | None = None
     stored: tuple[Cursor, ...] | None = None
+    epoch: int = 0
+    restore: RestoreProgress = field(default_factory=RestoreProgress)
 
     @property
     def parent(self) -> PhysicalPartition:
         """The logical partition."""
         return self.slot.parent
 
+    @property
+    def in_sink(self) -> bool:
+        """Whether the sink knows it: records of it may have been handed out."""
+        return self.stage in IN_SINK
 
-class AssignedSlots:
-    """All slots of this member."""
+    @property
+    def may_commit(self) -> bool:
+        """Whether a commit of it may begin."""
+        return self.in_sink and not self.final
 
-    def __init__(self) -> None:
-        self._by_slot: dict[OwnedSlot, AssignedSlot] = {}
-        self._ordered: tuple[AssignedSlot, ...] = ()
+    @property
+    def moved(self) -> bool:
+        """Whether the application has moved it since its latest commit."""
+        return self.moves > self.moves_committed
 
-    def __iter__(self) -> Iterator[AssignedSlot]:
-        """Iterate over a snapshot, in the order of the slots."""
-        return iter(self._ordered)
+    @property
+    def stands(self) -> bool:
+        """Whether it stands where its latest commit says, and stays.
 
-    def __len__(self) -> int:
-        """Return how many slots are held."""
-        return len(self._by_slot)
+        Not where the application has moved it since: that commit says nothing of the move, and committing it
+        once more must not count as having committed the move.
+        """
+        here = self.stage in (SlotStage.READING, SlotStage.HELD) and not self.final
+        return here and not self.by_hand and not self.moved and bool(self.committed)
 
-    def __contains__(self, slot: object) -> bool:
-        """Tell whether a slot is held."""
-        return slot in self._by_slot
+    @property
+    def may_be_shared(self) -> bool:
+        """Whether other members may have read its partition as a whole."""
+        return self.mode is Mode.SLOTS and not self.by_hand
 
-    def __getitem__(self, slot: OwnedSlot) -> AssignedSlot:
-        """Return an assigned slot."""
-        return self._by_slot[slot]
+    @property
+    def known_processed(self) -> tuple[Cursor, ...]:
+        """What is processed by the latest word of the application or the log; nothing is committed before it.
 
-    def among(self, slots: Iterable[OwnedSlot]) -> Iterator[AssignedSlot]:
-        """Iterate over those of some slots that are assigned."""
-        return (self._by_slot[slot] for slot in slots if slot in self._by_slot)
+        After a seek back what is committed is no lower bound.
+        """
+        committed = () if self.sought > self.moves_committed else self.committed
+        return self.stored or committed or self.begun_at
 
-    def add(self, assigned_slots: Iterable[AssignedSlot]) -> None:
-        """Hold slots."""
-        self._by_slot.update({h.slot: h for h in assigned_slots})
-        self._order()
+    @property
+    def begun_at(self) -> tuple[Cursor, ...]:
+        """Where it begins, by pieces; nothing while that is not known."""
+        return () if self.start is None else self.start.pieces
 
-    def remove(self, assigned_slots: Iterable[AssignedSlot]) -> None:
-        """Hold them no more."""
-        for assigned in assigned_slots:
-            self._by_slot.pop(assigned.slot, None)
-        self._order()
+    def found(self, start: SlotStart) -> None:
+        """Its start was looked up."""
+        self.start, self.reset = start, False
+        self.committed = start.pieces if start.committed else ()
+        self.stage = SlotStage.FOUND
 
-    def _order(self) -> None:
-        self._ordered = tuple(self._by_slot[slot] for slot in sorted(self._by_slot))
-
-    def at(self, places: Iterable[PhysicalPartition]) -> list[AssignedSlot]:
-        """Return the slots that stand at partitions of the group's topics."""
-        wanted = set(places)
-        return [h for h in self if h.place in wanted]
-
-    def of(self, parent: PhysicalPartition) -> list[AssignedSlot]:
-        """Return the slots of a logical partition."""
-        return [h for h in self if h.parent == parent]
-
-    def on(self, stages: Iterable[SlotStage]) -> list[AssignedSlot]:
-        """Return the slots in some stages."""
-        wanted = frozenset(stages)
-        return [h for h in self._ordered if h.stage in wanted]
-
-    def any_on(self, stages: frozenset[SlotStage]) -> bool:
-        """Tell whether a slot is in one of some stages."""
-        return any(h.stage in stages for h in self._ordered)
-
-    def parents(self) -> tuple[PhysicalPartition, ...]:
-        """Return the logical partitions of which a slot is held, in order."""
-        return tuple(sorted({h.parent for h in self._by_slot.values()}))
+    def count_committed(self, cursors: tuple[Cursor, ...], moves: int) -> None:
+        """A commit of these cursors has succeeded; it was asked for after so many moves."""
+        self.committed, self.moves_committed = cursors, moves
 
 
 class AssignedOffsets:

@@ -1,0 +1,411 @@
+"""All slots of a member: their stages, what is read of them, where their records go, what is processed.
+
+The engine's thread owns it. The reader, the sink and the state store each keep a part of what is known of a
+slot, so whatever changes a slot passes through here and changes all of them, in the order that is safe.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from kpsplit.consumer.commit.payload import CommitCoverage
+from kpsplit.consumer.commit.writes import Processed, least
+from kpsplit.consumer.fetch.batch import Batch, RecordSink
+from kpsplit.consumer.fetch.reader import SlotReader
+from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.consumer.metadata import Metadata
+from kpsplit.consumer.slots.assigned import (
+    IN_SINK,
+    AssignedSlot,
+    RestoreProgress,
+    SlotStage,
+    SlotStart,
+)
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
+from kpsplit.consumer.slots.pieces import PieceProgress
+from kpsplit.errors import KpsplitError
+from kpsplit.kafka.clock import monotonic
+from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+
+if TYPE_CHECKING:
+    from kpsplit.consumer.state.hooks import StateCommit, StateHooks
+
+log = logging.getLogger(__name__)
+
+Cursors = Mapping[OwnedSlot, tuple[Cursor, ...]]
+"""How far slots are processed, by pieces."""
+
+
+class AssignedSlots:
+    """See the module.
+
+    Args:
+        metadata: what the control topic says of partitions.
+        reader: reads the slots.
+        sink: takes their records: the poll buffer, or the work queue of ``run()``.
+        state_binding: their state.
+        auto_store: records count as processed by themselves, not by ``store_offsets``.
+    """
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        reader: SlotReader,
+        sink: RecordSink,
+        state_binding: StateBinding,
+        *,
+        auto_store: bool = True,
+    ) -> None:
+        self.metadata = metadata
+        self.reader = reader
+        self.sink = sink
+        self.state_binding = state_binding
+        self.auto_store = auto_store
+        self.rebalances = 0
+        """How often slots came, or a rebalance gave none."""
+        self.assigned = 0
+        self.withheld = 0
+        self._by_slot: dict[OwnedSlot, AssignedSlot] = {}
+        self._ordered: tuple[AssignedSlot, ...] = ()
+        self._epoch = 0
+
+    # -- which there are ---------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[AssignedSlot]:
+        """Iterate over a snapshot, in the order of the slots."""
+        return iter(self._ordered)
+
+    def __len__(self) -> int:
+        """Return how many slots are held."""
+        return len(self._by_slot)
+
+    def __contains__(self, slot: object) -> bool:
+        """Return whether a slot is held."""
+        return slot in self._by_slot
+
+    def __getitem__(self, slot: OwnedSlot) -> AssignedSlot:
+        """Return an assigned slot."""
+        return self._by_slot[slot]
+
+    def at(self, places: Iterable[PhysicalPartition]) -> list[AssignedSlot]:
+        """Return the slots that stand at partitions of the group's topics."""
+        wanted = set(places)
+        return [h for h in self if h.place in wanted]
+
+    def of(self, parent: PhysicalPartition) -> list[AssignedSlot]:
+        """Return the slots of a logical partition."""
+        return [h for h in self if h.parent == parent]
+
+    def on(self, stages: Iterable[SlotStage]) -> list[AssignedSlot]:
+        """Return the slots in some stages."""
+        wanted = frozenset(stages)
+        return [h for h in self._ordered if h.stage in wanted]
+
+    def any_on(self, stages: frozenset[SlotStage]) -> bool:
+        """Return whether a slot is in one of some stages."""
+        return any(h.stage in stages for h in self._ordered)
+
+    def still(self, assigned_slots: Iterable[AssignedSlot]) -> list[AssignedSlot]:
+        """Return those of some that are held still; a slot that went and came back is another."""
+        return [h for h in assigned_slots if self._by_slot.get(h.slot) is h]
+
+    def parents(self) -> tuple[PhysicalPartition, ...]:
+        """Return the logical partitions of which a slot is held, in order."""
+        return tuple(sorted({h.parent for h in self._by_slot.values()}))
+
+    def add(self, assigned_slots: Sequence[AssignedSlot]) -> None:
+        """Hold slots that were assigned; there may be none."""
+        self.rebalances += 1
+        self.assigned += len(assigned_slots)
+        for assigned in assigned_slots:
+            assigned.epoch = self._next_epoch()
+        self._by_slot.update({h.slot: h for h in assigned_slots})
+        self._order()
+
+    def drop(self, assigned_slots: Sequence[AssignedSlot]) -> None:
+        """Hold slots no more: reader, sink and state store forget them."""
+        self._take_back(assigned_slots)
+        self.remove(assigned_slots)
+
+    def remove(self, assigned_slots: Iterable[AssignedSlot]) -> None:
+        """Hold slots no more, whatever else knows them; nothing here can fail."""
+        for assigned in assigned_slots:
+            self._by_slot.pop(assigned.slot, None)
+        self._order()
+
+    def _order(self) -> None:
+        self._ordered = tuple(self._by_slot[slot] for slot in sorted(self._by_slot))
+
+    def _next_epoch(self) -> int:
+        self._epoch += 1
+        return self._epoch
+
+    # -- how far they are --------------------------------------------------------------------------
+
+    def lineage(self, parent: PhysicalPartition) -> Lineage:
+        """Return the lineage of a logical partition, as it is known now."""
+        return self.metadata.state(parent).lineage
+
+    def processed(self, assigned: AssignedSlot) -> tuple[Cursor, ...]:
+        """Return how far a slot is processed, in the form that is committed."""
+        if self.auto_store:
+            return self.settled(assigned, self.sink.cursor(assigned.slot))
+        return assigned.committed if assigned.stored is None else assigned.stored
+
+    def settled(self, assigned: AssignedSlot, cursors: Sequence[Cursor]) -> tuple[Cursor, ...]:
+        """Return cursors of a slot in the form that is committed; never before the pieces it began with."""
+        ahead, lineage = assigned.ahead, self.lineage(assigned.parent)
+        if ahead is None:
+            return tuple(c.settled(lineage) for c in cursors)
+        if ahead.caught_up(cursors, lineage):
+            assigned.ahead = None
+        return tuple(ahead.furthest(cursors, lineage))
+
+    def unsaved(self, assigned: AssignedSlot, cursors: tuple[Cursor, ...]) -> bool:
+        """Return whether there is anything to commit of a slot that is processed up to there."""
+        return bool(cursors) and (cursors != assigned.committed or self.state_binding.waits(assigned))
+
+    def changed(self, assigned_slots: Iterable[AssignedSlot]) -> Cursors:
+        """Return how far slots are processed, where that is not committed."""
+        now = [(assigned, self.processed(assigned)) for assigned in assigned_slots]
+        return {h.slot: cursors for h, cursors in now if self.unsaved(h, cursors)}
+
+    def worked_off(self, assigned: AssignedSlot) -> bool:
+        """Return whether everything that was read of a slot is processed."""
+        read = self.reader.cursor(assigned.slot).positions
+        return all(cursor.positions == read for cursor in self.sink.cursor(assigned.slot))
+
+    # -- their records -----------------------------------------------------------------------------
+
+    def offer(self, batch: Batch) -> None:
+        """Give records to the sink, without those that a piece of their slot had processed already."""
+        for slot in batch.slots:
+            assigned = self._by_slot.get(slot)
+            if assigned is not None and assigned.ahead is not None:
+                assigned.ahead.without_processed(batch, self.lineage(batch.parent))
+        self.sink.offer(batch)
+
+    def must_be_held(self, assigned: AssignedSlot) -> bool:
+        """Return whether nothing more of a slot may be handed out: its topic is shared in another way now.
+
+        Not where the view is only old: no first owner of a key range begins while this member has the
+        partition.
+        """
+        if assigned.mode is Mode.SLOTS or assigned.by_hand:
+            return False
+        return self.metadata.subscribed(assigned.parent.topic).mode is not assigned.mode
+
+    def may_begin(self, assigned: AssignedSlot) -> bool:
+        """Return whether a slot may be handed out that was not until now.
+
+        A partition as a whole only by a fresh view: slots of the topic may have owners already.
+        """
+        fresh = assigned.mode is not Mode.PLAIN or assigned.by_hand or self.metadata.fresh()
+        return fresh and not self.must_be_held(assigned)
+
+    def begin(self, assigned: AssignedSlot) -> None:
+        """Read a slot from its start, if it may be handed out still: restoring its state may take long."""
+        start, parent = assigned.start, assigned.parent
+        if start is None:
+            return
+        cursor = self._merged(parent, start)
+        if len(start.pieces) > 1:
+            assigned.ahead = PieceProgress(start.pieces)
+        self.reader.update(self.metadata.state(parent))
+        self.reader.own(assigned.slot, cursor)
+        self.sink.taken(assigned.slot, cursor)
+        assigned.stage = SlotStage.READING
+        if not self.may_begin(assigned):
+            self.hold(assigned)
+
+    def hold(self, assigned: AssignedSlot) -> None:
+        """Hand out nothing more of a slot for now."""
+        self.reader.disown([assigned.slot])
+        self.sink.release([assigned.slot])
+        self.withheld += 1
+        assigned.stage = SlotStage.HELD
+
+    def hand_out_again(self, assigned: AssignedSlot) -> None:
+        """Read a held slot from where it is processed; not while the application still works on it."""
+        if not self.sink.release([assigned.slot]):
+            return  # those records would be handed out again
+        pieces = self.settled(assigned, self.sink.cursor(assigned.slot))
+        assigned.start = SlotStart(pieces, committed=bool(assigned.committed))
+        self.begin(assigned)
+
+    def start_anew(self, assigned_slots: Sequence[AssignedSlot]) -> None:
+        """Have slots start again from what the log says; of those that leave nothing more is committed."""
+        if assigned_slots:
+            self._take_back(assigned_slots)
+        for assigned in assigned_slots:
+            assigned.stage = SlotStage.STOPPED if assigned.stage is SlotStage.LEAVING else SlotStage.WANTED
+            assigned.start, assigned.committed = None, ()
+
+    def start_at(self, assigned: AssignedSlot, start: SlotStart) -> None:
+        """Move a slot, whatever is done for it: a seek, or offsets that on_assign gave."""
+        assigned.start, assigned.reset = start, False
+        if assigned.stage in (SlotStage.READING, SlotStage.HELD):
+            cursor = self._merged(assigned.parent, start)
+            assigned.ahead = None
+            self.sink.taken(assigned.slot, cursor)
+            if assigned.stage is SlotStage.READING:
+                self.reader.seek(assigned.slot, cursor)
+            else:
+                self.sink.release([assigned.slot])
+        elif assigned.stage in (SlotStage.STOPPED, SlotStage.WANTED, SlotStage.ASKED):
+            assigned.stage = SlotStage.FOUND
+
+    def restored(self, assigned: AssignedSlot) -> bool:
+        """Return whether the state of a slot is there; see ``StateBinding.restored``."""
+        return self.state_binding.restored(assigned, self.sink)
+
+    def _take_back(self, assigned_slots: Sequence[AssignedSlot]) -> None:
+        """Forget what was read and done of slots since their last commit."""
+        slots = [h.slot for h in assigned_slots]
+        self.reader.disown(slots)
+        self.sink.dropped(slots)
+        # After the sink: else a record would count as processed whose state is gone.
+        self.state_binding.left(assigned_slots)
+        for assigned in assigned_slots:
+            assigned.ahead = assigned.stored = None
+            assigned.epoch = self._next_epoch()
+
+    # -- another sink ------------------------------------------------------------------------------
+
+    def unsure(self) -> list[AssignedSlot]:
+        """Return the slots with state of which a record is being worked on: whether it will count is open."""
+        if self.state_binding.store is None:
+            return []
+        return [h for h in self.on(IN_SINK) if not self.sink.release([h.slot])]
+
+    def hand_to(self, sink: RecordSink, processed: Cursors, *, auto_store: bool) -> None:
+        """Have records go to another sink from now on, each slot from where it is processed."""
+        in_sink = self.on(IN_SINK)
+        slots = [h.slot for h in in_sink]
+        self.reader.disown(slots)
+        self.sink.dropped(slots)
+        self.sink, self.auto_store = sink, auto_store
+        for assigned in self:
+            assigned.stored = None  # slots restart there; kept, it would take later commits back
+        for assigned in in_sink:
+            self._restart(assigned, processed[assigned.slot] or assigned.begun_at)
+
+    def _restart(self, assigned: AssignedSlot, pieces: tuple[Cursor, ...]) -> None:
+        committed = assigned.start is not None and assigned.start.committed
+        assigned.start = SlotStart(pieces, committed=committed)
+        assigned.ahead = None
+        if assigned.stage is SlotStage.READING:
+            self.begin(assigned)
+            return
+        if len(pieces) > 1:
+            assigned.ahead = PieceProgress(pieces)
+        self.sink.taken(assigned.slot, self._merged(assigned.parent, assigned.start))
+        self.sink.release([assigned.slot])
+
+    def _merged(self, parent: PhysicalPartition, start: SlotStart) -> Cursor:
+        """Return the one cursor from which a slot is read."""
+        return start.pieces[0] if len(start.pieces) == 1 else least(self.lineage(parent), start.pieces)
+
+
+RETRY_SECONDS = 5.0
+"""When restoring a slot's state is tried again after it failed."""
+
+
+class StateBinding:
+    """The engine's side of a state store: it gives slots to the store, and has their state committed.
+
+    ``store`` is None where the application keeps no state; every method is a no-op then.
+    """
+
+    def __init__(self, store: StateHooks | None = None) -> None:
+        self.store = store
+
+    def restored(self, assigned: AssignedSlot, sink: RecordSink) -> bool:
+        """Return whether the state of a slot is there; begin to restore it where that was not done yet.
+
+        Called when the slot's start is known. That was looked up when every commit of this member was over or
+        given up, so no write of an earlier assignment that counts comes after the end that is asked for now.
+        And the application has finished what it was handed out before: a write for a record of that
+        assignment, which will be handed out again, finds no state to change.
+
+        Raises:
+            KpsplitError: it cannot be restored; raised once for each reason, and tried again later.
+        """
+        store = self.store
+        if store is None:
+            return True
+        try:
+            if not assigned.restore.taken and not self._take(store, assigned, sink):
+                return False
+            ready = store.ready(assigned.slot)
+        except KpsplitError as error:
+            self._give_up(store, assigned, error)
+            return False
+        if ready:
+            assigned.restore.refusal = ""
+        return ready
+
+    def _take(self, store: StateHooks, assigned: AssignedSlot, sink: RecordSink) -> bool:
+        restore = assigned.restore
+        if restore.mark is None:
+            restore.mark = sink.mark()
+        if not sink.passed(restore.mark) or monotonic() < restore.retry_at:
+            return False
+        store.taken([assigned.slot])
+        restore.taken = True
+        return True
+
+    def _give_up(self, store: StateHooks, assigned: AssignedSlot, error: KpsplitError) -> None:
+        known = assigned.restore.refusal
+        self._let_go(store, assigned)
+        assigned.restore = RestoreProgress(refusal=error.message, retry_at=monotonic() + RETRY_SECONDS)
+        if error.message != known:
+            raise error
+
+    def left(self, assigned_slots: Iterable[AssignedSlot]) -> None:
+        """Slots are owned no more, or their records will be handed out again; the sink knows them no more."""
+        if self.store is not None:
+            for assigned in assigned_slots:
+                self._let_go(self.store, assigned)
+
+    def _let_go(self, store: StateHooks, assigned: AssignedSlot) -> None:
+        taken, assigned.restore = assigned.restore.taken, RestoreProgress()
+        if taken:
+            store.released([assigned.slot])
+
+    def waits(self, assigned: AssignedSlot) -> bool:
+        """Return whether something of a slot's state waits for a commit."""
+        return self.store is not None and assigned.restore.taken and self.store.waits(assigned.slot)
+
+    def wants_commit(self) -> bool:
+        """Return whether a commit should not wait for its time."""
+        return self.store is not None and self.store.wants_commit()
+
+    def commit(
+        self, processed: Sequence[Processed], assigned_slots: Iterable[AssignedSlot]
+    ) -> StateCommit | None:
+        """Return what goes with a commit of exactly this; None without a store.
+
+        Raises:
+            KpsplitError: the store does not have what these slots had.
+        """
+        if self.store is None:
+            return None
+        covers = {p.parent: CommitCoverage(p) for p in processed}
+        return self.store.before_commit([h.slot for h in assigned_slots if h.restore.taken], covers)
+
+    def broken(self, assigned_slots: Iterable[AssignedSlot]) -> list[AssignedSlot]:
+        """Return the slots whose local state could not follow a commit: what waited of them is gone."""
+        if self.store is None:
+            return []
+        return [h for h in assigned_slots if h.restore.taken and not self._is_there(self.store, h.slot)]
+
+    def _is_there(self, store: StateHooks, slot: OwnedSlot) -> bool:
+        try:
+            return store.ready(slot)
+        except KpsplitError as error:
+            log.warning("kpsplit: the state of %s: %s", slot, error)
+            return False
