@@ -104,8 +104,8 @@ def demo(
     producer is suspended across the first cut. Then everything is read back and checked. The last line on
     stdout begins with PASS, or with FAIL (exit code 3).
     """
-    from kpsplit.demo.options import Options
-    from kpsplit.demo.traffic import read_lines
+    from kpsplit.demo.records import read_lines
+    from kpsplit.demo.scenario import Options
     from kpsplit.splitter.records.keys import is_topic_name
 
     if key_regex is not None and input_file is None:
@@ -236,12 +236,12 @@ def _result_of(
     from confluent_kafka import KafkaException
 
     from kpsplit.demo.display import open_display
-    from kpsplit.demo.setup import open_endpoints, run_demo
+    from kpsplit.demo.setup import open_connections, run_demo
     from kpsplit.kafka.error_map import error_of, translate
 
     try:
-        with open_display() as display, open_endpoints(given, roles, display) as endpoints:
-            return run_demo(endpoints, options, lines, display)
+        with open_display() as display, open_connections(given, roles, display) as connections:
+            return run_demo(connections, options, lines, display)
     except UsageError:
         raise
     except KpsplitError as error:

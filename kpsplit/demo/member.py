@@ -1,4 +1,4 @@
-"""One member of the demo's group, a process: ``python -m kpsplit.demo.member``, orders on stdin."""
+"""One member of a scenario's group, a process: ``python -m kpsplit.demo.member``."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import contextlib
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from confluent_kafka import KafkaException
 
 from kpsplit.consumer.client import Consumer
-from kpsplit.demo.journal import pack
-from kpsplit.demo.options import MemberNews, MemberOrders
-from kpsplit.demo.processes import die_with_parent
+from kpsplit.demo.endpoints import MemberNews, MemberOrders, first_line, listen, report
+from kpsplit.demo.records import pack
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
 
@@ -48,7 +48,7 @@ class MemberLoop:
             consumer.subscribe([self._orders.topic], on_lost=self._lost)
             while not self._ended.is_set():
                 self._work_on(consumer.consume(BATCH, POLL_SECONDS))
-                self._tell(consumer)
+                self._report(consumer)
         finally:
             consumer.close()
         return MemberNews(self._worked_on, lost_at=self._lost_at, done=True)
@@ -65,17 +65,11 @@ class MemberLoop:
         self._journal.write(b"".join(packed))
         self._worked_on += len(messages)
 
-    def _tell(self, consumer: Any) -> None:
+    def _report(self, consumer: Any) -> None:
         now = monotonic()
         if now >= self._news_at:
             self._news_at = now + NEWS_SECONDS
-            tell(MemberNews(self._worked_on, len(consumer.stats()["slots"]), self._lost_at))
-
-
-def tell(news: MemberNews) -> None:
-    """Send news to the parent."""
-    sys.stdout.write(news.encode())
-    sys.stdout.flush()
+            report(MemberNews(self._worked_on, len(consumer.stats()["slots"]), self._lost_at))
 
 
 def _config(orders: MemberOrders) -> dict[str, Any]:
@@ -91,29 +85,21 @@ def _config(orders: MemberOrders) -> dict[str, Any]:
     }
 
 
-def _listen(work: MemberLoop) -> None:
-    """Leave when told to, or when stdin ends: then the parent is gone."""
-    sys.stdin.readline()
-    work.end()
-
-
-def main() -> int:
-    """Work; return the exit code."""
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent decides
-    orders = MemberOrders.decode(sys.stdin.readline())
+def run_member(make: Callable[[MemberOrders, BinaryIO], MemberLoop] = MemberLoop) -> int:
+    """Work as a member; return the exit code."""
+    orders = MemberOrders.decode(first_line())
     with Path(orders.journal).open("ab", buffering=0) as journal:
-        work = MemberLoop(orders, journal)
-        signal.signal(signal.SIGTERM, work.end)
-        threading.Thread(target=_listen, args=(work,), daemon=True).start()
+        member = make(orders, journal)
+        signal.signal(signal.SIGTERM, member.end)
+        listen(member.end, member.end)
         try:
-            tell(work.run())
+            report(member.run())
         except (KpsplitError, KafkaException) as error:
-            tell(MemberNews(error=str(error)))
+            report(MemberNews(error=str(error)))
             return 1
     return 0
 
 
 if __name__ == "__main__":
     with contextlib.suppress(BrokenPipeError):
-        sys.exit(main())
+        sys.exit(run_member())

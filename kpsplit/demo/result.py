@@ -6,12 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kpsplit.demo.group import GroupOutcome
-from kpsplit.demo.journal import JournalEntry
-from kpsplit.demo.options import PLAIN_WRITER, SUSPENDED, WriterNews
-from kpsplit.demo.readback import ReadBack, RecordId
+from kpsplit.control.group_progress import PartitionProgress
+from kpsplit.demo.endpoints import WriterNews
+from kpsplit.demo.judge import GroupVerdict, ReadBack, RecordId
+from kpsplit.demo.records import JournalEntry
+from kpsplit.demo.scenario import PLAIN_WRITER, SUSPENDED_WRITER
 from kpsplit.demo.timeline import (
     Latencies,
+    SegmentDrain,
     Series,
     Spread,
     Timeline,
@@ -54,6 +56,15 @@ class PhantomStart:
     def ok(self) -> bool:
         """Return whether it is above both. A phantom that got no record cannot be wrong."""
         return self.first is None or self.first > max(self.parent_end, self.above - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOutcome:
+    """``progress``: the group's range commits in the affected partition in the middle of the scenario."""
+
+    verdict: GroupVerdict
+    drains: tuple[SegmentDrain, ...]
+    progress: PartitionProgress | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +137,7 @@ def nothing_went_wrong(result: DemoResult) -> DemoVerdict:
 def everything_arrived(result: DemoResult) -> DemoVerdict:
     """On a cluster that works no send fails and none has an unknown outcome."""
     history = result.back.history
-    ok = history.ok == history.sent == history.delivered
+    ok = history.ok == history.sent == history.delivered == history.read
     return DemoVerdict(
         "complete",
         ok,
@@ -257,7 +268,7 @@ def _held_elsewhere(before: Mapping[str, WriterNews], after: Mapping[str, Writer
     return sum(
         held - before[name].held_in.get(partition, 0)
         for name, news in after.items()
-        if name != SUSPENDED and name in before
+        if name != SUSPENDED_WRITER and name in before
         for partition, held in news.held_in.items()
         if partition != affected
     )
@@ -274,7 +285,7 @@ def _undisturbed(journals: Journals, timeline: Timeline) -> list[JournalEntry]:
         entry
         for name, entries in journals.items()
         if name != PLAIN_WRITER
-        for entry in without_suspended(entries, late if name == SUSPENDED else None)
+        for entry in without_suspended(entries, late if name == SUSPENDED_WRITER else None)
         if entry.sent_at >= timeline.began
     ]
 
@@ -282,7 +293,7 @@ def _undisturbed(journals: Journals, timeline: Timeline) -> list[JournalEntry]:
 def _catching_up(journals: Journals, timeline: Timeline) -> TimeSpan | None:
     if timeline.suspension is None:
         return None
-    return until_caught_up(journals.get(SUSPENDED, ()), timeline.suspension)
+    return until_caught_up(journals.get(SUSPENDED_WRITER, ()), timeline.suspension)
 
 
 def _throughput(

@@ -1,173 +1,235 @@
 """The demo's scenario: write, split the hottest partition, split its hottest range, merge all, stop.
 
-The operations are the ones of the command line, run in this process.
+The operations are the ones of the command line, run in this process. Meanwhile a writer is suspended, and of
+the group that reads one member is killed and one is suspended.
 """
 
 from __future__ import annotations
 
+import math
+import random
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 from kpsplit.admin import Admin
+from kpsplit.control.group_progress import PartitionProgress, RangeProgress
 from kpsplit.control.plans import Plan
 from kpsplit.demo.display import Board, Display, MemberLine, PlaceLine, WriterLine, show_step
-from kpsplit.demo.group import GroupActions
-from kpsplit.demo.options import (
-    PARTITIONS,
-    SPLIT_AGAIN_INTO,
-    SPLIT_INTO,
-    SUSPENDED,
-    Options,
-    WriterNews,
-    WriterStage,
+from kpsplit.demo.endpoints import PATIENCE_SECONDS, Endpoint, Endpoints, MemberNews, WriterNews, WriterStage
+from kpsplit.demo.judge import Victim
+from kpsplit.demo.records import Worked
+from kpsplit.demo.timeline import FENCE_OFF, DrainWatch, OperationTimeline, Timeline, TimeSpan, Watch
+from kpsplit.errors import (
+    CheckFailedError,
+    DeadlineExceededError,
+    KpsplitError,
+    UnreachableError,
 )
-from kpsplit.demo.processes import PATIENCE_SECONDS, MemberProcess, WriterProcess, WriterProcesses
-from kpsplit.demo.timeline import FENCE_OFF, OperationTimeline, Timeline, TimeSpan
-from kpsplit.demo.watch import Watch
-from kpsplit.errors import CheckFailedError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline, monotonic
-from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.control import Partitioner
+
+PARTITIONS = 6
+SPLIT_INTO = 4
+SPLIT_AGAIN_INTO = 2
+KPSPLIT_WRITERS = ("writer-1", "writer-2", "writer-3", "writer-4")
+PLAIN_WRITER = "plain"
+WRITERS = (*KPSPLIT_WRITERS, PLAIN_WRITER)
+SUSPENDED_WRITER = KPSPLIT_WRITERS[-1]
+MEMBERS = ("reader-1", "reader-2", "reader-3", "reader-4")
+KILLED_MEMBER, SUSPENDED_MEMBER, LATE_MEMBER = "reader-1", "reader-2", "reader-4"
+STRETCHES = 4
+"""The duration is divided among: before the split, after it, after the nested split, after the merge."""
+
+OPERATIONS_SECONDS = 20.0
+"""About how long the group's start and the operations take, which the duration does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The demo's options. ``duration``: seconds of steady writing between operations, in all."""
+
+    duration: float
+    rate: float
+    seed: int
+    html: Path
+    input: Path | None = None
+    expression: str | None = None
+    topic: str | None = None
+
+    @property
+    def stretch(self) -> float:
+        """Seconds between two operations."""
+        return self.duration / STRETCHES
+
+    def topic_name(self) -> str:
+        """Return the topic's name: the given one, or one that no topic has."""
+        return self.topic or f"kpsplit-demo-{random.SystemRandom().getrandbits(32):08x}"
+
 
 MAX_PAUSE_MS = 30_000
-REPLICATION = 3
-SLOTS = 4
-"""Key ranges per partition that groups share; few: the brokers run beside the demo on one machine."""
 RATE_SECONDS = 2.0
 """Rates on the board are those of the latest seconds."""
+LOOK_SECONDS = 0.5
+"""Between looks at the group's progress, each of which reads a log from its start."""
 _WAIT = 0.1
 
 
-def make_topic(connection: Connection, topic: str) -> None:
-    """Create the demo's topic and wait until every broker serves it.
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who plays: the writers, the members of a group, and the thread that follows what the group drains."""
 
-    Raises:
-        UsageError: there is a topic of that name already.
-    """
-    admin = ClusterAdmin(connection)
-    brokers = admin.brokers()
-    replication = min(REPLICATION, len(brokers))
-    config = {"unclean.leader.election.enable": "false"}
-    if replication >= REPLICATION:
-        config["min.insync.replicas"] = "2"
-    if not admin.create(topic, config, partitions=PARTITIONS, replication=replication):
-        raise UsageError(f"there is a topic {topic} already", hint="choose another --topic")
-    await_served(connection, brokers, {topic: PARTITIONS}, Deadline(PATIENCE_SECONDS))
-
-
-def enrol(operations: Admin, topic: str, say: Callable[[str], None]) -> None:
-    """Make kpsplit's topics if they are missing, and enrol the demo's."""
-    created = operations.initialise()
-    if created:
-        say(f"created {', '.join(created)}")
-    say(f"enrolling {topic}: waits for one lease …")
-    operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=SLOTS)
-
-
-def hot_of(timeline: Timeline) -> PhysicalPartition:
-    """Return the partition that was found to be the hottest.
-
-    Raises:
-        KpsplitError: the scenario did not come so far.
-    """
-    if timeline.hot is None:
-        raise KpsplitError("no partition was split")
-    return timeline.hot
+    writers: Endpoints[WriterNews]
+    members: Endpoints[MemberNews]
+    group: str
+    drains: DrainWatch
 
 
 class Scenario:
     """The scenario itself. ``phase`` and ``state`` are read by the thread that draws the board."""
 
     def __init__(
-        self,
-        options: Options,
-        operations: Admin,
-        children: WriterProcesses,
-        group: GroupActions,
-        timeline: Timeline,
-        display: Display,
+        self, options: Options, operations: Admin, cast: Cast, timeline: Timeline, display: Display
     ) -> None:
+        self.parents = tuple(PhysicalPartition(timeline.topic, p) for p in range(PARTITIONS))
+        self.news_before: dict[str, WriterNews] = {}
+        """The writers' news before the first operation."""
+        self.progress: PartitionProgress | None = None
+        """The group's range commits in the affected partition, in the middle of the scenario."""
         self._options = options
         self._operations = operations
-        self._children = children
-        self._group = group
+        self._cast = cast
         self._timeline = timeline
         self._display = display
-        self.phase = "starting writers"
-        self.state: PartitionState | None = None
-        self.parents = tuple(PhysicalPartition(timeline.topic, p) for p in range(PARTITIONS))
-        self.watch: Watch | None = None
-        self.news_before: dict[str, WriterNews] = {}
+        self._phase = "starting writers"
+        self._state: PartitionState | None = None
+        self._watch: Watch | None = None
         self._stretch_began = 0.0
+        self._resumed_at = math.inf
 
-    def run(self, connection: Connection) -> None:
-        """Run it.
+    def run(self, connection: Connection) -> PhysicalPartition:
+        """Run it; return the partition that was split.
 
         Raises:
             KpsplitError: an operation failed, or a writer or a member of the group is not well.
         """
-        with Watch(connection, self.parents, self.show) as self.watch:
-            self._children.wait("get delivery reports", _is_served, PATIENCE_SECONDS)
-            self._group.begin()
-            self._timeline.began = monotonic()
+        with Watch(connection, self.parents, self._show) as self._watch:
+            self._begin()
             self._stretch("writing")
             hot = self._hottest(self.parents)[0]
             self._timeline.hot = hot
             self.news_before = self.news()
             self._split(hot)
-            self._group.kill_one()
+            self._kill_member()
             self._stretch(f"{hot} is split into {SPLIT_INTO}")
             self._split_again(hot)
-            self._group.look(hot.partition)
-            self._group.suspend_one()
+            self._look(hot.partition)
+            self._suspend_member()
             self._stretch("one range is split again")
             self._run("merge", f"of all ranges back into {hot}", self._operations.plan_merge(hot))
-            self._group.resume_one()
+            self._resume_member()
             self._stretch("merged")
-            self.phase = "writers finish"
-            self._say("the writers finish: rest of the input, last delivery reports")
-            self._children.finish(PATIENCE_SECONDS)
-            self._timeline.ended = monotonic()
-            self.phase = "the group reads the rest"
-            self._group.read_all()
-        self.phase = "all writers have ended; what they sent is read back and checked"
-        self.show()
+            self._finish()
+        self._phase = "all writers have ended; what they sent is read back and checked"
+        self._show()
+        return hot
 
     def news(self) -> dict[str, WriterNews]:
         """Return the writers' latest news."""
-        return {child.name: child.news for child in self._children.all}
+        return {writer.name: writer.news for writer in self._cast.writers.all}
 
-    def show(self) -> None:
-        """Draw the board."""
-        if self.watch is None:
-            return
-        places = tuple(self._place(self.watch, place) for place in self.watch.places)
-        writers = tuple(_writer_line(child) for child in self._children.all)
-        members = tuple(_member_line(member) for member in self._group.members.all)
-        self._display.show(Board(self.phase, places, writers, members))
+    def victims(self, journals: Mapping[str, Sequence[Worked]]) -> dict[str, Victim]:
+        """Return what befell members: also what the coordinator took from those that nobody hurt."""
+        found = {
+            member.name: Victim(f"{member.name} lost its slots", member.news.lost_at)
+            for member in self._cast.members.all
+            if member.news.lost_at is not None
+        }
+        back = [entry.at for entry in journals[SUSPENDED_MEMBER] if entry.at >= self._resumed_at]
+        found[SUSPENDED_MEMBER] = Victim("the suspension", min(back, default=self._resumed_at))
+        found[KILLED_MEMBER] = Victim("the kill", -math.inf)
+        return found
+
+    # -- the beginning and the end -----------------------------------------------------------------
+
+    def _begin(self) -> None:
+        writers, members = self._cast.writers, self._cast.members
+        writers.wait(
+            "delivery reports", lambda: all(w.news.ok > w.news.waiting for w in writers.all), PATIENCE_SECONDS
+        )
+        first = [member for member in members.all if member.name != LATE_MEMBER]
+        for member in first:
+            member.begin()
+        members.wait("the group to begin", lambda: all(m.news.worked_on for m in first), PATIENCE_SECONDS)
+        names = ", ".join(member.name for member in first)
+        self._say(f"group {self._cast.group}: {names} share all partitions by key range")
+        self._timeline.began = monotonic()
+
+    def _finish(self) -> None:
+        self._phase = "writers finish"
+        self._say("the writers finish: rest of the input, last delivery reports")
+        self._cast.writers.finish("the writers to finish", PATIENCE_SECONDS)
+        self._timeline.ended = monotonic()
+        self._phase = "the group reads the rest"
+        members = self._cast.members
+        members.wait("the group to read everything", self._at_the_end, PATIENCE_SECONDS, LOOK_SECONDS)
+        members.finish("the group to leave", PATIENCE_SECONDS)
+
+    def _at_the_end(self) -> bool:
+        if self._cast.drains.waiting:
+            return False
+        with suppress(UnreachableError, DeadlineExceededError):  # slow brokers: the next look decides
+            found = self._operations.offsets(self._cast.group, self._timeline.topic)
+            return all(progress.lag == 0 for progress in found)
+        return False
+
+    # -- what happens to the group -----------------------------------------------------------------
+
+    def _kill_member(self) -> None:
+        self._cast.members[KILLED_MEMBER].kill()
+        self._cast.members[LATE_MEMBER].begin()
+        self._say(f"{KILLED_MEMBER} is killed (SIGKILL), {LATE_MEMBER} joins the group")
+
+    def _suspend_member(self) -> None:
+        self._cast.members[SUSPENDED_MEMBER].suspend()
+        self._say(f"{SUSPENDED_MEMBER} is suspended (SIGSTOP): the group goes on without it")
+
+    def _resume_member(self) -> None:
+        self._resumed_at = monotonic()
+        self._cast.members[SUSPENDED_MEMBER].resume()
+        self._say(f"{SUSPENDED_MEMBER} is resumed (SIGCONT): what it has in hand is not its own any more")
+
+    def _look(self, partition: int) -> None:
+        """Show where the group stands in a partition, by its range commits."""
+        (self.progress,) = self._operations.offsets(self._cast.group, self._timeline.topic, partition)
+        for range_ in self.progress.ranges:
+            self._say(f"    {_progress_line(range_)}")
+
+    # -- operations --------------------------------------------------------------------------------
 
     def _split(self, hot: PhysicalPartition) -> None:
         """Split the hottest partition; one writer is suspended from before PREPARE until after COMMIT."""
-        child = next(c for c in self._children.all if c.name == SUSPENDED)
+        writer = self._cast.writers[SUSPENDED_WRITER]
         plan = self._operations.plan_split(hot, SPLIT_INTO)
-        child.suspend()
+        writer.suspend_in_burst()
         began = monotonic()
-        self._say(f"{child.name} is suspended (SIGSTOP) in the middle of a burst; its lease will run out")
+        self._say(f"{writer.name} is suspended (SIGSTOP) in the middle of a burst; its lease will run out")
 
         def wake(step: StepDone) -> None:
             if step.name == FENCE_OFF:
-                child.resume()
-                self._timeline.suspension = TimeSpan(f"{child.name} suspended", began, monotonic())
-                self._say(f"{child.name} is resumed (SIGCONT): what it had queued lands after the cut")
+                writer.resume()
+                self._timeline.suspension = TimeSpan(f"{writer.name} suspended", began, monotonic())
+                self._say(f"{writer.name} is resumed (SIGCONT): what it had queued lands after the cut")
 
         try:
             self._run(f"split into {SPLIT_INTO}", f"of {hot}", plan, wake)
         finally:
-            child.resume()
+            writer.resume()
 
     def _split_again(self, hot: PhysicalPartition) -> None:
         """Split the hottest phantom; if it is one single hot key, the next one."""
@@ -191,7 +253,7 @@ class Scenario:
         self, label: str, detail: str, plan: Plan, also: Callable[[StepDone], None] = lambda _: None
     ) -> None:
         shares = "" if plan.shares is None else ", predicted shares " + _percentages(plan.shares)
-        self.phase = label
+        self._phase = label
         self._say(f"{label} {detail}{shares}")
         log = OperationTimeline(label, detail)
         self._timeline.operations.append(log)
@@ -208,19 +270,19 @@ class Scenario:
             )
         log.report = self._operations.run(plan, max_pause_ms=MAX_PAUSE_MS, observer=observe, force=True)
         self._follow(log.report.state)
-        self._group.drains.closed(log.report.state, log.fence.ended if log.fence else monotonic())
+        self._cast.drains.closed(log.report.state, log.fence.ended if log.fence else monotonic())
         pauses = sorted(p.pause_ms for p in log.report.pauses.values())
         self._say(f"    done in {log.report.seconds:.1f} s; writers paused for {pauses} ms")
 
     def _follow(self, state: PartitionState) -> None:
         """Watch the places that the new layout has, and all older ones."""
-        self.state = state
-        if self.watch is not None:
-            self.watch.places = tuple(dict.fromkeys((*self.parents, *state.lineage.sources())))
+        self._state = state
+        if self._watch is not None:
+            self._watch.places = tuple(dict.fromkeys((*self.parents, *state.lineage.sources())))
 
     def _stretch(self, phase: str) -> None:
         """Let the writers write."""
-        self.phase = phase
+        self._phase = phase
         self._say(f"{phase}: {self._options.stretch:.0f} s of steady traffic")
         self._stretch_began = monotonic()
         end = Deadline(self._options.stretch)
@@ -230,14 +292,14 @@ class Scenario:
         self._check()
 
     def _check(self) -> None:
-        self._children.check()
-        self._group.members.check()
+        self._cast.writers.check()
+        self._cast.members.check()
 
     def _hottest(self, places: Collection[PhysicalPartition]) -> list[PhysicalPartition]:
         """Return places by their growth during the latest stretch, the hottest first."""
-        if self.watch is None:
+        if self._watch is None:
             raise KpsplitError("nothing is watched")
-        samples, since, until = self.watch.samples, self._stretch_began, monotonic()
+        samples, since, until = self._watch.samples, self._stretch_began, monotonic()
         late = Deadline(PATIENCE_SECONDS)
         while not samples.reach(places, until):
             late.check("the ends of the partitions that are watched")
@@ -256,16 +318,30 @@ class Scenario:
             raise KpsplitError(f"{parent} is not enrolled any more")
         return state.lineage
 
-    def _place(self, watch: Watch, place: PhysicalPartition) -> PlaceLine:
-        rate = watch.samples.rate(place, RATE_SECONDS)
-        return PlaceLine(
-            short(place), self._role(place), watch.samples.end(place), rate, place == self._timeline.hot
+    # -- the board ---------------------------------------------------------------------------------
+
+    def _show(self) -> None:
+        watch = self._watch
+        if watch is None:
+            return
+        places = tuple(
+            PlaceLine(
+                short(place),
+                self._role(place),
+                watch.samples.end(place),
+                watch.samples.rate(place, RATE_SECONDS),
+                place == self._timeline.hot,
+            )
+            for place in watch.places
         )
+        writers = tuple(_writer_line(writer) for writer in self._cast.writers.all)
+        members = tuple(_member_line(member) for member in self._cast.members.all)
+        self._display.show(Board(self._phase, places, writers, members))
 
     def _role(self, place: PhysicalPartition) -> str:
-        if self.state is None or place not in self.state.lineage.sources():
+        if self._state is None or place not in self._state.lineage.sources():
             return "unsplit"
-        found = [s for s in self.state.lineage if s.is_open and s.source == place]
+        found = [s for s in self._state.lineage if s.is_open and s.source == place]
         return _role_of(found[0]) if found else "sealed"
 
     def _say(self, text: str) -> None:
@@ -281,22 +357,29 @@ def _role_of(segment: Segment) -> str:
     return segment.kind.value if segment.kind is SegmentKind.OVERFLOW else f"{segment.kind} {segment.range}"
 
 
-def _is_served(child: WriterProcess) -> bool:
-    return child.news.ok > child.news.waiting
+def _writer_line(writer: Endpoint[WriterNews]) -> WriterLine:
+    news = writer.news
+    stage = WriterStage.WRITING if news.stage is WriterStage.STOPPING else news.stage
+    name = "suspended" if writer.suspended else stage.value
+    return WriterLine(writer.name, name, news.sent, news.ok + news.failed, news.waiting, news.strays)
 
 
-def _writer_line(child: WriterProcess) -> WriterLine:
-    news = child.news
-    stage = "suspended" if child.suspended else news.stage.value
-    if news.stage is WriterStage.STOPPING and not child.suspended:
-        stage = WriterStage.WRITING.value
-    return WriterLine(child.name, stage, news.sent, news.ok + news.failed, news.waiting, news.strays)
-
-
-def _member_line(member: MemberProcess) -> MemberLine:
+def _member_line(member: Endpoint[MemberNews]) -> MemberLine:
     stage = "killed" if member.killed else "suspended" if member.suspended else "working"
+    stage = stage if member.begun else "joins later"
     return MemberLine(member.name, stage, member.news.worked_on, member.news.slots)
 
 
 def _percentages(shares: Iterable[float]) -> str:
     return ", ".join(f"{share:.0%}" for share in shares)
+
+
+def _progress_line(range_: RangeProgress) -> str:
+    owner = "nobody" if range_.owner is None else range_.owner.client_id
+    places = ", ".join(
+        f"segment {left.segment.id} at {left.next:,}{'' if left.ready else ' (waits)'}"
+        f"{' (drains)' if left.ready and left.draining else ''}"
+        for left in range_.left
+    )
+    lag = "unknown" if range_.lag is None else f"{range_.lag:,}"
+    return f"{range_.range} {owner}: {places or range_.basis}; lag {lag}"

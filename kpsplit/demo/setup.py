@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,38 +13,62 @@ from typing import Any
 from confluent_kafka import KafkaException, TopicPartition
 
 from kpsplit.admin import Admin
+from kpsplit.consumer.fetch.lineage_reader import LineageReader
 from kpsplit.demo.display import Display, show_step
-from kpsplit.demo.group import GroupActions, group_of, orders_of, outcome_of
-from kpsplit.demo.journal import read_journal
-from kpsplit.demo.judging import read_commits
-from kpsplit.demo.options import KPSPLIT_WRITERS, PARTITIONS, Options, orders_for
-from kpsplit.demo.processes import PATIENCE_SECONDS, MemberProcesses, WriterProcesses
-from kpsplit.demo.readback import ReadBack, Reading
-from kpsplit.demo.result import QUESTIONS, DemoResult, DemoVerdict, Journals, sum_up
-from kpsplit.demo.scenario import Scenario, enrol, hot_of, make_topic
-from kpsplit.demo.timeline import Timeline
-from kpsplit.demo.traffic import Line
+from kpsplit.demo.endpoints import (
+    PATIENCE_SECONDS,
+    Endpoint,
+    Endpoints,
+    MemberNews,
+    MemberOrders,
+    WriterNews,
+    WriterOrders,
+)
+from kpsplit.demo.judge import CommitHistory, Excuses, ReadBack, Reading, judge, read_commits
+from kpsplit.demo.records import Line, owner_of, read_journal, read_worked
+from kpsplit.demo.result import QUESTIONS, DemoResult, DemoVerdict, GroupOutcome, Journals, sum_up
+from kpsplit.demo.scenario import (
+    KILLED_MEMBER,
+    KPSPLIT_WRITERS,
+    MEMBERS,
+    OPERATIONS_SECONDS,
+    PARTITIONS,
+    PLAIN_WRITER,
+    SUSPENDED_MEMBER,
+    WRITERS,
+    Cast,
+    Options,
+    Scenario,
+)
+from kpsplit.demo.timeline import DrainWatch, Timeline
 from kpsplit.demo.verification import Verification, report_path
-from kpsplit.demo.watch import DrainWatch
-from kpsplit.errors import CheckFailedError, KpsplitError
-from kpsplit.kafka.clock import monotonic
-from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.errors import CheckFailedError, KpsplitError, UsageError
+from kpsplit.kafka.clock import Deadline, monotonic
+from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import BROKERS_PROPERTIES, Connection, names_brokers
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.offset_log import offset_log_partitions
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState, SubTopicState
+from kpsplit.splitter.records.control import Partitioner
 
 BROKERS = 3
+REPLICATION = 3
+SLOTS = 4
+"""Key ranges per partition that groups share; few: the brokers run beside the demo on one machine."""
+DOOMED_SESSION_MS = 10_000
+"""After so long without a heartbeat the slots of a member that is killed or suspended are given to others."""
+SESSION_MS = 60_000
+"""The same for members that nobody hurts: a busy machine must not cost them their slots."""
 ROLES = ("producer", "consumer", "verifier")
-"""Who may have connection settings of their own; the operator has those of the whole demo."""
+"""Roles that may have connection settings of their own; the operator has those of the whole demo."""
 
 Properties = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoints:
-    """How everybody connects: who splits and merges, the writers, the group, who reads everything back."""
+class Connections:
+    """How each role connects: who splits and merges, the writers, the group, who reads everything back."""
 
     operator: Connection
     producer: Connection
@@ -53,9 +77,9 @@ class Endpoints:
 
 
 @contextmanager
-def open_endpoints(
+def open_connections(
     properties: Properties, roles: Mapping[str, Properties], display: Display
-) -> Iterator[Endpoints]:
+) -> Iterator[Connections]:
     """Yield connections to the given cluster, or to an embedded one if no brokers are named.
 
     Args:
@@ -78,10 +102,95 @@ def open_endpoints(
         yield _connected({**properties, "bootstrap.servers": cluster.bootstrap}, roles)
 
 
-def _connected(properties: Properties, roles: Mapping[str, Properties]) -> Endpoints:
+def _connected(properties: Properties, roles: Mapping[str, Properties]) -> Connections:
     brokers = {name: properties[name] for name in BROKERS_PROPERTIES if name in properties}
     others = {role: Connection({**properties, **roles.get(role, {}), **brokers}) for role in ROLES}
-    return Endpoints(operator=Connection(properties), **others)
+    return Connections(operator=Connection(properties), **others)
+
+
+# -- the topic and the processes -------------------------------------------------------------------
+
+
+def make_topic(connection: Connection, topic: str) -> None:
+    """Create the demo's topic and wait until every broker serves it.
+
+    Raises:
+        UsageError: there is a topic of that name already.
+    """
+    admin = ClusterAdmin(connection)
+    brokers = admin.brokers()
+    replication = min(REPLICATION, len(brokers))
+    config = {"unclean.leader.election.enable": "false"}
+    if replication >= REPLICATION:
+        config["min.insync.replicas"] = "2"
+    if not admin.create(topic, config, partitions=PARTITIONS, replication=replication):
+        raise UsageError(f"there is a topic {topic} already", hint="choose another --topic")
+    await_served(connection, brokers, {topic: PARTITIONS}, Deadline(PATIENCE_SECONDS))
+
+
+def enrol(operations: Admin, topic: str, say: Callable[[str], None]) -> None:
+    """Make kpsplit's topics if they are missing, and enrol the demo's."""
+    created = operations.initialise()
+    if created:
+        say(f"created {', '.join(created)}")
+    say(f"enrolling {topic}: waits for one lease …")
+    operations.enrol(topic, Partitioner.CONSISTENT_RANDOM, slots=SLOTS)
+
+
+def orders_for(
+    options: Options, lines: list[Line] | None, connection: Connection, topic: str, journals: Path
+) -> list[WriterOrders]:
+    """Return what each writer is to do."""
+    stocks = stocks_of(lines)
+    rates = rates_of(options, stocks)
+    return [
+        WriterOrders(
+            name=name,
+            plain=name == PLAIN_WRITER,
+            properties={**connection.properties, "client.id": f"kpsplit-demo-{name}"},
+            topic=topic,
+            partitions=PARTITIONS,
+            rate=rates[name],
+            seed=options.seed,
+            journal=str(journals / f"{name}.journal"),
+            writers=WRITERS,
+            input=str(options.input.resolve()) if options.input is not None else None,
+            expression=options.expression,
+            stock=None if stocks is None else stocks[name],
+        )
+        for name in WRITERS
+    ]
+
+
+def stocks_of(lines: list[Line] | None) -> dict[str, int] | None:
+    """Return how many lines of a file are each writer's."""
+    if lines is None:
+        return None
+    owned = dict.fromkeys(WRITERS, 0)
+    for line in lines:
+        owned[owner_of(line, WRITERS)] += 1
+    return owned
+
+
+def rates_of(options: Options, stocks: dict[str, int] | None) -> dict[str, float]:
+    """Return each writer's first rate: equal ones, or such that lines are left to all for the whole demo."""
+    if stocks is None:
+        return dict.fromkeys(WRITERS, options.rate / len(WRITERS))
+    lines = sum(stocks.values())
+    total = min(options.rate, lines / (options.duration + OPERATIONS_SECONDS))
+    return {name: max(0.1, total * number / lines) for name, number in stocks.items()}
+
+
+def member_orders(name: str, connection: Connection, topic: str, folder: Path) -> MemberOrders:
+    """Return what a member of the group is to do."""
+    return MemberOrders(
+        name=name,
+        properties=connection.properties,
+        group=f"{topic}-workers",
+        topic=topic,
+        journal=str(folder / f"{name}.worked"),
+        session_ms=DOOMED_SESSION_MS if name in (KILLED_MEMBER, SUSPENDED_MEMBER) else SESSION_MS,
+    )
 
 
 # -- retirement: refused while a group has not read the phantoms, done once it has -----------------
@@ -153,7 +262,7 @@ def retire_after_reading(
 
 
 def run_demo(
-    endpoints: Endpoints, options: Options, lines: list[Line] | None, display: Display
+    connections: Connections, options: Options, lines: list[Line] | None, display: Display
 ) -> DemoResult:
     """Run the whole demo on a cluster.
 
@@ -161,56 +270,59 @@ def run_demo(
         KpsplitError: it did not come to its end.
     """
     timeline = Timeline(monotonic(), options.topic_name())
-    connection = endpoints.operator
+    topic, connection = timeline.topic, connections.operator
     with Admin(connection, PATIENCE_SECONDS) as operations, _folder() as folder:
         display.say(
-            f"topic {timeline.topic}: {PARTITIONS} partitions; {len(KPSPLIT_WRITERS)} kpsplit producers "
+            f"topic {topic}: {PARTITIONS} partitions; {len(KPSPLIT_WRITERS)} kpsplit producers "
             "and a plain one that knows nothing of kpsplit"
         )
-        make_topic(connection, timeline.topic)
-        enrol(operations, timeline.topic, display.say)
-        orders = orders_for(options, lines, endpoints.producer, timeline.topic, folder)
-        topic = timeline.topic
+        make_topic(connection, topic)
+        enrol(operations, topic, display.say)
+        writers = orders_for(options, lines, connections.producer, topic, folder)
+        members = [member_orders(name, connections.consumer, topic, folder) for name in MEMBERS]
+        group = members[0].group
         offsets = offset_log_partitions(ClusterAdmin(connection))
         with (
-            WriterProcesses(orders) as children,
-            MemberProcesses(orders_of(endpoints.consumer, topic, folder)) as members,
-            DrainWatch(connection, group_of(topic), offsets, display.say) as drains,
+            Endpoints[WriterNews]() as writing,
+            Endpoints[MemberNews]() as reading,
+            DrainWatch(connection, group, offsets, display.say) as drains,
         ):
-            group = GroupActions(operations, topic, members, drains, display.say)
-            scenario = Scenario(options, operations, children, group, timeline, display)
-            scenario.run(connection)
-            news = scenario.news()
-        hot = hot_of(timeline)
-        refused_before_reading(endpoints.consumer, operations, hot, display)
-        journals = {o.name: read_journal(Path(o.journal)) for o in orders}
-        states = [_state(operations, parent) for parent in scenario.parents]
-        with Verification(endpoints.verifier, topic, report_path(options.html), display) as verification:
-            lineages = [state.lineage for state in states]
-            commits = read_commits(endpoints.verifier, group_of(topic), lineages, offsets)
-            back = _read_back(endpoints.verifier, timeline, states, journals, lines, display)
-            result = sum_up(
-                timeline,
-                scenario.news_before,
-                news,
-                _of(states, hot),
-                back,
-                outcome_of(group, back, lineages, commits),
-                journals,
-            )
+            for orders in writers:
+                writing.all.append(Endpoint("writer", "kpsplit.demo.writer", orders, WriterNews()))
+            # A start takes a core for a second, which brokers share: the late member starts now, and waits.
+            for member in members:
+                news = MemberNews()
+                reading.all.append(Endpoint("group member", "kpsplit.demo.member", member, news, waits=True))
+            scenario = Scenario(options, operations, Cast(writing, reading, group, drains), timeline, display)
+            hot = scenario.run(connection)
+        refused_before_reading(connections.consumer, operations, hot, display)
+        journals = {o.name: read_journal(Path(o.journal)) for o in writers}
+        worked = {o.name: list(read_worked(Path(o.journal))) for o in members}
+        view = operations.view()
+        states = [_state(view.state(parent), parent) for parent in scenario.parents]
+        lineages = [state.lineage for state in states]
+        with Verification(connections.verifier, topic, report_path(options.html), display) as verification:
+            commits = CommitHistory(read_commits(connections.verifier, group, lineages, offsets), lineages)
+            back = _read_back(connections.verifier, topic, states, journals, lines, display)
+            excuses = Excuses(scenario.victims(worked), commits)
+            verdict = judge(worked, back.offsets, lineages, excuses.excuse)
+            outcome = GroupOutcome(verdict, tuple(drains.drains), scenario.progress)
+            state = next(state for state in states if state.parent == hot)
+            result = sum_up(timeline, scenario.news_before, scenario.news(), state, back, outcome, journals)
             checked = verification.verdict()
         verdicts = [question(result) for question in QUESTIONS] + ([checked] if checked else [])
         result = replace(result, verdicts=tuple(verdicts))
         if not result.passed:
-            _keep(folder, display)
+            kept = keep_folder(folder, "kpsplit-demo-failed-")
+            display.say(f"the writers' journals are kept in {kept}")
             return result
-        retired = retire_after_reading(endpoints.consumer, operations, result, display)
+        retired = retire_after_reading(connections.consumer, operations, result, display)
         return replace(result, verdicts=(*result.verdicts, retired))
 
 
 def _read_back(
     connection: Connection,
-    timeline: Timeline,
+    topic: str,
     states: list[PartitionState],
     journals: Journals,
     lines: list[Line] | None,
@@ -218,21 +330,17 @@ def _read_back(
 ) -> ReadBack:
     began = monotonic()
     display.say("reading everything back along the lineage, with a fresh client")
-    reading = Reading([state.lineage for state in states], lines)
-    reading.take_journals(timeline.topic, journals)
+    reading = Reading([state.lineage for state in states], {PLAIN_WRITER}, lines)
+    reading.take_journals(topic, journals)
     for state in states:
-        reading.read(connection, state)
+        with LineageReader(connection, state) as reader:
+            reading.take(state.parent, reader.records(), reader.tally)
     back = reading.result()
     display.say(f"    {back.history.read:,} records in {monotonic() - began:.1f} s: {back.history}")
     return back
 
 
-def _of(states: list[PartitionState], parent: PhysicalPartition) -> PartitionState:
-    return next(state for state in states if state.parent == parent)
-
-
-def _state(operations: Admin, parent: PhysicalPartition) -> PartitionState:
-    state = operations.view().state(parent)
+def _state(state: PartitionState | None, parent: PhysicalPartition) -> PartitionState:
     if state is None:
         raise KpsplitError(f"{parent} is not enrolled any more")
     return state
@@ -240,16 +348,12 @@ def _state(operations: Admin, parent: PhysicalPartition) -> PartitionState:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """Yield a folder for journals that is removed at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="kpsplit-demo-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="kpsplit-demo-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
 
 
-def _keep(folder: Path, display: Display) -> None:
-    """Keep the journals of a demo that failed."""
-    kept = Path(tempfile.mkdtemp(prefix="kpsplit-demo-failed-"))
-    shutil.copytree(folder, kept, dirs_exist_ok=True)
-    display.say(f"the writers' journals are kept in {kept}")
+def keep_folder(folder: Path, prefix: str) -> Path:
+    """Copy journals and logs, not brokers' data, to a new folder that stays; return it."""
+    kept = Path(tempfile.mkdtemp(prefix=prefix))
+    shutil.copytree(folder, kept, dirs_exist_ok=True, ignore=shutil.ignore_patterns("data"))
+    return kept

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from kpsplit.control.group_progress import RangeProgress, SegmentLeft
-from kpsplit.demo.group import GroupOutcome
-from kpsplit.demo.result import DemoResult
-from kpsplit.demo.timeline import Spread
-from kpsplit.demo.watch import SegmentDrain
+from kpsplit.demo.result import DemoResult, GroupOutcome
+from kpsplit.demo.timeline import SegmentDrain, Spread
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from kpsplit import Consumer
-from kpsplit.demo.processes import die_with_parent
+from kpsplit.demo.endpoints import die_with_parent
 
 
 def main(bootstrap: str, group: str, topic: str, more: str) -> None:

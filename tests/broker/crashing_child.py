@@ -6,7 +6,7 @@ import signal
 import sys
 
 from kpsplit import Producer
-from kpsplit.demo.processes import die_with_parent
+from kpsplit.demo.endpoints import die_with_parent
 
 
 def main(bootstrap: str, name: str, topic: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from kpsplit import Producer
-from kpsplit.demo.processes import die_with_parent
+from kpsplit.demo.endpoints import die_with_parent
 
 
 def main(bootstrap: str, topic: str) -> None:

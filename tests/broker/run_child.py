@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from kpsplit import Consumer, Output
-from kpsplit.demo.processes import die_with_parent
+from kpsplit.demo.endpoints import die_with_parent
 from tests.broker.running import config
 
 

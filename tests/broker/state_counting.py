@@ -17,7 +17,7 @@ from typing import Any
 import tenacity
 
 from kpsplit import JSON, TEXT, Consumer, Retry, SlotId, StateStore
-from kpsplit.demo.processes import die_with_parent
+from kpsplit.demo.endpoints import die_with_parent
 from tests.broker.running import config
 from tests.broker.state_member import take
 

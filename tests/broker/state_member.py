@@ -16,7 +16,7 @@ from pathlib import Path
 from confluent_kafka import Producer
 
 from kpsplit import SlotId, StateStore
-from kpsplit.demo.processes import die_with_parent
+from kpsplit.demo.endpoints import die_with_parent
 from kpsplit.kafka.clock import Deadline
 
 GROUP = "state-tests"

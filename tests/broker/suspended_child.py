@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from kpsplit import Producer
-from kpsplit.demo.processes import die_with_parent
+from kpsplit.demo.endpoints import die_with_parent
 
 KEYS = [b"key-%d" % i for i in range(4)]
 

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Message
 
 from kpsplit import Producer
-from kpsplit.demo.traffic import partition_of
+from kpsplit.demo.records import partition_of
 from tests.broker.operating import PAUSE_MS, DiedError, dying_after, enrolled
 from tests.broker.producing import eventually
 

@@ -18,7 +18,7 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from kpsplit import Consumer
-from kpsplit.demo.processes import die_with_parent
+from kpsplit.demo.endpoints import die_with_parent
 from tests.broker.running import config
 
 _lock = threading.Lock()

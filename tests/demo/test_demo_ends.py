@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 def test_a_writer_that_is_killed_fails_the_demo_with_the_reason(bootstrap: str, tmp_path: Path) -> None:
     with running(bootstrap, tmp_path, "--duration", "60", "--rate", "500") as demo:
         children = wait_for_writing(demo, tmp_path)
-        writers = children_of(demo, "kpsplit.demo.worker")
+        writers = children_of(demo, "kpsplit.demo.writer")
         assert (len(writers), len(children)) == (5, 9)
         writers[0].kill()
         code, last = result_of(demo, tmp_path)
@@ -36,7 +36,7 @@ def test_ctrl_c_ends_the_demo_and_all_its_writers(bootstrap: str, tmp_path: Path
 def test_nobody_outlives_a_demo_that_is_killed(bootstrap: str, tmp_path: Path) -> None:
     with running(bootstrap, tmp_path, "--duration", "60", "--rate", "500") as demo:
         children = wait_for_writing(demo, tmp_path)
-        children_of(demo, "kpsplit.demo.worker")[-1].suspend()
+        children_of(demo, "kpsplit.demo.writer")[-1].suspend()
         children_of(demo, "kpsplit.demo.member")[-1].suspend()
         demo.kill()
         _, alive = psutil.wait_procs(children, timeout=10)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fault.chaos.faults import MIXES, OF_PROCESSES, Kind
-from tests.fault.chaos.play import Options
 from tests.fault.chaos.run import run
+from tests.fault.chaos.scenario import Options
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 

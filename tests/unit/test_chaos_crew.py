@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from kpsplit.demo.journal import read_journal
+from kpsplit.demo.records import JournalWriter, read_journal
 from kpsplit.testing import SendOutcome
-from tests.fault.chaos.crew import OperatorProcess
-from tests.fault.chaos.journal import KillableJournal
 from tests.fault.chaos.member import beside, losses_of
+from tests.fault.chaos.processes import OperatorEndpoint, OperatorNews
 from tests.fault.chaos.table import Ending, Operation
 
 
-class Heard(OperatorProcess):
+class Heard(OperatorEndpoint):
     """An operator without a process: only its news."""
 
     def __init__(self, operations: list[Operation]) -> None:
         self.found = False
         self.notes = []
-        self._at_rest = False
+        self.news = OperatorNews()
         self._operations = operations
         self._mine = None
 
@@ -29,7 +28,7 @@ class Heard(OperatorProcess):
 
 def test_sends_are_in_the_journal_of_a_writer_that_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "writer"
-    journal = KillableJournal(path)
+    journal = JournalWriter(path)
     journal.sent(0, b"key", 1, 5.0)
     journal.flush()
     journal.reported(0, True, 1, 7, 6.0)  # not written out before the kill

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.demo.journal import Worked
-from kpsplit.demo.judging import GroupVerdict
+from kpsplit.demo.judge import GroupVerdict
+from kpsplit.demo.records import Worked
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.testing import HistoryChecker
 from tests.fault.chaos.verdict import (

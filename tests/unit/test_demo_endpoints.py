@@ -8,7 +8,7 @@ import pytest
 
 from kpsplit.demo.command import roles_given
 from kpsplit.demo.display import open_display
-from kpsplit.demo.setup import ROLES, open_endpoints
+from kpsplit.demo.setup import ROLES, open_connections
 from kpsplit.errors import ConfigurationError
 
 
@@ -22,10 +22,10 @@ def test_every_role_connects_with_its_own_settings_to_the_cluster_of_all(tmp_pat
     everybody = {"bootstrap.servers": "b:1", "sasl.username": "operator", "client.id": "demo"}
     with (
         open_display() as display,
-        open_endpoints(everybody, roles_given(role_files(tmp_path)), display) as endpoints,
+        open_connections(everybody, roles_given(role_files(tmp_path)), display) as connections,
     ):
         for role in ("operator", *ROLES):
-            properties = getattr(endpoints, role).properties
+            properties = getattr(connections, role).properties
             assert properties == {**everybody, "sasl.username": role}
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.demo.journal import JournalEntry
-from kpsplit.demo.options import WriterCommand, WriterKind, WriterNews, WriterOrders, WriterStage
+from kpsplit.demo.endpoints import WriterNews, WriterOrders, WriterStage
+from kpsplit.demo.records import JournalEntry
 from kpsplit.demo.timeline import (
     OperationTimeline,
+    Samples,
     Spread,
     Timeline,
     TimeSpan,
@@ -19,7 +20,6 @@ from kpsplit.demo.timeline import (
     until_caught_up,
     without_suspended,
 )
-from kpsplit.demo.watch import Samples
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.testing import SendOutcome
@@ -120,9 +120,18 @@ def test_the_hottest_partition_is_the_one_that_grew_most_lately() -> None:
 
 def test_orders_and_news_survive_the_pipe() -> None:
     orders = WriterOrders(
-        "w", WriterKind.PLAIN, {"bootstrap.servers": "b"}, "t", 6, 1.5, 7, "/j", ("w", "x"), "/in", r"^(\S+)"
+        name="w",
+        properties={"bootstrap.servers": "b"},
+        topic="t",
+        journal="/j",
+        partitions=6,
+        rate=1.5,
+        seed=7,
+        plain=True,
+        writers=("w", "x"),
+        input="/in",
+        expression=r"^(\S+)",
     )
     assert WriterOrders.decode(orders.encode()) == orders
     news = WriterNews(WriterStage.DRAINING, 5, 4, 1, 0, 2, 3, (10, 20), {"t/1": 2}, "why")
     assert WriterNews.decode(news.encode()) == news
-    assert WriterCommand("suspend") is WriterCommand.SUSPEND

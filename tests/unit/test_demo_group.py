@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
-from kpsplit.demo.journal import NO_KEY_HASH, Worked, pack, read_worked
-from kpsplit.demo.judging import CommitHistory, Committed, Excuses, GroupVerdict, Victim, judge
-from kpsplit.demo.options import MemberNews
-from kpsplit.demo.processes import MemberProcess, MemberProcesses
-from kpsplit.demo.watch import SegmentDrain, drained_line, undrained
+from kpsplit.demo.endpoints import Endpoint, Endpoints, MemberNews
+from kpsplit.demo.judge import CommitHistory, Committed, Excuses, GroupVerdict, Victim, judge
+from kpsplit.demo.records import NO_KEY_HASH, Worked, pack, read_worked
+from kpsplit.demo.timeline import SegmentDrain, drained_line, undrained
 from kpsplit.errors import DeadlineExceededError
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
@@ -48,18 +46,28 @@ def judged(
     return judge({"one": list(entries), **others}, read, [LINEAGE], excuses.excuse)
 
 
+class Standing(Endpoint[MemberNews]):
+    """A member without a process: only how it stands."""
+
+    def __init__(self, name: str, news: MemberNews, killed: bool = False, suspended: bool = False) -> None:
+        self.name, self.news, self.killed, self.suspended = name, news, killed, suspended
+
+    def check(self) -> None:
+        return
+
+
 def test_a_group_that_is_late_tells_what_each_member_has_come_to() -> None:
-    first, second, third = (Mock(spec=MemberProcess, killed=False, suspended=False) for _ in range(3))
-    first.name, first.news = "reader-1", MemberNews(worked_on=1200, slots=8)
-    second.name, second.killed = "reader-2", True
-    third.name, third.suspended = "reader-3", True
-    members = MemberProcesses(Mock())
-    members.all += [first, second, third]
+    members = Endpoints[MemberNews]()
+    members.all += [
+        Standing("reader-1", MemberNews(worked_on=1200, slots=8)),
+        Standing("reader-2", MemberNews(), killed=True),
+        Standing("reader-3", MemberNews(), suspended=True),
+    ]
     with pytest.raises(DeadlineExceededError, match=(
         r"^waited 0 s for the group to begin: reader-1 has 8 slots and worked on 1,200 records, "
         "reader-2 was killed, reader-3 is suspended$"
     )):  # fmt: skip
-        members.wait("begin", lambda: False, 0)
+        members.wait("the group to begin", lambda: False, 0)
 
 
 def test_records_that_are_worked_on_once_and_in_order_are_good() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kpsplit.demo.journal import JournalWriter, read_journal
+from kpsplit.demo.records import JournalWriter, read_journal
 from kpsplit.errors import RecordError
 from kpsplit.testing import SendOutcome
 

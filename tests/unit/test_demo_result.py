@@ -14,25 +14,31 @@ from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.consumer.fetch.lineage_reader import LineageTally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.control.status import Report
-from kpsplit.demo.group import GroupOutcome
-from kpsplit.demo.journal import JournalEntry
-from kpsplit.demo.judging import GroupVerdict
-from kpsplit.demo.options import PLAIN_WRITER, WriterNews, WriterStage
+from kpsplit.demo.endpoints import WriterNews, WriterStage
+from kpsplit.demo.judge import GroupVerdict, ReadBack, Reading, SegmentSeen
 from kpsplit.demo.page import LogScale, Scale, page, powers, runs, ticks, usual_height
-from kpsplit.demo.readback import ReadBack, Reading, SegmentSeen
+from kpsplit.demo.records import LINE_HEADER, JournalEntry, Line, value_of
 from kpsplit.demo.result import (
     QUESTIONS,
     DemoResult,
     DemoVerdict,
+    GroupOutcome,
     PhantomStart,
     failed_line,
     last_line,
     phantom_starts,
 )
+from kpsplit.demo.scenario import PLAIN_WRITER
 from kpsplit.demo.tables import Rows, table_lines, write_summary
-from kpsplit.demo.timeline import Latencies, OperationTimeline, Series, Spread, Timeline, TimeSpan
-from kpsplit.demo.traffic import LINE_HEADER, Line, value_of
-from kpsplit.demo.watch import SegmentDrain
+from kpsplit.demo.timeline import (
+    Latencies,
+    OperationTimeline,
+    SegmentDrain,
+    Series,
+    Spread,
+    Timeline,
+    TimeSpan,
+)
 from kpsplit.pages.lineage import OVERFLOW_COLOUR
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import Lineage, SegmentKind
@@ -58,7 +64,7 @@ def a_result() -> DemoResult:
     history = check_history([], [], [STATE.lineage])
     seen = {s.id: SegmentSeen(5, 10 * s.id, 10 * s.id + 4) for s in STATE.lineage}
     back = ReadBack(
-        replace(history, sent=5, ok=5, delivered=5), {PARENT: LineageTally()}, {PARENT: seen}, {}, 0
+        replace(history, sent=5, ok=5, delivered=5, read=5), {PARENT: LineageTally()}, {PARENT: seen}, {}, {}
     )
     places = [str(s) for s in STATE.lineage.sources()]
     drained = SegmentDrain(next(s for s in STATE.lineage if not s.is_open), 101.1, 103.6)
@@ -281,10 +287,10 @@ def entry(sequence: int, key: bytes | None, offset: int | None) -> JournalEntry:
 
 
 def test_records_are_matched_with_journals_by_their_values() -> None:
-    reading = Reading([Lineage.unsplit(PARENT)], None)
+    reading = Reading([Lineage.unsplit(PARENT)], ())
     reading.take_journals(PARENT.topic, {"writer-1": [entry(0, b"k", 0)], PLAIN_WRITER: [entry(0, b"k", 1)]})
-    reading.take(PARENT, record(0, b"k", value_of("writer-1", 0)))
-    reading.take(PARENT, record(1, b"k", value_of(PLAIN_WRITER, 0)))
+    found = record(0, b"k", value_of("writer-1", 0)), record(1, b"k", value_of(PLAIN_WRITER, 0))
+    reading.take(PARENT, found, LineageTally())
     back = reading.result()
     assert back.history.clean and back.history.delivered == 2 and not back.altered
     assert back.segments[PARENT][0] == SegmentSeen(2, 0, 1)
@@ -292,10 +298,10 @@ def test_records_are_matched_with_journals_by_their_values() -> None:
 
 
 def test_values_that_are_not_what_was_sent_are_counted() -> None:
-    reading = Reading([Lineage.unsplit(PARENT)], None)
+    reading = Reading([Lineage.unsplit(PARENT)], ())
     reading.take_journals(PARENT.topic, {"writer-1": [entry(0, b"k", 0)]})
-    reading.take(PARENT, record(0, b"k", value_of("writer-1", 0) + b"!"))
-    reading.take(PARENT, record(1, b"k", b"garbage"))
+    altered = record(0, b"k", value_of("writer-1", 0) + b"!"), record(1, b"k", b"garbage")
+    reading.take(PARENT, altered, LineageTally())
     back = reading.result()
     assert back.altered == 2
     assert back.history.count(Anomaly.NEVER_SENT) == 1
@@ -303,9 +309,9 @@ def test_values_that_are_not_what_was_sent_are_counted() -> None:
 
 def test_lines_are_matched_by_their_numbers_and_compared_byte_by_byte() -> None:
     lines = [Line(0, b"a 0", b"a"), Line(1, b"a 1", b"a")]
-    reading = Reading([Lineage.unsplit(PARENT)], lines)
+    reading = Reading([Lineage.unsplit(PARENT)], (), lines)
     reading.take_journals(PARENT.topic, {"writer-2": [entry(0, b"a", 0), entry(1, b"a", 1)]})
-    reading.take(PARENT, record(0, b"a", b"a 0", 0))
-    reading.take(PARENT, record(1, b"a", b"a one", 1))
+    found = record(0, b"a", b"a 0", 0), record(1, b"a", b"a one", 1)
+    reading.take(PARENT, found, LineageTally())
     back = reading.result()
     assert back.history.clean and back.altered == 1

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kpsplit.demo.options import OPERATIONS_SECONDS, WRITERS, Options, rates_of, stocks_of
-from kpsplit.demo.traffic import (
+from kpsplit.demo.records import (
     LINE_HEADER,
     LONGEST_INTERVAL,
     PORTION,
@@ -27,6 +26,8 @@ from kpsplit.demo.traffic import (
     value_of,
     writer_in,
 )
+from kpsplit.demo.scenario import OPERATIONS_SECONDS, WRITERS, Options
+from kpsplit.demo.setup import rates_of, stocks_of
 from kpsplit.errors import UsageError
 
 

@@ -11,8 +11,8 @@ import sys
 
 from kpsplit.errors import KpsplitError
 from tests.fault.chaos.faults import MIXES, OF_PROCESSES, Kind
-from tests.fault.chaos.play import Options
 from tests.fault.chaos.run import run
+from tests.fault.chaos.scenario import Options
 
 PASSED, FAILED, BROKEN, MISSED = 0, 3, 1, 4
 

@@ -1,4 +1,4 @@
-"""Does the faults of a schedule to a cluster and a crew, and undoes each before the next one begins."""
+"""Does the faults of a schedule to a cluster and a processes, and undoes each before the next one begins."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.splitter.records.keys import CONTROL_TOPIC, PRODUCERS_TOPIC
 from kpsplit.testing import Send
 from tests.fault.chaos.brokers import Brokers
-from tests.fault.chaos.crew import Crew
 from tests.fault.chaos.faults import MOMENT, Fault, Kind
+from tests.fault.chaos.processes import Processes
 from tests.fault.chaos.proxy import FAIR, Network, Weather
 from tests.fault.chaos.retention import Retention
 from tests.fault.chaos.side_topic import ENROLMENT, RETIREMENT, SideTopic
@@ -57,7 +57,7 @@ class Inflictor:
         cluster: DevCluster,
         brokers: Brokers,
         network: Network,
-        crew: Crew,
+        processes: Processes,
         retention: Retention,
         strangers: Strangers,
         seed: int,
@@ -67,7 +67,7 @@ class Inflictor:
         self._cluster = cluster
         self._brokers = brokers
         self._network = network
-        self._crew = crew
+        self._processes = processes
         self._retention = retention
         self._strangers = strangers
         self._random = Random(seed)
@@ -118,7 +118,7 @@ class Inflictor:
             DeadlineExceededError: the cluster did not recover.
         """
         self._does[fault.kind](fault)
-        self._crew.mend()
+        self._processes.mend()
 
     def _disturb(self, fault: Fault, weather: Weather) -> None:
         """Disturb the network of those that are behind the proxies."""
@@ -129,7 +129,8 @@ class Inflictor:
         time.sleep(fault.hold)
         self._network.weather = FAIR
         until = monotonic()
-        self.hurts += [Hurt(name, fault.kind, since, until) for name in self._crew.members_behind_proxies()]
+        hurt = self._processes.members_behind_proxies()
+        self.hurts += [Hurt(name, fault.kind, since, until) for name in hurt]
 
     def _throttle(self, fault: Fault) -> None:
         with self._hurting(fault):
@@ -139,7 +140,7 @@ class Inflictor:
 
     def _strike(self, kind: Kind) -> None:
         """Note where the operation under way stands."""
-        operator = self._crew.operator
+        operator = self._processes.operator
         operation = operator.current if operator is not None else None
         column = Column.REST if operation is None else column_of(operation.last_step)
         self.strikes.append(Strike(kind, column, operation))
@@ -190,7 +191,7 @@ class Inflictor:
             self._brokers.await_in_sync(REPLICAS, HEAL_SECONDS)
 
     def _move_leaders(self, fault: Fault) -> None:
-        prefixes = (self._crew.job.topic, CONTROL_TOPIC, PRODUCERS_TOPIC)
+        prefixes = (self._processes.job.topic, CONTROL_TOPIC, PRODUCERS_TOPIC)
         with self._hurting(fault):
             deadline = Deadline(fault.hold)
             while not deadline.expired():
@@ -200,7 +201,7 @@ class Inflictor:
 
     def _kill_operator(self, fault: Fault) -> None:
         """Have the operator die behind a step; or kill it where it stands, when none comes."""
-        operator = self._crew.operator
+        operator = self._processes.operator
         if operator is None:
             return
         operator.tell(f"kill {fault.step}\n")
@@ -210,7 +211,7 @@ class Inflictor:
         time.sleep(fault.hold)
 
     def _stop_operator(self, fault: Fault) -> None:
-        operator = self._crew.operator
+        operator = self._processes.operator
         if operator is None:
             return
         operator.tell(f"stop {fault.step}\n")
@@ -222,26 +223,26 @@ class Inflictor:
         operator.resume()
 
     def _kill_writer(self, fault: Fault) -> None:
-        writers = self._crew.writers
+        writers = self._processes.writers
         self._strike(fault.kind)
         writers[fault.target % len(writers)].kill()
         time.sleep(fault.hold)
 
     def _stop_writer(self, fault: Fault) -> None:
-        writers = self._crew.writers
+        writers = self._processes.writers
         self._await_step(fault)
         self._strike(fault.kind)
         self._suspend(writers[fault.target % len(writers)], fault.hold)
 
     def _kill_member(self, fault: Fault) -> None:
-        members = self._crew.members
+        members = self._processes.members
         member = members[fault.target % len(members)]
         with self._hurting(fault, member.name):
             member.kill()
             time.sleep(fault.hold)
 
     def _stop_member(self, fault: Fault) -> None:
-        members = self._crew.members
+        members = self._processes.members
         member = members[fault.target % len(members)]
         self._await_step(fault)
         with self._hurting(fault, member.name):
@@ -255,7 +256,7 @@ class Inflictor:
 
     def _remove_unread(self, fault: Fault) -> None:
         """Remove while the members are suspended, so that there is something that they have not read."""
-        members = list(self._crew.members)
+        members = list(self._processes.members)
         for member in members:
             member.suspend()
         try:
@@ -279,16 +280,16 @@ class Inflictor:
 
     def _add_partition(self, fault: Fault) -> None:
         """Add a partition; operators that are started from now on work on it too."""
-        if self._crew.job.partitions >= MOST_PARTITIONS:
+        if self._processes.job.partitions >= MOST_PARTITIONS:
             return
         with self._hurting(fault):
-            self._crew.grow(self._strangers.add_partition(self._crew.job.partitions))
+            self._processes.grow(self._strangers.add_partition(self._processes.job.partitions))
             time.sleep(fault.hold)
 
     def _write_foreign(self, fault: Fault) -> None:
         self._await_step(fault)
         self._strike(fault.kind)
-        self._strangers.write_foreign(FOREIGN_RECORDS, self._crew.job.partitions)
+        self._strangers.write_foreign(FOREIGN_RECORDS, self._processes.job.partitions)
         time.sleep(fault.hold)
 
     def _kill_beside(
@@ -297,11 +298,11 @@ class Inflictor:
         """Kill an operator of another topic; what goes wrong there is a trouble of the run."""
         self._strike(fault.kind)
         self._sides += 1
-        side = self._strangers.side_topic(f"{self._crew.job.topic}-side-{self._sides}")
+        side = self._strangers.side_topic(f"{self._processes.job.topic}-side-{self._sides}")
         try:
             kill(side, steps[fault.target % len(steps)])
         except (AssertionError, KpsplitError, KafkaException) as error:
-            self._crew.troubles.append(f"{fault.kind}: {error}")
+            self._processes.troubles.append(f"{fault.kind}: {error}")
 
     def _suspend_again_and_again(self, fault: Fault) -> None:
         """Suspend one after the other for a moment, without looking at what the operator does."""
@@ -324,7 +325,7 @@ class Inflictor:
             self._until(lambda: self._last_step() == fault.step)
 
     def _last_step(self) -> str | None:
-        operator = self._crew.operator
+        operator = self._processes.operator
         return operator.current.last_step if operator is not None and operator.current is not None else None
 
     def _until(self, condition: Callable[[], bool]) -> None:

@@ -1,8 +1,8 @@
-"""One member of a run's group, a process: ``python -m tests.fault.chaos.member``, orders on stdin.
+"""One member of a run's group, a process: the demo's member, which goes on where records are gone.
 
-It works as the demo's members do, and goes on where records are gone. Beside its journal it leaves when it
-lost slots (JOURNAL.lost), what it was told of (JOURNAL.told) and what the library logs (JOURNAL.log); SIGUSR1
-puts the stacks of all its threads into JOURNAL.stacks, SIGUSR2 what it tells of itself into JOURNAL.stats.
+Beside its journal it leaves when it lost slots (JOURNAL.lost), the gaps that were reported to it
+(JOURNAL.told) and the library's log (JOURNAL.log). SIGUSR1 writes the stacks of all its threads into
+JOURNAL.stacks, SIGUSR2 its ``stats()`` into JOURNAL.stats.
 """
 
 from __future__ import annotations
@@ -12,18 +12,13 @@ import json
 import logging
 import signal
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from confluent_kafka import KafkaException
-
 from kpsplit.consumer.fetch.gaps import Gap
-from kpsplit.demo.member import MemberLoop, tell
-from kpsplit.demo.options import MemberNews, MemberOrders
-from kpsplit.demo.processes import die_with_parent
-from kpsplit.errors import KpsplitError
+from kpsplit.demo.endpoints import MemberOrders
+from kpsplit.demo.member import MemberLoop, run_member
 from kpsplit.kafka.clock import monotonic
 from tests.fault.chaos.removal import told_gap
 
@@ -60,8 +55,8 @@ class Member(MemberLoop):
         """Write soon what the consumer tells of itself; from a signal handler."""
         self._wanted = path
 
-    def _tell(self, consumer: Any) -> None:
-        super()._tell(consumer)
+    def _report(self, consumer: Any) -> None:
+        super()._report(consumer)
         if self._wanted is not None:
             path, self._wanted = self._wanted, None
             path.write_text(json.dumps(dict(consumer.stats()), default=str, indent=1))
@@ -76,37 +71,17 @@ class Member(MemberLoop):
         self._losses.flush()
 
 
-def _listen(member: Member) -> None:
-    sys.stdin.readline()
-    member.end()
-
-
-def main() -> int:
-    """Work; return the exit code."""
-    die_with_parent()
-    orders = MemberOrders.decode(sys.stdin.readline())
+def _make(orders: MemberOrders, journal: BinaryIO) -> Member:
     path = Path(orders.journal)
     logging.basicConfig(
         filename=beside(path, "log"), level=logging.INFO, format="%(asctime)s %(name)s %(message)s"
     )
-    with (
-        beside(path, "stacks").open("w") as stacks,
-        beside(path, "lost").open("w") as losses,
-        beside(path, "told").open("w") as told,
-        path.open("ab", buffering=0) as journal,
-    ):
-        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-        member = Member(orders, journal, losses, told)
-        signal.signal(signal.SIGTERM, member.end)
-        signal.signal(signal.SIGUSR2, lambda *_: member.show_stats(beside(path, "stats")))
-        threading.Thread(target=_listen, args=(member,), daemon=True).start()
-        try:
-            tell(member.run())
-        except (KpsplitError, KafkaException) as error:
-            tell(MemberNews(error=str(error)))
-            return 1
-    return 0
+    lost, told, stacks = (beside(path, what).open("w") for what in ("lost", "told", "stacks"))
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    member = Member(orders, journal, lost, told)
+    signal.signal(signal.SIGUSR2, lambda *_: member.show_stats(beside(path, "stats")))
+    return member
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_member(_make))

@@ -1,8 +1,8 @@
-"""The operator of a run, a process: ``python -m tests.fault.chaos.operating``, orders on stdin.
+"""The operator of a run, a process: ``python -m tests.fault.chaos.operating``.
 
 It splits, splits again, merges partly and wholly, one partition after the other, and resumes or aborts what
-was left over. "kill STEP" or "stop STEP" on stdin: it sends itself SIGKILL or SIGSTOP right behind the next
-step of that name ("any": behind whichever comes). "finish": it brings everything to rest, and ends.
+was left over. "kill STEP" or "stop STEP" on stdin: it sends itself SIGKILL or SIGSTOP right after the next
+step of that name ("any": after the next step). "finish": it brings everything to rest, and ends.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 from kpsplit import Plan, StepDone
 from kpsplit.admin import Admin
-from kpsplit.demo.processes import die_with_parent
+from kpsplit.demo.endpoints import FINISH, Orders, first_line, listen
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.key_range import KeyRange
@@ -34,18 +33,12 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 ANY = "any"
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorOrders:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorOrders(Orders):
     """What the operator works on."""
 
-    properties: dict[str, Any]
-    topic: str
     partitions: int
     seed: int
-
-    def encode(self) -> str:
-        """Return one line."""
-        return json.dumps(asdict(self)) + "\n"
 
 
 def tell(event: str, **what: object) -> None:
@@ -54,26 +47,24 @@ def tell(event: str, **what: object) -> None:
     sys.stdout.flush()
 
 
-class Orders(threading.Thread):
-    """Listens to the parent."""
+class Commands:
+    """What the parent has asked for so far."""
 
     def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.told_to_finish = threading.Event()
+        self.finish = threading.Event()
         self._armed: tuple[signal.Signals, str] | None = None
 
-    def run(self) -> None:
-        for line in sys.stdin:
-            match line.split():
-                case ["kill" | "stop" as verb, step]:
-                    self._armed = SIGNALS[verb], step
-                case ["disarm"]:
-                    self._armed = None
-                case ["finish"]:
-                    self.told_to_finish.set()
+    def obey(self, command: str) -> None:
+        match command.split():
+            case ["kill" | "stop" as verb, step]:
+                self._armed = SIGNALS[verb], step
+            case ["disarm"]:
+                self._armed = None
+            case [word] if word == FINISH:
+                self.finish.set()
 
     def observe(self, step: StepDone) -> None:
-        """Tell of a step, and die or stop behind it if that was ordered."""
+        """Report a step, then die or stop if the parent asked for that."""
         tell("step", name=step.name)
         armed = self._armed
         if armed is not None and armed[1] in (ANY, step.name):
@@ -84,16 +75,16 @@ class Orders(threading.Thread):
 class Operator:
     """Works on all partitions of a topic until told to finish."""
 
-    def __init__(self, orders: OperatorOrders, listening: Orders) -> None:
+    def __init__(self, orders: OperatorOrders, commands: Commands) -> None:
         self._orders = orders
-        self._listening = listening
+        self._commands = commands
         self._random = Random(orders.seed)
         self._parents = [PhysicalPartition(orders.topic, p) for p in range(orders.partitions)]
 
     def run(self) -> None:
         """Work; at the end everything is at rest."""
         self._tell_epochs("found")
-        while not self._listening.told_to_finish.is_set():
+        while not self._commands.finish.is_set():
             self._turn()
         while left := [s for s in self._states() if s.phase is not Phase.STEADY]:
             for state in left:
@@ -119,7 +110,7 @@ class Operator:
         try:
             with self._operations() as operations:
                 plan = self._plan(operations, state, verb)
-                operations.run(plan, max_pause_ms=MAX_PAUSE_MS, observer=self._listening.observe, force=True)
+                operations.run(plan, max_pause_ms=MAX_PAUSE_MS, observer=self._commands.observe, force=True)
         except KpsplitError as error:
             how = f"{type(error).__name__}: {error.message}"
         tell("end", how=how, epoch=self._states()[state.parent.partition].epoch)
@@ -135,9 +126,9 @@ class Operator:
         try:
             with self._operations() as operations:
                 if forward:
-                    operations.resume(state.parent, observer=self._listening.observe)
+                    operations.resume(state.parent, observer=self._commands.observe)
                 else:
-                    operations.abort(state.parent, "chaos", self._listening.observe)
+                    operations.abort(state.parent, "chaos", self._commands.observe)
         except KpsplitError as error:
             tell("note", text=f"settle {state.parent}: {type(error).__name__}: {error.message}")
             time.sleep(PAUSE_SECONDS)
@@ -190,11 +181,10 @@ def _phantoms(state: PartitionState) -> list[Segment]:
 
 def main() -> None:
     """Operate."""
-    die_with_parent()
-    orders = OperatorOrders(**json.loads(sys.stdin.readline()))
-    listening = Orders()
-    listening.start()
-    Operator(orders, listening).run()
+    orders = OperatorOrders.decode(first_line())
+    commands = Commands()
+    listen(commands.obey, commands.finish.set)
+    Operator(orders, commands).run()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A run: a cluster of its own, a network before it, an enrolled topic, and a crew that plays on it."""
+"""A run: a cluster of its own, a network before it, an enrolled topic, and a processes that plays on it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.records.control import Partitioner
 from tests.fault.chaos.brokers import Brokers
-from tests.fault.chaos.crew import Crew, Job
 from tests.fault.chaos.inflict import REPLICAS, Inflictor
 from tests.fault.chaos.listener import add_listener
-from tests.fault.chaos.play import Options, Play, say
+from tests.fault.chaos.processes import Job, Processes
 from tests.fault.chaos.proxy import Network
 from tests.fault.chaos.retention import Retention
+from tests.fault.chaos.scenario import Options, Scenario, say
 from tests.fault.chaos.strangers import Strangers
 from tests.fault.chaos.table import Operation, Strike, rendered
 from tests.fault.chaos.verdict import Verdict
@@ -82,16 +82,16 @@ def run(options: Options) -> Outcome:
             seed=options.seed,
             rate=options.rate,
         )
-        crew = stack.enter_context(Crew(job))
+        processes = stack.enter_context(Processes(job))
         retention = Retention(connection, GROUP, TOPIC)
         brokers = Brokers(cluster.bootstrap)
         strangers = Strangers(connection, TOPIC)
-        inflictor = Inflictor(cluster, brokers, network, crew, retention, strangers, options.seed)
-        play = Play(options, connection, crew, inflictor, retention.archive)
-        verdict = play.run()
+        inflictor = Inflictor(cluster, brokers, network, processes, retention, strangers, options.seed)
+        scenario = Scenario(options, connection, processes, inflictor, retention.archive)
+        verdict = scenario.run()
         if verdict.harmed:
             _keep(folder)
-        return Outcome(verdict, inflictor.strikes, crew.operations, monotonic() - began, play.aims())
+        return Outcome(verdict, inflictor.strikes, processes.operations, monotonic() - began, scenario.aims())
 
 
 def _prepare(connection: Connection) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from confluent_kafka.admin import NewPartitions
 from kafka import KafkaProducer
 
-from kpsplit.demo.traffic import partition_of, value_of
+from kpsplit.demo.records import partition_of, value_of
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from kpsplit.demo.journal import Worked
-from kpsplit.demo.judging import GroupVerdict, Turn, judge
+from kpsplit.demo.judge import GroupVerdict, Turn, judge
+from kpsplit.demo.records import Worked
 from kpsplit.splitter.lineage import Lineage
 from kpsplit.testing import HistoryReport
 

@@ -1,30 +1,196 @@
-"""Judges the group: was every record worked on, in its key's order, and why did some come twice?
+"""Judges a scenario: what the writers sent against what a fresh reader finds, and what the group worked on.
 
-A record that comes again after a commit of it has no excuse, so what the group had committed when is read
-from the offset log.
+The group: was every record worked on, in the order of its key, and why did some come twice? A record that
+comes again after a commit of it has no excuse. So the offset log is read for when the group committed what.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from confluent_kafka import Message
 
-from kpsplit.demo.journal import NO_KEY_HASH, Worked
+from kpsplit.consumer.fetch.lineage_reader import LineageTally
+from kpsplit.consumer.fetch.logical_record import LogicalRecord
+from kpsplit.demo.records import (
+    LINE_HEADER,
+    NO_KEY_HASH,
+    JournalEntry,
+    Line,
+    Worked,
+    sequence_in,
+    value_of,
+    writer_in,
+)
 from kpsplit.errors import RecordError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.splitter.commits import cursor_of
 from kpsplit.splitter.key_range import KeyRange
-from kpsplit.splitter.lineage import Lineage
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition
 from kpsplit.splitter.records.offsets import CommitKey, RangeCommit, decode_range_commit, parse_offset_key
+from kpsplit.testing import Delivery, HistoryChecker, HistoryReport, Send, SendOutcome
+
+# -- what was sent against what is found -----------------------------------------------------------
+
+
+RecordId = tuple[str, int]
+"""A writer and its record's sequence number; for a file's lines the writer is left empty."""
+
+
+@dataclass(slots=True)
+class SegmentSeen:
+    """What was read of one segment."""
+
+    records: int = 0
+    first: int | None = None
+    last: int | None = None
+
+
+@dataclass(slots=True)
+class ReadBack:
+    """Everything that was found.
+
+    ``places``: where each record is; ``offsets``: logical offsets by logical partition; ``altered``: records
+    whose value is not what was sent.
+    """
+
+    history: HistoryReport
+    tallies: dict[PhysicalPartition, LineageTally]
+    segments: dict[PhysicalPartition, dict[int, SegmentSeen]]
+    places: dict[RecordId, PhysicalPartition]
+    offsets: dict[int, set[int]]
+    altered: int = 0
+
+    @property
+    def strays(self) -> int:
+        """Copies in the logs that readers skip, because their producers sent the records again."""
+        return sum(tally.strays for tally in self.tallies.values())
+
+
+class Reading:
+    """Takes the journals, then every record that a fresh reader finds.
+
+    Args:
+        lineages: of all partitions.
+        foreign: the writers that know nothing of kpsplit; their reports name physical offsets.
+        lines: the input; None: records with skewed keys.
+    """
+
+    def __init__(
+        self, lineages: Sequence[Lineage], foreign: Collection[str], lines: Sequence[Line] | None = None
+    ) -> None:
+        self._foreign = foreign
+        self._lines = lines
+        self._checker = HistoryChecker(lineages, foreign)
+        self._interned: dict[tuple[str, int], PhysicalPartition] = {}
+        self._back = ReadBack(
+            self._checker.report(),
+            {},
+            {lineage.parent: {segment.id: SegmentSeen() for segment in lineage} for lineage in lineages},
+            {},
+            {lineage.parent.partition: set() for lineage in lineages},
+        )
+
+    def take_journals(
+        self,
+        topic: str,
+        journals: Mapping[str, Iterable[JournalEntry]],
+        found: Mapping[RecordId, PhysicalPartition] = MappingProxyType({}),
+    ) -> None:
+        """Take what was sent.
+
+        ``found``: where records are that may have no report, for a topic to which partitions were added.
+        """
+        for writer, entries in journals.items():
+            for entry in entries:
+                self._checker.sent(self._send(topic, writer, entry, found))
+
+    def take_send(self, send: Send) -> None:
+        """Take a record that is in no journal."""
+        self._checker.sent(send)
+
+    def take(self, parent: PhysicalPartition, records: Iterable[LogicalRecord], tally: LineageTally) -> None:
+        """Take all records of a logical partition, in the order of reading, and what its reader counted."""
+        parent = self._partition(parent.topic, parent.partition)
+        for record in records:
+            self._take(parent, record)
+        self._back.tallies[parent] = tally
+
+    def result(self) -> ReadBack:
+        """Return everything that was found."""
+        self._back.history = self._checker.report()
+        return self._back
+
+    def _take(self, parent: PhysicalPartition, record: LogicalRecord) -> None:
+        back, logical = self._back, record.logical_offset
+        source = self._partition(record.source_topic, record.source_partition)
+        found, intact = self._identify(record)
+        back.altered += not intact
+        back.places[found] = source
+        back.offsets[parent.partition].add(logical)
+        seen = back.segments[parent].setdefault(record.segment, SegmentSeen())
+        seen.records += 1
+        seen.first = logical if seen.first is None else seen.first
+        seen.last = logical
+        epoch = None if record.stamp is None else record.stamp.epoch
+        self._checker.delivered(
+            Delivery(parent, logical, record.segment, record.key, found, source, record.source_offset, epoch)
+        )
+
+    def _partition(self, topic: str, partition: int) -> PhysicalPartition:
+        """Return one object for each partition: comparing them is most of the work otherwise."""
+        found = self._interned.get((topic, partition))
+        if found is None:
+            found = self._interned[topic, partition] = PhysicalPartition(topic, partition)
+        return found
+
+    def _identify(self, record: LogicalRecord) -> tuple[RecordId, bool]:
+        """Return which record this is, and whether its value is what was sent."""
+        value = record.value or b""
+        try:
+            if self._lines is None:
+                writer, sequence = writer_in(value), sequence_in(value)
+                return (writer, sequence), value == value_of(writer, sequence)
+            number = next(int(content or b"") for name, content in record.headers if name == LINE_HEADER)
+            return ("", number), number < len(self._lines) and self._lines[number].text == value
+        except (ValueError, StopIteration):
+            return ("?", record.logical_offset), False
+
+    def _send(
+        self, topic: str, writer: str, entry: JournalEntry, found: Mapping[RecordId, PhysicalPartition]
+    ) -> Send:
+        """Return a send. The checker sees where it is if that is not where it was reported."""
+        ok = entry.outcome is SendOutcome.OK
+        record_id: RecordId = ("" if self._lines is not None else writer, entry.sequence)
+        place = found.get(record_id)
+        if ok and entry.reported_partition is not None:
+            place = self._partition(topic, entry.reported_partition)
+        parent = place or self._partition(topic, entry.partition)
+        offset = entry.offset if ok else None
+        physical = writer in self._foreign and offset is not None
+        return Send(
+            producer=writer,
+            partition=parent,
+            key=entry.key,
+            id=record_id,
+            sequence=entry.sequence,
+            outcome=entry.outcome,
+            logical_offset=None if physical else offset,
+            place=(parent, offset) if physical and offset is not None else None,
+        )
+
+
+# -- what the group committed, and when ------------------------------------------------------------
+
 
 COMMITS_SECONDS = 60.0
 TICK_SECONDS = 0.002

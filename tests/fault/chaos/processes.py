@@ -1,10 +1,10 @@
-"""The processes of a run: writers, members of a group, an operator. Whoever is killed has a successor."""
+"""The processes of a run: writers, members of a group, an operator. Each one that is killed is replaced."""
 
 from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -13,88 +13,50 @@ from typing import Any, Self
 import psutil
 
 from kpsplit.consumer.fetch.gaps import Gap
-from kpsplit.demo.options import FINISH, MemberNews, MemberOrders
-from kpsplit.demo.processes import ChildDiedError, ChildProcess
+from kpsplit.demo.endpoints import (
+    FINISH,
+    STOP_SECONDS,
+    ChildDiedError,
+    Endpoint,
+    JsonLine,
+    MemberNews,
+    MemberOrders,
+    WriterNews,
+    WriterOrders,
+)
 from kpsplit.kafka.clock import Deadline
 from tests.fault.chaos.member import beside, gaps_of, losses_of
 from tests.fault.chaos.operating import OperatorOrders
 from tests.fault.chaos.table import Operation
 from tests.fault.chaos.verdict import Hurt
-from tests.fault.chaos.writer import WriterNews, WriterOrders
 
 POLL_SECONDS = 0.1
 WRITERS_PER_TRANSACTIONAL = 3
 """Of so many writers one writes in transactions; its successor takes its transactional id."""
-END_SECONDS = 5.0
+FLUSH_SECONDS = 400.0
+"""Longer than a message may take, so that every report comes."""
 LAST_WORDS_SECONDS = 2.0
 DOOMED_SESSION_MS = 10_000
 """After so long without a heartbeat the slots of a member that is killed or suspended go to others."""
 
 
-class WriterProcess(ChildProcess):
-    """One writer."""
+@dataclass(frozen=True, slots=True)
+class OperatorNews(JsonLine):
+    """``done``: everything is at rest."""
 
-    def __init__(self, orders: WriterOrders) -> None:
-        self.orders = orders
-        self.news = WriterNews()
-        super().__init__("writer", orders.name, "tests.fault.chaos.writer", orders.encode())
-
-    @property
-    def error(self) -> str | None:
-        return None
-
-    @property
-    def done(self) -> bool:
-        return self.news.done
-
-    def heard(self, line: str) -> None:
-        self.news = WriterNews(**json.loads(line))
+    done: bool = False
+    error: str | None = None
 
 
-class MemberProcess(ChildProcess):
-    """One member of the group."""
-
-    def __init__(self, orders: MemberOrders) -> None:
-        self.orders = orders
-        self.news = MemberNews()
-        super().__init__("group member", orders.name, "tests.fault.chaos.member", orders.encode())
-
-    @property
-    def error(self) -> str | None:
-        return self.news.error
-
-    @property
-    def done(self) -> bool:
-        return self.news.done
-
-    def heard(self, line: str) -> None:
-        self.news = MemberNews.decode(line)
-
-    def show_itself(self) -> None:
-        """Make it put the stacks of its threads, and what it tells of itself, into files."""
-        for wanted in (signal.SIGUSR1, signal.SIGUSR2):
-            if self.alive:
-                self._process.send_signal(wanted)
-
-
-class OperatorProcess(ChildProcess):
+class OperatorEndpoint(Endpoint[OperatorNews]):
     """The operator; ``operations`` collects what it does, over all that ever were."""
 
-    def __init__(self, name: str, orders: OperatorOrders, operations: list[Operation]) -> None:
+    def __init__(self, orders: OperatorOrders, operations: list[Operation]) -> None:
         self.found = False
         self.notes: list[str] = []
-        self._at_rest = False
         self._operations = operations
         self._mine: Operation | None = None
-        super().__init__("operator", name, "tests.fault.chaos.operating", orders.encode())
-
-    @property
-    def error(self) -> str | None:
-        return None
-
-    @property
-    def done(self) -> bool:
-        return self._at_rest
+        super().__init__("operator", "tests.fault.chaos.operating", orders, OperatorNews())
 
     @property
     def current(self) -> Operation | None:
@@ -131,7 +93,7 @@ class OperatorProcess(ChildProcess):
             case "note":
                 self.notes.append(news["text"])
             case "at rest":
-                self._at_rest = True
+                self.news = OperatorNews(done=True)
 
     def _close_all(self, epochs: dict[str, int]) -> None:
         """See how the operations ended whose operator is gone."""
@@ -142,7 +104,7 @@ class OperatorProcess(ChildProcess):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the crew works on. ``direct``, ``proxied``: the brokers, and the proxies before them."""
+    """What the processes work on. ``direct``, ``proxied``: the brokers, and the proxies before them."""
 
     direct: str
     proxied: str
@@ -163,13 +125,13 @@ def _behind_proxies(number: int) -> bool:
 
 
 @dataclass(slots=True)
-class Crew:
+class Processes:
     """All processes; a context manager that leaves none behind. For one thread."""
 
     job: Job
-    writers: list[WriterProcess] = field(default_factory=list)
-    members: list[MemberProcess] = field(default_factory=list)
-    operator: OperatorProcess | None = None
+    writers: list[Endpoint[WriterNews]] = field(default_factory=list)
+    members: list[Endpoint[MemberNews]] = field(default_factory=list)
+    operator: OperatorEndpoint | None = None
     operations: list[Operation] = field(default_factory=list)
     journals: dict[str, Path] = field(default_factory=dict)
     worked: dict[str, Path] = field(default_factory=dict)
@@ -185,11 +147,11 @@ class Crew:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        deadline = Deadline(END_SECONDS)
+        deadline = Deadline(STOP_SECONDS)
         for process in self.all():
             process.end(deadline)
 
-    def all(self) -> Iterable[ChildProcess]:
+    def all(self) -> Iterable[Endpoint[Any]]:
         """Return all that live or lived last."""
         return [*self.writers, *self.members, *([self.operator] if self.operator else [])]
 
@@ -202,14 +164,15 @@ class Crew:
         """Start an operator."""
         self._started += 1
         orders = OperatorOrders(
-            self.job.properties(self._started),
-            self.job.topic,
-            self.job.partitions,
-            self.job.seed + self._started,
+            name=f"operator-{self._started}",
+            properties=self.job.properties(self._started),
+            topic=self.job.topic,
+            partitions=self.job.partitions,
+            seed=self.job.seed + self._started,
         )
         if self.operator is not None:
             self.notes += self.operator.notes
-        self.operator = OperatorProcess(f"operator-{self._started}", orders, self.operations)
+        self.operator = OperatorEndpoint(orders, self.operations)
 
     def grow(self, partitions: int) -> None:
         """The topic has so many partitions now: whoever is started from now on knows them."""
@@ -219,13 +182,12 @@ class Crew:
         """Start successors of those that are gone; who went by itself is a trouble."""
         for number, writer in enumerate(self.writers):
             if not writer.alive:
-                if not writer.killed:
-                    self._gone(writer)
+                self._gone(writer)
                 self._acknowledged += writer.news.ok
                 self.writers[number] = self._writer(number)
         self.mend_members()
         if self.operator is None or not self.operator.alive:
-            if self.operator is not None and not self.operator.killed:
+            if self.operator is not None:
                 self._gone(self.operator)
             self.start_operator()
         else:
@@ -235,8 +197,7 @@ class Crew:
         """Start successors of members that are gone."""
         for number, member in enumerate(self.members):
             if not member.alive:
-                if not member.killed:
-                    self._gone(member)
+                self._gone(member)
                 self.members[number] = self._member(number)
 
     def members_behind_proxies(self) -> list[str]:
@@ -265,34 +226,30 @@ class Crew:
 
     def finish_writers(self, seconds: float) -> None:
         """Make the writers wait for their last reports; return when they have ended."""
-        for writer in self.writers:
-            writer.tell(FINISH)
-        self.wait("the writers to finish", lambda: not any(w.alive for w in self.writers), seconds)
-        for writer in self.writers:
-            self._gone(writer)
+        self._finish(self.writers, "the writers to finish", seconds)
 
     def finish_operator(self, seconds: float) -> None:
         """Make the operator bring everything to rest; return when it has ended."""
-        if self.operator is None:
-            return
-        operator = self.operator
-        operator.tell(FINISH)
-        self.wait("the operator to finish", lambda: not operator.alive, seconds)
-        self._gone(operator)
-        self.notes += operator.notes
+        if self.operator is not None:
+            self._finish([self.operator], "the operator to finish", seconds)
+            self.notes += self.operator.notes
 
     def finish_members(self, seconds: float) -> None:
         """Make the members leave."""
-        for member in self.members:
-            member.tell(FINISH)
-        self.wait("the members to leave", lambda: not any(m.alive for m in self.members), seconds)
-        for member in self.members:
-            self._gone(member)
+        self._finish(self.members, "the members to leave", seconds)
+
+    def _finish(self, processes: Sequence[Endpoint[Any]], what: str, seconds: float) -> None:
+        for process in processes:
+            process.tell(FINISH)
+        self.wait(what, lambda: not any(process.alive for process in processes), seconds)
+        for process in processes:
+            self._gone(process)
 
     def standing(self) -> list[str]:
         """Return how every member stands, to find out why one does not go on."""
         for member in self.members:
-            member.show_itself()
+            for wanted in (signal.SIGUSR1, signal.SIGUSR2):  # its stacks, its stats
+                member.send_signal(wanted)
         Deadline(LAST_WORDS_SECONDS).pause(LAST_WORDS_SECONDS)
         paths = [beside(self.worked[m.name], what) for m in self.members for what in ("stacks", "stats")]
         return [f"{path.name}:\n{path.read_text()}" for path in paths if path.exists()]
@@ -314,45 +271,42 @@ class Crew:
         """Return what members were told that is gone."""
         return [gap for journal in self.worked.values() for gap in gaps_of(journal)]
 
-    def _gone(self, process: ChildProcess) -> None:
-        """Note it if a process ended that nobody killed; its last words may still be on their way."""
-        deadline = Deadline(LAST_WORDS_SECONDS)
-        while not process.done and process.error is None and not deadline.expired():
-            deadline.pause(POLL_SECONDS)
+    def _gone(self, process: Endpoint[Any]) -> None:
+        """Note it if a process ended that nobody killed."""
         try:
             process.check()
         except ChildDiedError as error:
             self.troubles.append(str(error))
 
-    def _writer(self, number: int) -> WriterProcess:
-        name = self._name(f"writer-{number}")
-        self.journals[name] = self.job.folder / name
-        return WriterProcess(
-            WriterOrders(
-                name,
-                self.job.properties(number),
-                self.job.topic,
-                self.job.partitions,
-                self.job.rate,
-                self.job.seed,
-                str(self.journals[name]),
-                f"{self.job.topic}-{number}" if number % WRITERS_PER_TRANSACTIONAL == 2 else None,
-            )
+    def _writer(self, number: int) -> Endpoint[WriterNews]:
+        job, name = self.job, self._name(f"writer-{number}")
+        transactional = number % WRITERS_PER_TRANSACTIONAL == 2
+        orders = WriterOrders(
+            name=name,
+            properties=job.properties(number),
+            topic=job.topic,
+            journal=str(job.folder / name),
+            partitions=job.partitions,
+            rate=job.rate,
+            seed=job.seed,
+            flush_seconds=FLUSH_SECONDS,
+            transactional_id=f"{job.topic}-{number}" if transactional else None,
         )
+        self.journals[name] = Path(orders.journal)
+        return Endpoint("writer", "tests.fault.chaos.writer", orders, WriterNews())
 
-    def _member(self, number: int) -> MemberProcess:
-        name = self._name(f"member-{number}")
-        self.worked[name] = self.job.folder / name
-        return MemberProcess(
-            MemberOrders(
-                name,
-                self.job.properties(number),
-                self.job.group,
-                self.job.topic,
-                str(self.worked[name]),
-                DOOMED_SESSION_MS,
-            )
+    def _member(self, number: int) -> Endpoint[MemberNews]:
+        job, name = self.job, self._name(f"member-{number}")
+        orders = MemberOrders(
+            name=name,
+            properties=job.properties(number),
+            topic=job.topic,
+            journal=str(job.folder / name),
+            group=job.group,
+            session_ms=DOOMED_SESSION_MS,
         )
+        self.worked[name] = Path(orders.journal)
+        return Endpoint("group member", "tests.fault.chaos.member", orders, MemberNews())
 
     def _name(self, role: str) -> str:
         """Return a name that no other process of the run has: each life is a producer of its own."""

@@ -12,7 +12,8 @@ from confluent_kafka import IsolationLevel
 
 from kpsplit import PartitionProgress
 from kpsplit.admin import Admin
-from kpsplit.demo.journal import Worked, read_worked
+from kpsplit.demo.judge import ReadBack
+from kpsplit.demo.records import Worked, read_worked
 from kpsplit.errors import DeadlineExceededError, KpsplitError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
@@ -21,10 +22,10 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.keys import OWN_TOPICS
 from tests.fault.chaos.aims import OVERTIME, Aims, Reached, share, suspensions
-from tests.fault.chaos.crew import Crew
 from tests.fault.chaos.faults import MANY_SUSPENSIONS, MIXES, Kind, Mix, Schedule
 from tests.fault.chaos.inflict import Inflictor
-from tests.fault.chaos.readback import ReadBack, plainly_read_back, read_back
+from tests.fault.chaos.processes import Processes
+from tests.fault.chaos.readback import plainly_read_back, read_back
 from tests.fault.chaos.removal import excused, expected_gaps, untrue
 from tests.fault.chaos.retention import Archive
 from tests.fault.chaos.verdict import Verdict, judge_group
@@ -57,20 +58,20 @@ class Options:
     members: int = 3
 
 
-class Play:
+class Scenario:
     """See the module."""
 
     def __init__(
         self,
         options: Options,
         connection: Connection,
-        crew: Crew,
+        processes: Processes,
         inflictor: Inflictor,
         archive: Archive,
     ) -> None:
         self._options = options
         self._connection = connection
-        self._crew = crew
+        self._processes = processes
         self._inflictor = inflictor
         self._archive = archive
         self._aims = Aims.of(options.minutes, options.mixes)
@@ -83,10 +84,10 @@ class Play:
         Raises:
             KpsplitError: the cluster did not recover, or could not be read back.
         """
-        crew = self._crew
-        crew.start(self._options.writers, self._options.members)
-        crew.wait("all to work", self._all_work, START_SECONDS)
-        crew.start_operator()
+        processes = self._processes
+        processes.start(self._options.writers, self._options.members)
+        processes.wait("all to work", self._all_work, START_SECONDS)
+        processes.start_operator()
         self._rest()
         seconds = (self._options.minutes or FOREVER) * 60
         deadline, overtime = Deadline(seconds), Deadline(seconds * (1 + OVERTIME))
@@ -108,7 +109,7 @@ class Play:
 
     def _reached(self) -> Reached:
         suspended = suspensions(strike.kind for strike in self._inflictor.strikes)
-        return Reached(self._crew.acknowledged(), suspended, frozenset(self._begun))
+        return Reached(self._processes.acknowledged(), suspended, frozenset(self._begun))
 
     def _share(self, mix: Mix, deadline: Deadline) -> float:
         """Note that a mix begins; return the seconds that it may take: the first round has to get to all."""
@@ -118,9 +119,9 @@ class Play:
         return share(deadline.left(), mix.name, [n for n in self._aims.mixes if n not in self._begun])
 
     def _all_work(self) -> bool:
-        self._crew.check()
-        written = all(writer.news.ok for writer in self._crew.writers)
-        return written and all(member.news.worked_on for member in self._crew.members)
+        self._processes.check()
+        written = all(writer.news.ok for writer in self._processes.writers)
+        return written and all(member.news.worked_on for member in self._processes.members)
 
     def _mixes(self) -> Iterator[Mix]:
         options = self._options
@@ -146,38 +147,38 @@ class Play:
         time.sleep(min(REST_SECONDS, self._options.longest))
 
         def went_on() -> bool:
-            self._crew.mend()
+            self._processes.mend()
             return self._gone_through() > before
 
-        self._crew.wait("an operation to go through in peace", went_on, END_SECONDS)
+        self._processes.wait("an operation to go through in peace", went_on, END_SECONDS)
 
     def _gone_through(self) -> int:
-        return sum(operation.finished for operation in self._crew.operations)
+        return sum(operation.finished for operation in self._processes.operations)
 
     def _peace(self) -> None:
         """Let all finish: operations, reports, and what the group has to read."""
         say("peace: operations, reports and the group come to their ends")
-        crew = self._crew
-        crew.mend()
-        crew.finish_operator(END_SECONDS)
-        crew.finish_writers(END_SECONDS)
+        processes = self._processes
+        processes.mend()
+        processes.finish_operator(END_SECONDS)
+        processes.finish_writers(END_SECONDS)
         try:
             self._await_drained(Deadline(self._options.patience))
-            crew.finish_members(self._options.patience)
+            processes.finish_members(self._options.patience)
         except DeadlineExceededError as error:
-            crew.troubles.append(error.message)
-            for told in (*crew.standing(), *self._held_up()):
+            processes.troubles.append(error.message)
+            for told in (*processes.standing(), *self._held_up()):
                 say(told)
 
     def _await_drained(self, deadline: Deadline) -> None:
         while left := self._left():
-            self._crew.mend_members()
+            self._processes.mend_members()
             deadline.check(f"the group to read everything; it lags in {', '.join(left)}")
             deadline.pause(LOOK_SECONDS)
 
     def _left(self) -> list[str]:
         """Return where the group has still something to read and commit."""
-        job = self._crew.job
+        job = self._processes.job
         try:
             with Admin(self._connection) as operations:
                 found = operations.offsets(job.group, job.topic)
@@ -207,26 +208,33 @@ class Play:
 
     def _judge(self) -> Verdict:
         say("reading everything back")
-        crew = self._crew
+        processes = self._processes
         states = self._states()
         back = read_back(
-            self._connection, crew.job.topic, states, crew.journals, self._archive, self._inflictor.foreign
+            self._connection,
+            processes.job.topic,
+            states,
+            processes.journals,
+            self._archive,
+            self._inflictor.foreign,
         )
-        worked = {name: list(read_worked(path)) for name, path in crew.worked.items()}
-        hurts = [*self._inflictor.hurts, *crew.losses()]
+        worked = {name: list(read_worked(path)) for name, path in processes.worked.items()}
+        hurts = [*self._inflictor.hurts, *processes.losses()]
         seen = self._seen_by_group(back, states, worked)
         group = judge_group(worked, seen, [s.lineage for s in states], hurts)
-        gaps = [*back.gaps, *self._untold(states, back)]
-        for line in (*str(back.history).splitlines(), *group.examples, *gaps, *crew.troubles):
+        gaps = [str(gap) for tally in back.tallies.values() for gap in tally.gaps]
+        gaps += self._untold(states, back)
+        gaps += [f"{back.altered} values differ from what was sent"] * bool(back.altered)
+        for line in (*str(back.history).splitlines(), *group.examples, *gaps, *processes.troubles):
             say(f"  {line}")
-        for note, times in Counter(crew.notes).most_common(MOST_NOTES):
+        for note, times in Counter(processes.notes).most_common(MOST_NOTES):
             say(f"  operators, {times} times: {note}")
         return Verdict(
             back.history,
             group,
             back.strays,
             tuple(gaps),
-            tuple(crew.troubles),
+            tuple(processes.troubles),
             removed=self._archive.count,
             told_gone=sum(len(o) for o in back.offsets.values()) - sum(len(o) for o in seen.values()),
             missed=self._missed(),
@@ -236,7 +244,7 @@ class Play:
         self, back: ReadBack, states: list[PartitionState], worked: Mapping[str, list[Worked]]
     ) -> dict[int, set[int]]:
         """Return what the group had to work on: everything but what it was told that retention took."""
-        told = self._crew.told_gaps()
+        told = self._processes.told_gaps()
         seen = {}
         for state in states:
             number = state.parent.partition
@@ -250,7 +258,7 @@ class Play:
         starts = self._archive.starts
         wrong: list[str] = []
         for state in states:
-            mine = [gap for gap in self._crew.told_gaps() if gap.source in state.lineage.sources()]
+            mine = [gap for gap in self._processes.told_gaps() if gap.source in state.lineage.sources()]
             lies = untrue(state.lineage, mine, self._archive.removals)
             wrong += [f"a member was told, and it is not so: {gap}" for gap in lies]
             expected = expected_gaps(state.lineage, starts)
@@ -269,7 +277,7 @@ class Play:
         return wrong
 
     def _states(self) -> list[PartitionState]:
-        job = self._crew.job
+        job = self._processes.job
         with Admin(self._connection) as operations:
             view = operations.view()
         found = [view.state(PhysicalPartition(job.topic, number)) for number in range(job.partitions)]
