@@ -1,8 +1,8 @@
 """The engine: the background thread of a consumer (protocol, section 10).
 
-It owns the group consumer, the reader, the control topic's view and the state machine, and waits for
-nobody: what brokers have to be asked runs in the executor's thread, what is the application's runs in the
-application's thread.
+It owns the group consumer, the reader, the control topic's view and the slots, and waits for nobody: what
+brokers have to be asked runs in the executor's thread, what is the application's runs in the application's
+thread.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ from kpsplit.consumer.fetch.reader import SlotReader
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.membership import Membership
 from kpsplit.consumer.group.ownership import OwnershipGuard, PeerAssignments
-from kpsplit.consumer.group.states import Event, State
 from kpsplit.consumer.group.subscribing import ClusterTopics, Subscribing
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.metadata import Metadata
-from kpsplit.consumer.slots.assigned import IN_SINK, STARTING, SlotStage
+from kpsplit.consumer.slots.assigned import IN_SINK, SlotStage
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.consumer.slots.initializer import EnrolmentGuard, SlotInitializer
 from kpsplit.control.slots_topic import GrowingSlots
@@ -319,7 +318,6 @@ class Engine(threading.Thread):
             self._duty(lambda: self.ownership_guard.turn(nested=nested))
             self._duty(lambda: self.subscribing.turn(nested=nested))
             self._duty(self.initializer.turn)
-            self._duty(self._note_start)
             self._duty(self._go_on_after_gaps)
             self._duty(self.peers.turn)
             if not nested:
@@ -398,11 +396,6 @@ class Engine(threading.Thread):
         in_group = len(self.slots) and not self.membership.away and not self.subscribing.by_hand
         if in_group and idle > self.settings.max_poll_interval:
             self.membership.give_up(f"the application has not polled for {idle:.1f} s")
-
-    def _note_start(self) -> None:
-        life = self.membership.life
-        if life.state is State.ASSIGNING_PARTITIONS and not self.slots.any_on(STARTING):
-            life.on(Event.START)
 
     def _read(self) -> None:
         """Read what there is room for, or wait for a moment.
@@ -493,7 +486,7 @@ class Engine(threading.Thread):
 
     def _hand_over_everything(self) -> None:
         try:
-            self.membership.life.on(Event.CLOSE)
+            self.membership.closing = True
             self.membership.hand_over(list(self.slots))
             with self.group.unpolled():
                 while not self.committer.idle():
@@ -503,8 +496,7 @@ class Engine(threading.Thread):
 
     def _close_clients(self) -> None:
         self._clients.close()
-        with suppress(KpsplitError):
-            self.membership.life.on(Event.END)
+        self.membership.closed = True
 
     def _refuse_requests(self) -> None:
         while self._requests:
@@ -513,11 +505,10 @@ class Engine(threading.Thread):
 
 def statistics(engine: Engine) -> Mapping[str, Any]:
     """Return what ``Consumer.stats()`` does; to be asked in the engine's thread."""
-    slots, life = engine.slots, engine.membership.life
+    slots = engine.slots
     trouble = engine.fatal or engine.events.trouble or engine.metadata.trouble
     return {
-        "state": life.state.value,
-        "edges": {f"{s} {e}": n for (s, e), n in sorted(life.edges.items())},
+        "state": engine.membership.state.value,
         "slots": {str(h.slot): h.stage.value for h in slots},
         "waiting_bytes": slots.sink.waiting_bytes(),
         "without_slots": {t: list(unread) for t, unread in engine.subscribing.topics.without_slots.items()},
@@ -536,6 +527,7 @@ def counts(engine: Engine) -> dict[str, int]:
     """Return how often things have happened, each from the part that counts it."""
     slots, membership, committer, reading = engine.slots, engine.membership, engine.committer, engine.reading
     return {
+        "rebalances": slots.rebalances,
         "slots_assigned": slots.assigned,
         "slots_withheld": slots.withheld,
         "slots_handed_over": membership.handed_over,

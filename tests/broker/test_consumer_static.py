@@ -48,7 +48,7 @@ def test_a_static_member_that_comes_back_finds_its_slots_and_the_other_keeps_its
         assert reading(again) == its_own
         for one_of in (again, stays):
             one_of.stop()
-    assert after["edges"] == before["edges"], "the one that stayed went through a rebalance"
+    assert after["rebalances"] == before["rebalances"], "the one that stayed went through a rebalance"
     assert after.get("slots_handed_over", 0) == before.get("slots_handed_over", 0)
     log.check_order({key: found for (_, key), found in journal.sent.items()})
     assert log.duplicates() == 0

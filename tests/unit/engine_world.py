@@ -1,7 +1,6 @@
 """An engine in its own thread among parts that a test leads by hand: coordinator, log, ledger.
 
-The buffer, the events, the state machine and the engine's thread are the real ones; the application is
-the test.
+The buffer, the events, the slots and the engine's thread are the real ones; the application is the test.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from kpsplit.consumer.events import Events
 from kpsplit.consumer.fetch.batch import Backpressured, Batch
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.group.group_consumer import GroupConsumer
-from kpsplit.consumer.group.states import State
+from kpsplit.consumer.group.membership import State
 from kpsplit.consumer.group.subscriptions import subscribed
 from kpsplit.consumer.slots.assigned import SlotStart
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
@@ -416,7 +415,7 @@ class World:
 
     @property
     def state(self) -> State:
-        return self.engine.membership.life.state
+        return self.engine.membership.state
 
     def count(self, name: str) -> int:
         """One of the engine's counts."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kpsplit.consumer.application_requests import ApplicationRequests
-from kpsplit.consumer.group.states import State
+from kpsplit.consumer.group.membership import State
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from tests.unit.engine_world import PARENT, World, slot

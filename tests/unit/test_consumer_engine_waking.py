@@ -9,8 +9,7 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import Message
 
-from kpsplit.consumer.group.membership import by_hand
-from kpsplit.consumer.group.states import State
+from kpsplit.consumer.group.membership import State, by_hand
 from kpsplit.consumer.group.subscriptions import Mode, Subscribed
 from kpsplit.consumer.run.handlers import synchronous
 from kpsplit.consumer.run.policies import Judge, Stop

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaException, Message
 
 from kpsplit.consumer.commit.payload import place_of
-from kpsplit.consumer.group.states import State
+from kpsplit.consumer.group.membership import State
 from kpsplit.consumer.run.lanes import Lane
 from kpsplit.consumer.run.policies import Judge, Retry
 from kpsplit.consumer.run.runner import Attached, attach, commit_now

@@ -1,5 +1,14 @@
 """Rebalances: what happens between the coordinator, the slots and the application (protocol, section 10).
 
+A member begins UNSUBSCRIBED. With a subscription it joins its group and waits in PREPARING_REBALANCE for the
+coordinator. Slots that arrive are looked up in the offset log and on_assign is called (ASSIGNING_PARTITIONS);
+then the member is STABLE. Slots that are taken away pass through three states: their records are withheld
+and what is being worked on is finished (PREPARE_REVOCATION), on_revoke runs in the application's thread
+(REVOKING_PARTITION), what was processed is committed and the slots are released (PARTITION_REVOKED). Slots
+that stay are read and handed out all the time. A member that gave its slots up is LOST until it has left the
+group, and UNSUBSCRIBED until the application polls. Partitions that are assigned by hand have no group: the
+member is ASSIGNING_PARTITIONS and STABLE only. CLOSING hands everything over in the same order.
+
 A revocation runs inside the group consumer's callback: when that returns, another member may have the
 slots. So the callback waits, by turning the engine: slots that stay are read, handed out and committed
 meanwhile, and so are the application's own calls served.
@@ -9,15 +18,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from typing import Any, Protocol
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.commit.committer import COMMIT_SECONDS, Committer
 from kpsplit.consumer.config import ConsumerSettings, RevocationPolicy
 from kpsplit.consumer.events import Callback, Events, kafka_error, parts
 from kpsplit.consumer.group.group_consumer import GroupConsumer, Places
-from kpsplit.consumer.group.states import Event, Life, State
 from kpsplit.consumer.group.subscriptions import Mode, Subscribed
 from kpsplit.consumer.slots.assigned import (
     STARTING,
@@ -39,6 +48,26 @@ COMMIT_REST_SECONDS = 0.25
 """Between tries to commit what is handed over; none begins where there might not be time for it."""
 LAST_COMMIT_SECONDS = 5.0
 """How long a member that gives up tries to commit what it has processed."""
+
+
+class State(StrEnum):
+    """What a member does now, as ``Consumer.stats()`` shows it; see the module."""
+
+    UNSUBSCRIBED = "unsubscribed"
+    PREPARING_REBALANCE = "preparing_rebalance"
+    ASSIGNING_PARTITIONS = "assigning_partitions"
+    STABLE = "stable"
+    PREPARE_REVOCATION = "prepare_revocation"
+    REVOKING_PARTITION = "revoking_partition"
+    PARTITION_REVOKED = "partition_revoked"
+    LOST = "lost"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+_HANDING_OVER = KafkaError(
+    KafkaError._STATE, "slots are being handed over at this moment; call again when that is done"
+)
 
 
 class Patience:
@@ -94,7 +123,6 @@ class Membership:
         self._committer = committer
         self._events = events
         self._engine = engine
-        self.life = Life()
         self.handed_over = self.lost_slots = self.times_left = 0
         self._subscribed: dict[str, Subscribed] = {}
         self._announced: set[PhysicalPartition] = set()
@@ -104,14 +132,35 @@ class Membership:
         self.on_lost: Callable[[list[Any]], object] | None = None
         self.away = False
         """The slots were given up; the group is left until the application polls again."""
+        self.closing = self.closed = False
+        self._joined = False
+        """The group consumer has a subscription, or what is left of one."""
+        self._given = False
+        """The coordinator has given this member its slots, maybe none, and has not taken all of them."""
+        self._revoking: State | None = None
+        """How far the hand-over that is under way has come."""
+
+    @property
+    def state(self) -> State:
+        """What this member does now: it follows from what the member holds, and nothing follows from it."""
+        if self.closing:
+            return State.CLOSED if self.closed else State.CLOSING
+        if self._revoking is not None:
+            return self._revoking
+        if self._slots.any_on(STARTING):
+            return State.ASSIGNING_PARTITIONS
+        if len(self._slots) or self._given:
+            return State.STABLE
+        if not self._joined:
+            return State.UNSUBSCRIBED
+        return State.LOST if self.away else State.PREPARING_REBALANCE
 
     # -- subscription ------------------------------------------------------------------------------
 
     def subscribe(self, topics: Sequence[Subscribed]) -> None:
         """Join the group with these topics, or change to them."""
         self._subscribed.update({s.group_topic: s for s in topics})
-        if self.life.state is State.UNSUBSCRIBED:
-            self.life.on(Event.JOIN)
+        self._joined = True
         self._group.subscribe([s.group_topic for s in topics], self)
 
     @property
@@ -142,15 +191,14 @@ class Membership:
         return self._holding(place).slot if place.topic in self._subscribed else None
 
     def left(self) -> None:
-        """Go to UNSUBSCRIBED once everything is handed over."""
-        if self.life.state in (State.PREPARING_REBALANCE, State.STABLE, State.LOST):
-            self.life.on(Event.LEAVE)
+        """Everything is handed over, and there is no subscription."""
+        self._joined = self._given = False
 
     # -- what the coordinator does -----------------------------------------------------------------
 
     def assigned(self, places: Places) -> None:
         """Slots arrive: they are held, and the initializer takes them on."""
-        if self.life.state is State.CLOSING or self.away:
+        if self.closing or self.away:
             return
         try:
             self.hold([self._holding(place) for place in places])
@@ -165,9 +213,7 @@ class Membership:
 
     def hold(self, assigned_slots: list[AssignedSlot]) -> None:
         """Hold slots, those of the coordinator or those assigned by hand."""
-        if self.life.state is State.LOST:
-            self.life.on(Event.FORGET)
-        self.life.on(Event.ASSIGN)
+        self._given = True
         self._slots.add(assigned_slots)
 
     def announce(self, found: list[AssignedSlot]) -> Callback | None:
@@ -193,7 +239,16 @@ class Membership:
     # -- handing over ------------------------------------------------------------------------------
 
     def hand_over(self, leaving: list[AssignedSlot], *, tell: bool = True) -> None:
-        """Pause, finish what is being worked on, commit, release; lose what cannot be handed over."""
+        """Pause, finish what is being worked on, commit, release; lose what cannot be handed over.
+
+        Without ``tell`` the application has asked for it, and on_revoke is not called.
+
+        Raises:
+            KafkaException: the application has asked for it inside another hand-over, which may be of the
+                same slots.
+        """
+        if self._revoking is not None and not tell:
+            raise KafkaException(_HANDING_OVER)
         if leaving:
             with self._group.unpolled():
                 try:
@@ -201,40 +256,36 @@ class Membership:
                 except Exception as error:  # noqa: BLE001 - nothing may come out of a rebalance
                     self._note(error)
                     self._surely(leaving, lambda: self.lose(leaving))
+                finally:
+                    self._revoking = None
 
     def _hand_over(self, leaving: list[AssignedSlot], tell: bool) -> None:
         patience = Patience(self._settings.revocation_policy, self._settings.revocation_timeout)
-        self._on(Event.REVOKE)
+        self._revoking = State.PREPARE_REVOCATION
         working = self._stop(leaving)
         if not self._wait(lambda: self._slots.sink.release(working), patience):
             self.give_up("records of slots that are taken away are still being worked on")
             return
-        self._on(Event.RELEASE)
+        self._revoking = State.REVOKING_PARTITION
         callback = self._revoke_callback(leaving) if tell else None
         if callback is not None and not self._wait(lambda: callback.done, patience):
             self.give_up("on_revoke has not returned in time")
             return
-        self._on(Event.ANSWER)
+        self._revoking = State.PARTITION_REVOKED
         if not self._commit(leaving, patience):
             self.give_up("the commit of slots that are taken away was not answered in time")
             return
         self._drop(leaving)
         self.handed_over += len(leaving)
-        self._on(Event.HAND_OVER)
-        self._go_on()
 
     def lose(self, gone: list[AssignedSlot]) -> None:
         """Drop slots without a commit, tell the application, join again."""
-        self._on(Event.LOSE)
         told = self._told_gone(gone)
         self._drop(gone)
         self.lost_slots += len(gone)  # nothing of them is handed out from here on
         tell = self.on_lost or self.on_revoke
         if tell is not None and told:
             self._events.call(lambda: tell(parts(told)))
-        if not self.away:
-            self._on(Event.FORGET)
-            self._go_on()
 
     def give_up(self, why: str) -> None:
         """Commit what is processed, drop every slot, be away from the group until the application polls."""
@@ -249,6 +300,7 @@ class Membership:
     def _drop(self, gone: list[AssignedSlot]) -> None:
         self._slots.drop(gone)
         self._committer.forget(gone)
+        self._given = self._given and bool(len(self._slots))
 
     def _surely(self, gone: list[AssignedSlot], drop: Callable[[], None]) -> None:
         """Drop slots; if that fails hold them no more all the same, and be away.
@@ -328,18 +380,6 @@ class Membership:
                 return False
             self._engine.turn_on()
         return True
-
-    def _go_on(self) -> None:
-        """Behind a revocation or a loss: slots that were on their way, or those that stay."""
-        if self._slots.any_on(STARTING):
-            self._on(Event.ASSIGN)
-        elif len(self._slots):
-            self._on(Event.SETTLE)
-
-    def _on(self, event: Event) -> None:
-        """Go along an edge; while closing everything is handed over without further states."""
-        if self.life.state is not State.CLOSING:
-            self.life.on(event)
 
     def _holding(self, place: PhysicalPartition) -> AssignedSlot:
         known = self._subscribed[place.topic]
