@@ -24,14 +24,12 @@ from kpsplit.consumer.commit.committer import Committer, LagOffsetRepair
 from kpsplit.consumer.commit.group_offsets import GroupOffsets
 from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.events import Callback, Events, kafka_error, named
-from kpsplit.consumer.fetch.batch import Batch
 from kpsplit.consumer.fetch.gaps import EndReached, ForeignFound, Gap, GapFound, ReadingEvent, Unreadable
 from kpsplit.consumer.fetch.reader import SlotReader
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.membership import Membership
 from kpsplit.consumer.group.ownership import OwnershipGuard, PeerAssignments
 from kpsplit.consumer.group.subscribing import ClusterTopics, Subscribing
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.metadata import Metadata
 from kpsplit.consumer.slots.assigned import IN_SINK, SlotStage
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
@@ -151,7 +149,7 @@ class Reading:
         reason = event.gap.reason if isinstance(event, GapFound) else event.reason
         if event.parent is None or not stops or reason not in _OUTSIDE:
             return False
-        assigned_slots = [h for h in self._slots.of(event.parent) if h.mode is Mode.PLAIN]
+        assigned_slots = [h for h in self._slots.of(event.parent) if h.mode.plain]
         for assigned in assigned_slots:
             assigned.reset = True
             self.offsets_reset += 1
@@ -417,7 +415,7 @@ class Engine(threading.Thread):
         ends, reading.ends = reading.ends, {}
         reading.torn = True
         for batch in self.reader.step(0 if self._requests else SLICE_SECONDS, room):
-            self._offer(batch)
+            self.slots.offer(batch)
             if batch.messages:
                 ends.pop(batch.parent, None)
         reading.torn = False
@@ -438,17 +436,13 @@ class Engine(threading.Thread):
         reading.read_anew += 1
         reading.torn = False
 
-    def _offer(self, batch: Batch) -> None:
-        self.committer.epochs.read(batch)
-        self.slots.offer(batch)
-
     def _go_on_after_gaps(self) -> None:
         """Read on after the gaps that were reported to the application meanwhile."""
         reading = self.reading
         for notice in [n for n in reading.notices if n.reported]:
             torn, reading.torn = reading.torn, True
             for batch in self.reader.told(notice.parent, notice.gap):
-                self._offer(batch)
+                self.slots.offer(batch)
             reading.notices.remove(notice)
             reading.torn = torn
 

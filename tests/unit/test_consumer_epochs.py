@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kpsplit.consumer.commit.writes import STRETCHES, CommitMember, LeaderEpochs, Processed, writes
-from kpsplit.consumer.fetch.batch import Batch
+from kpsplit.consumer.commit.writes import CommitMember, Processed, writes
+from kpsplit.consumer.fetch.batch import STRETCHES, Batch, LeaderEpochs
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer.commit.committer import Committer, Piece
+from kpsplit.consumer.commit.committer import Committer
+from kpsplit.consumer.commit.payload import CommitUnit
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import AssignedSlot, SlotStage
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
@@ -59,9 +60,9 @@ class Member:
         done.set_result(None)
         return done
 
-    def send(self) -> Piece:
-        [piece] = self.committer._send(CURSORS, ())
-        return piece
+    def send(self) -> CommitUnit:
+        [unit] = self.committer._send(CURSORS, ())
+        return unit
 
     def work(self) -> None:
         """Do what was given to the thread that may wait."""
@@ -74,10 +75,10 @@ class Member:
 
 def test_positions_are_committed_when_the_changelog_has_the_state() -> None:
     member = Member()
-    piece = member.send()
-    assert not piece.done()
+    unit = member.send()
+    assert not unit.done()
     member.work()
-    assert piece.done()
+    assert unit.done()
     assert member.did[-3:] == ["flush", "committed", {PARENT: 7}]
     assert member.store.saved() == {b"k": 1}
 
@@ -85,10 +86,10 @@ def test_positions_are_committed_when_the_changelog_has_the_state() -> None:
 def test_positions_are_not_committed_when_the_changelog_does_not_have_the_state() -> None:
     member = Member()
     member.store.flush_error = UnreachableError("no brokers")
-    piece = member.send()
+    unit = member.send()
     member.work()
-    assert piece.done()
-    assert isinstance(piece.future.exception(), UnreachableError)
+    assert unit.done()
+    assert isinstance(unit.future.exception(), UnreachableError)
     assert member.did[-2:] == ["flush", "aborted"]
     member.store.flush_error = None
     member.jobs.clear()
@@ -103,12 +104,12 @@ def test_positions_of_a_slot_that_was_lost_while_its_state_was_flushed_are_not_c
     comes_back: bool,
 ) -> None:
     member = Member()
-    piece = member.send()
+    unit = member.send()
     member.slots.remove([member.assigned])
     if comes_back:
         member.slots.add([AssignedSlot(SLOT, PARENT, Mode.PLAIN)])
     member.work()
-    assert piece.done()
+    assert unit.done()
     assert member.did[-2:] == ["flush", "committed"]
 
 
@@ -136,6 +137,6 @@ def test_a_commit_that_cannot_even_be_sent_has_failed() -> None:
     def refused() -> Future[None]:
         raise UnreachableError("no group any more")
 
-    piece = Piece((SLOT,), flushed, then=refused)
-    assert piece.done()
-    assert isinstance(piece.future.exception(), UnreachableError)
+    unit = CommitUnit((SLOT,), flushed, then=refused)
+    assert unit.done()
+    assert isinstance(unit.future.exception(), UnreachableError)

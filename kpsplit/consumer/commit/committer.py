@@ -18,14 +18,14 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from kpsplit.consumer.broker_executor import BrokerExecutor
 from kpsplit.consumer.commit.group_offsets import GroupOffsets, Outdated
 from kpsplit.consumer.commit.payload import (
-    CommitPayload,
     CommitPayloadError,
     CommitPayloads,
+    CommitUnit,
     TransactionParticipant,
+    failed,
 )
 from kpsplit.consumer.commit.writes import (
     CommitMember,
-    LeaderEpochs,
     Processed,
     logical_position,
     plain_offsets,
@@ -33,7 +33,6 @@ from kpsplit.consumer.commit.writes import (
 from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.events import Events, kafka_error
 from kpsplit.consumer.group.group_consumer import GroupConsumer
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import AssignedSlot
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
@@ -78,45 +77,20 @@ class Waiting(NamedTuple):
 
 
 @dataclass(slots=True)
-class Piece:
-    """What is committed all or nothing.
-
-    ``payload``: what goes along in its transaction, None if there is none. ``then``: what follows when
-    ``future`` has succeeded.
-    """
-
-    slots: tuple[OwnedSlot, ...]
-    future: Future[None]
-    payload: CommitPayload | None = None
-    then: Callable[[], Future[None]] | None = None
-
-    def done(self) -> bool:
-        """Return whether it is over; begin what follows where that is due."""
-        if self.future.done() and self.then is not None:
-            then, self.then = self.then, None
-            if self.future.exception() is None:
-                try:
-                    self.future = then()
-                except (KpsplitError, KafkaException) as error:
-                    self.future = _failure(error)
-        return self.future.done()
-
-
-@dataclass(slots=True)
 class _Job:
     """One commit under way. ``gone``: slots of it were lost before they were sent."""
 
     cursors: Cursors
     times: Times
     parts: Parts
-    pieces: list[Piece]
+    units: list[CommitUnit]
     waiting: list[Waiting]
     gone: bool
     tries: int
 
     def done(self) -> bool:
-        """Return whether every piece is over, going on with each."""
-        return not [piece for piece in self.pieces if not piece.done()]
+        """Return whether every unit is over, going on with each."""
+        return not [unit for unit in self.units if not unit.done()]
 
 
 class Committer:
@@ -145,7 +119,6 @@ class Committer:
         self._events = events
         self.participant: TransactionParticipant | None = None
         """What commits take along, while ``run(transactional=True)`` is under way."""
-        self.epochs = LeaderEpochs()
         self.commits = self.failed = self.rejected = 0
         self.fenced = False
         """The group refused the latest commit that failed: the slots are another member's."""
@@ -211,8 +184,7 @@ class Committer:
             self._metadata.pop(parent, None)
 
     def forget(self, gone: Iterable[AssignedSlot]) -> None:
-        """Slots were dropped: keep leader epochs and texts of the other partitions only."""
-        self.epochs.forget(self._slots.parents())
+        """Slots were dropped: so are the texts that were given for their partitions."""
         for assigned in gone:
             self._metadata.pop(assigned.parent, None)
 
@@ -247,7 +219,7 @@ class Committer:
                 self._call_on_commit(_GONE, job)
             return
         try:
-            job.pieces = self._send(held, self._moved(held, times))
+            job.units = self._send(held, self._moved(held, times))
         except (KpsplitError, KafkaException) as error:
             self._failed(job, error)
         else:
@@ -270,9 +242,9 @@ class Committer:
         return parts
 
     def _answered(self, job: _Job) -> None:
-        """Every piece is decided: note it, and report the first that failed."""
+        """Every unit is decided: note it, and report the first that failed."""
         self._job = None
-        errors = [error for piece in job.pieces if (error := self._settled(piece, job)) is not None]
+        errors = [error for unit in job.units if (error := self._settled(unit, job)) is not None]
         if not errors:
             self.commits += 1
             self._succeeded(job)
@@ -289,21 +261,21 @@ class Committer:
         fenced = all(isinstance(e, FencedError) and e.retriable for e in errors)
         return fenced and job.tries < RETRIES and bool(self._held(job.cursors, job.times))
 
-    def _settled(self, piece: Piece, job: _Job) -> BaseException | None:
-        """Have a piece's slots and its payload follow its outcome."""
-        error, payload = piece.future.exception(), piece.payload
+    def _settled(self, unit: CommitUnit, job: _Job) -> BaseException | None:
+        """Have a unit's slots and its payload follow its outcome."""
+        error, payload = unit.future.exception(), unit.payload
         if error is None:
             if payload is not None:
                 payload.committed()
-            for assigned in self._held(piece.slots, job.times):
+            for assigned in self._held(unit.slots, job.times):
                 assigned.count_committed(job.cursors[assigned.slot], job.times[assigned.slot].moves)
         elif payload is not None and isinstance(error, UnknownOutcomeError):
             # Whether outputs or state were committed is not known: the slots start from what the log says.
-            self._slots.start_anew(self._held(piece.slots, job.times))
+            self._slots.start_anew(self._held(unit.slots, job.times))
         elif payload is not None:
             payload.aborted()
         # Also where it failed: the changelog of a plain topic has the state before positions are committed.
-        broken = self._slots.state_binding.broken(self._held(piece.slots, job.times))
+        broken = self._slots.state_binding.broken(self._held(unit.slots, job.times))
         self._slots.start_anew(broken)
         return error
 
@@ -345,7 +317,7 @@ class Committer:
 
     # -- what is sent ------------------------------------------------------------------------------
 
-    def _send(self, cursors: Cursors, moved: Collection[OwnedSlot]) -> list[Piece]:
+    def _send(self, cursors: Cursors, moved: Collection[OwnedSlot]) -> list[CommitUnit]:
         """Begin to commit slots, of which the application has ``moved`` some.
 
         Raises:
@@ -356,18 +328,18 @@ class Committer:
         ]
         if self.participant is not None:
             return [self._with_outputs(self.participant, processed, self._of(processed, cursors))]
-        plain = [p for p in processed if p.mode is Mode.PLAIN]
-        enrolled = [p for p in processed if p.mode is not Mode.PLAIN]
-        pieces = []
+        plain = [p for p in processed if p.mode.plain]
+        enrolled = [p for p in processed if not p.mode.plain]
+        units = []
         if enrolled:
-            pieces.append(self._in_transaction(enrolled, self._of(enrolled, cursors)))
+            units.append(self._in_transaction(enrolled, self._of(enrolled, cursors)))
         if plain:
             slots = self._of(plain, cursors)
             try:
-                pieces += self._in_the_ordinary_way(plain, slots)
+                units += self._in_the_ordinary_way(plain, slots)
             except (KpsplitError, KafkaException) as error:
-                pieces.append(Piece(_named(slots), _failure(error)))
-        return pieces
+                units.append(CommitUnit(_named(slots), failed(error)))
+        return units
 
     def _processed(
         self, parent: PhysicalPartition, cursors: Cursors, moved: Collection[OwnedSlot]
@@ -377,7 +349,7 @@ class Committer:
         written = [c for h in mine for c in cursors.get(h.slot, ())]
         unchanged = [c for h in mine if h.slot not in cursors for c in h.committed]
         first = next(h for h in mine if h.slot in cursors)
-        state, epochs = self._slots.metadata.state(parent), self.epochs.of(parent, written)
+        state, epochs = self._slots.metadata.state(parent), self._slots.epochs.of(parent, written)
         return Processed(state, first.mode, tuple(written), tuple(unchanged), first.place, epochs, ranges)
 
     def _of(self, processed: Iterable[Processed], cursors: Cursors) -> list[AssignedSlot]:
@@ -387,7 +359,7 @@ class Committer:
 
     def _with_outputs(
         self, participant: TransactionParticipant, processed: list[Processed], slots: list[AssignedSlot]
-    ) -> Piece:
+    ) -> CommitUnit:
         member, metadata = self.member(), self._group.metadata()
         state = self._slots.state_binding.commit(processed, slots)
         payload = CommitPayloads(participant.payload(processed), *(() if state is None else (state,)))
@@ -396,25 +368,25 @@ class Committer:
                 processed, member, metadata, COMMIT_SECONDS, participant, payload
             )
         )
-        return Piece(_named(slots), future, payload)
+        return CommitUnit(_named(slots), future, payload)
 
-    def _in_transaction(self, processed: list[Processed], slots: list[AssignedSlot]) -> Piece:
+    def _in_transaction(self, processed: list[Processed], slots: list[AssignedSlot]) -> CommitUnit:
         member, metadata = self.member(), self._group.metadata()
         payload = self._slots.state_binding.commit(processed, slots)
         future = self._executor.ask(
             lambda offsets: offsets.commit(processed, member, metadata, COMMIT_SECONDS, payload)
         )
-        return Piece(_named(slots), future, payload)
+        return CommitUnit(_named(slots), future, payload)
 
-    def _in_the_ordinary_way(self, processed: list[Processed], slots: list[AssignedSlot]) -> list[Piece]:
+    def _in_the_ordinary_way(self, processed: list[Processed], slots: list[AssignedSlot]) -> list[CommitUnit]:
         offsets = plain_offsets(processed)
         if not offsets:
             return []
         state = self._slots.state_binding.commit(processed, slots)
         if state is None:
-            return [Piece(_named(slots), self._commit_offsets(offsets))]
+            return [CommitUnit(_named(slots), self._commit_offsets(offsets))]
         flushed = self._executor.run(lambda: state.flush(Deadline(COMMIT_SECONDS)))
-        return [Piece(_named(slots), flushed, then=lambda: self._commit_flushed(offsets, slots))]
+        return [CommitUnit(_named(slots), flushed, then=lambda: self._commit_flushed(offsets, slots))]
 
     def _commit_flushed(
         self, offsets: Mapping[PhysicalPartition, int], slots: list[AssignedSlot]
@@ -435,12 +407,6 @@ class Committer:
 
 def _named(slots: Iterable[AssignedSlot]) -> tuple[OwnedSlot, ...]:
     return tuple(assigned.slot for assigned in slots)
-
-
-def _failure(error: Exception) -> Future[None]:
-    future: Future[None] = Future()
-    future.set_exception(error)
-    return future
 
 
 LOOK_SECONDS = 0.25
@@ -509,7 +475,7 @@ class LagOffsetRepair:
         stands = tuple(cursor for h in mine for cursor in h.committed)
         first = mine[0]
         settled = all(h.stands for h in mine) and bool(uncovered(c.range for c in stands))
-        if not settled or first.mode is Mode.PLAIN:
+        if not settled or first.mode.plain:
             return None
         return Processed(self._slots.metadata.state(parent), first.mode, (), stands, first.place)
 

@@ -28,7 +28,6 @@ from kpsplit.consumer.commit.writes import (
     plain_offsets,
     writes,
 )
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import SlotStart, StartRequest
 from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline, monotonic
@@ -116,7 +115,7 @@ class GroupOffsets:
         """
         if self._carrying is not None:
             self._carrying.open(Deadline(OPEN_SECONDS))
-        failed = self._not_read({w.lineage.parent for w in wanted if w.mode is not Mode.PLAIN})
+        failed = self._not_read({w.lineage.parent for w in wanted if not w.mode.plain})
         # Before ordinary offsets are read: who still works on a partition commits them.
         failed |= self._worked_on([w for w in wanted if w.shared and w.lineage.parent not in failed])
         read = [(w, failed.get(w.lineage.parent) or self._committed(w)) for w in wanted]
@@ -175,7 +174,7 @@ class GroupOffsets:
 
     def _committed(self, wanted: StartRequest) -> Pieces | FutureVersionError:
         """Return what the log has for a range; or that a newer kpsplit has committed some of it."""
-        if wanted.mode is Mode.PLAIN:
+        if wanted.mode.plain:
             return [(wanted.range, None)]
         fold, parent, range_ = self._open().fold, wanted.lineage.parent, wanted.range
         newer = fold.newer(self._group_id, parent, range_)
@@ -334,7 +333,7 @@ class GroupOffsets:
                 committed.
         """
         deadline = Deadline(seconds)
-        enrolled = [p for p in processed if p.mode is not Mode.PLAIN]
+        enrolled = [p for p in processed if not p.mode.plain]
 
         def attempt() -> None:
             wanted = self._writes(processed, member) if enrolled else None
@@ -392,7 +391,7 @@ class GroupOffsets:
 
     def committed(self, wanted: Sequence[StartRequest]) -> list[Pieces]:
         """Return what the group has committed for ranges, whoever owns them; None where nothing was."""
-        enrolled = {w.lineage.parent for w in wanted if w.mode is not Mode.PLAIN}
+        enrolled = {w.lineage.parent for w in wanted if not w.mode.plain}
         for error in (self._read_log(enrolled) if enrolled else {}).values():
             raise error
         found = []

@@ -10,7 +10,6 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, TopicP
 from kpsplit.consumer.broker_executor import QueryClient
 from kpsplit.consumer.commit.group_offsets import ANSWER_SECONDS, GroupOffsets
 from kpsplit.consumer.commit.writes import logical_position
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import StartRequest
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
@@ -35,7 +34,7 @@ class OffsetQueries:
             if len(known) < len(pieces):
                 parts = self._query_client.committed_parts(asked.lineage.sources(), seconds)
                 ordinary = {place: part.offset for place, part in parts.items()}
-                if asked.mode is Mode.PLAIN and parts:
+                if asked.mode.plain and parts:
                     metadata = parts[asked.lineage.parent].metadata
                 if ordinary:
                     cursor = Cursor.from_positions(asked.lineage, WHOLE, ordinary)

@@ -7,14 +7,15 @@ matter when a commit was put together, what was processed since, or how often it
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from confluent_kafka import Message
+from confluent_kafka import KafkaException, Message
 
 from kpsplit.consumer.commit.writes import Processed
 from kpsplit.consumer.fetch.batch import message_hash, placed_hash
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import InvariantError, KpsplitError
 from kpsplit.kafka.logical_message import physical_offset, segment_of
@@ -55,11 +56,11 @@ class CommitCoverage:
         self._lineage = processed.lineage
         self._ranges = [cursor.range for cursor in cursors]
         self._left = [cursor.pending(processed.lineage) for cursor in cursors]
-        if processed.mode is Mode.PLAIN:
+        if processed.mode.plain:
             self._ranges, self._left = [WHOLE], [_least(self._left)]
 
     def holds(self, place: RecordPlace) -> bool:
-        """Tell whether a record is processed by what is committed."""
+        """Return whether a record is processed by what is committed."""
         index = bisect_right(self._ranges, place.hash, key=lambda range_: range_.lo) - 1
         if index < 0 or place.hash not in self._ranges[index]:
             return False
@@ -107,7 +108,7 @@ class CommitPayload(Protocol):
 
 
 class CommitPayloads:
-    """Several loads as one."""
+    """Several payloads as one."""
 
     def __init__(self, *payloads: CommitPayload) -> None:
         self._payloads = payloads
@@ -128,14 +129,46 @@ class CommitPayloads:
             payload.aborted()
 
 
+@dataclass(slots=True)
+class CommitUnit:
+    """What is committed all or nothing.
+
+    ``payload``: what goes along in its transaction, None if there is none. ``then``: what follows when
+    ``future`` has succeeded.
+    """
+
+    slots: tuple[OwnedSlot, ...]
+    future: Future[None]
+    payload: CommitPayload | None = None
+    then: Callable[[], Future[None]] | None = None
+
+    def done(self) -> bool:
+        """Return whether it is over; begin what follows where that is due."""
+        if self.future.done() and self.then is not None:
+            then, self.then = self.then, None
+            if self.future.exception() is None:
+                try:
+                    self.future = then()
+                except (KpsplitError, KafkaException) as error:
+                    self.future = failed(error)
+        return self.future.done()
+
+
+def failed(error: Exception) -> Future[None]:
+    """Return a future that has failed."""
+    future: Future[None] = Future()
+    future.set_exception(error)
+    return future
+
+
 class TransactionParticipant(Protocol):
-    """Loads commits. While there is one, every commit is a transaction, of ordinary offsets too."""
+    """Adds to commits. While there is one, every commit is a transaction, of ordinary offsets too."""
 
     def payload(self, processed: Sequence[Processed]) -> CommitPayload:
         """Return what goes with a commit of exactly this; engine's thread."""
 
     def keeps(self, slot: OwnedSlot) -> bool:
-        """Tell whether something of a slot waits for a commit; engine's thread."""
+        """Return whether something of a slot waits for a commit; engine's thread."""
 
     def make_producer(self, config: Mapping[str, Any]) -> Any:
         """Make the producer that commits."""

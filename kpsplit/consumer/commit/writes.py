@@ -1,4 +1,4 @@
-"""What a commit of a member writes, and the leader epochs of its positions. Pure (protocol, section 10).
+"""What a commit of a member writes. Pure (protocol, section 10).
 
 A member commits the ranges it owns. With them go the group's ordinary offsets, for which all other members'
 ranges count as the offset log has them. While some range of a partition was never committed by anybody, its
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kpsplit.consumer.fetch.batch import Batch
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.splitter.commits import CommitFold, cursor_of, ordinary_offsets
 from kpsplit.splitter.cursor import Cursor
@@ -20,63 +19,8 @@ from kpsplit.splitter.lineage import MAX_OFFSET, Lineage, PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.offsets import Cause, CommitKey, Position, RangeCommit
 
-STRETCHES = 16
-"""How many stretches are remembered of a segment: who seeks to and fro forgets the oldest."""
-
 Epochs = Mapping[tuple[int, int], int]
 """Leader epoch of the record before a position, by segment and position; what is not known is not there."""
-
-
-@dataclass(slots=True)
-class _Stretch:
-    """Physical offsets [start, end) and the leader epoch in which their records were written."""
-
-    start: int
-    end: int
-    epoch: int
-
-
-class LeaderEpochs:
-    """In which leader epochs records were written, as far as this member has read them. Pure.
-
-    A position together with the leader epoch of the record before it tells whether a log was cut off below it
-    and written anew (KIP-320): that epoch ends before the position then. A batch tells the epoch of its last
-    record only, which counts for all of it. Where an epoch begins inside a batch that says too much, by less
-    than a batch, and no log looks cut off that is not; too little would. So nothing is said of offsets that
-    were not read.
-
-    Owned by the engine's thread.
-    """
-
-    def __init__(self) -> None:
-        self._stretches: dict[tuple[PhysicalPartition, int], list[_Stretch]] = {}
-
-    def read(self, batch: Batch) -> None:
-        """Take what a batch tells; offsets without records (markers, gaps) may be of any epoch."""
-        if batch.leader_epoch is None or batch.leader_epoch < 0:
-            return
-        known = self._stretches.setdefault((batch.parent, batch.segment.id), [])
-        last = known[-1] if known else None
-        if last is not None and last.end == batch.start and last.epoch == batch.leader_epoch:
-            last.end = batch.end
-        else:
-            known.append(_Stretch(batch.start, batch.end, batch.leader_epoch))
-            del known[:-STRETCHES]
-
-    def of(self, parent: PhysicalPartition, cursors: Iterable[Cursor]) -> Epochs:
-        """Return the leader epochs that belong to the positions of cursors."""
-        found: dict[tuple[int, int], int] = {}
-        for segment, next_ in {at for cursor in cursors for at in cursor.positions.items()}:
-            for stretch in reversed(self._stretches.get((parent, segment), ())):
-                if stretch.start < next_ <= stretch.end:
-                    found[segment, next_] = stretch.epoch
-                    break
-        return found
-
-    def forget(self, staying: Iterable[PhysicalPartition]) -> None:
-        """Keep what is known of these logical partitions only."""
-        kept = frozenset(staying)
-        self._stretches = {key: known for key, known in self._stretches.items() if key[0] in kept}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +75,7 @@ def plain_offsets(processed: Iterable[Processed]) -> dict[PhysicalPartition, int
     return {
         p.parent: min(position for c in p.cursors for position in c.positions.values())
         for p in processed
-        if p.mode is Mode.PLAIN and any(c.positions for c in p.cursors)
+        if p.mode.plain and any(c.positions for c in p.cursors)
     }
 
 
@@ -142,7 +86,7 @@ def writes(
 
     ``gone``: topics that do not exist any more; coordinators refuse a commit that names one.
     """
-    enrolled = [p for p in processed if p.mode is not Mode.PLAIN and p.cursors and not _ahead(p)]
+    enrolled = [p for p in processed if not p.mode.plain and p.cursors and not _ahead(p)]
     if not enrolled:
         return None
     records = tuple(_record(p, c, member) for p in enrolled for c in p.cursors)

@@ -21,6 +21,7 @@ from kpsplit.splitter.reading import reader_hash
 
 if TYPE_CHECKING:
     from kpsplit.splitter.cursor import Cursor
+    from kpsplit.splitter.partition_state import PartitionState
 
 MESSAGE_BYTES = 300
 """What a message takes in memory besides its key, value and headers: measured for short keys."""
@@ -54,6 +55,62 @@ class Batch:
     messages: list[Message]
     bytes: int
     leader_epoch: int | None = None
+
+
+STRETCHES = 16
+"""How many stretches are remembered of a segment: an application that seeks to and fro forgets the oldest."""
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Physical offsets [start, end) and the leader epoch in which their records were written."""
+
+    start: int
+    end: int
+    epoch: int
+
+
+class LeaderEpochs:
+    """In which leader epochs records were written, as far as this member has read them. Pure.
+
+    A position together with the leader epoch of the record before it tells whether a log was cut off below it
+    and written anew (KIP-320): that epoch ends before the position then. A batch has the epoch of its last
+    record only, which counts for all of it. Where an epoch begins inside a batch that is too high, for less
+    than a batch, and no log looks cut off that is not; too low an epoch would do that. So nothing is known of
+    offsets that were not read.
+
+    Owned by the engine's thread.
+    """
+
+    def __init__(self) -> None:
+        self._stretches: dict[tuple[PhysicalPartition, int], list[_Stretch]] = {}
+
+    def read(self, batch: Batch) -> None:
+        """Note the epoch of a batch; offsets without records (markers, gaps) may be of any epoch."""
+        if batch.leader_epoch is None or batch.leader_epoch < 0:
+            return
+        known = self._stretches.setdefault((batch.parent, batch.segment.id), [])
+        last = known[-1] if known else None
+        if last is not None and last.end == batch.start and last.epoch == batch.leader_epoch:
+            last.end = batch.end
+        else:
+            known.append(_Stretch(batch.start, batch.end, batch.leader_epoch))
+            del known[:-STRETCHES]
+
+    def of(self, parent: PhysicalPartition, cursors: Iterable[Cursor]) -> dict[tuple[int, int], int]:
+        """Return the leader epochs that belong to the positions of cursors."""
+        found: dict[tuple[int, int], int] = {}
+        for segment, next_ in {at for cursor in cursors for at in cursor.positions.items()}:
+            for stretch in reversed(self._stretches.get((parent, segment), ())):
+                if stretch.start < next_ <= stretch.end:
+                    found[segment, next_] = stretch.epoch
+                    break
+        return found
+
+    def forget(self, staying: Iterable[PhysicalPartition]) -> None:
+        """Keep what is known of these logical partitions only."""
+        kept = frozenset(staying)
+        self._stretches = {key: known for key, known in self._stretches.items() if key[0] in kept}
 
 
 def placed_hash(key: bytes | None, offset: int, within: KeyRange) -> int:
@@ -91,6 +148,25 @@ def size_of(messages: list[Message]) -> int:
 def header_bytes(message: Message) -> int:
     """Return what the headers of a message take in memory, roughly."""
     return sum(len(name) + len(value or b"") + HEADER_BYTES for name, value in headers_of(message) or ())
+
+
+class RecordReader(Protocol):
+    """Reads the records of slots, each from a cursor. Every call comes from the engine's thread."""
+
+    def update(self, state: PartitionState) -> None:
+        """Read a logical partition by this state from now on."""
+
+    def own(self, slot: OwnedSlot, cursor: Cursor) -> None:
+        """Read a slot."""
+
+    def seek(self, slot: OwnedSlot, cursor: Cursor) -> None:
+        """Read a slot from another place."""
+
+    def disown(self, slots: Iterable[OwnedSlot]) -> None:
+        """Read slots no more; some may not be read at all."""
+
+    def cursor(self, slot: OwnedSlot) -> Cursor:
+        """Return how far a slot was read."""
 
 
 Backpressured = Mapping[PhysicalPartition, frozenset[KeyRange]]

@@ -35,6 +35,11 @@ class Mode(StrEnum):
     SLOTS = "slots"
     """Enrolled: by slot."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether the topic is not enrolled."""
+        return self is Mode.PLAIN
+
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:

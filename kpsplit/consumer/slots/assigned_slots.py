@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from kpsplit.consumer.commit.payload import CommitCoverage
 from kpsplit.consumer.commit.writes import Processed, least
-from kpsplit.consumer.fetch.batch import Batch, RecordSink
-from kpsplit.consumer.fetch.reader import SlotReader
+from kpsplit.consumer.fetch.batch import Batch, LeaderEpochs, RecordReader, RecordSink
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.metadata import Metadata
 from kpsplit.consumer.slots.assigned import (
@@ -53,7 +52,7 @@ class AssignedSlots:
     def __init__(
         self,
         metadata: Metadata,
-        reader: SlotReader,
+        reader: RecordReader,
         sink: RecordSink,
         state_binding: StateBinding,
         *,
@@ -64,6 +63,7 @@ class AssignedSlots:
         self.sink = sink
         self.state_binding = state_binding
         self.auto_store = auto_store
+        self.epochs = LeaderEpochs()
         self.rebalances = 0
         """How often slots came, or a rebalance gave none."""
         self.assigned = 0
@@ -129,6 +129,7 @@ class AssignedSlots:
         """Hold slots no more: reader, sink and state store forget them."""
         self._take_back(assigned_slots)
         self.remove(assigned_slots)
+        self.epochs.forget(self.parents())
 
     def remove(self, assigned_slots: Iterable[AssignedSlot]) -> None:
         """Hold slots no more, whatever else knows them; nothing here can fail."""
@@ -182,6 +183,7 @@ class AssignedSlots:
 
     def offer(self, batch: Batch) -> None:
         """Give records to the sink, without those that a piece of their slot had processed already."""
+        self.epochs.read(batch)
         for slot in batch.slots:
             assigned = self._by_slot.get(slot)
             if assigned is not None and assigned.ahead is not None:
@@ -203,7 +205,7 @@ class AssignedSlots:
 
         A partition as a whole only by a fresh view: slots of the topic may have owners already.
         """
-        fresh = assigned.mode is not Mode.PLAIN or assigned.by_hand or self.metadata.fresh()
+        fresh = not assigned.mode.plain or assigned.by_hand or self.metadata.fresh()
         return fresh and not self.must_be_held(assigned)
 
     def begin(self, assigned: AssignedSlot) -> None:

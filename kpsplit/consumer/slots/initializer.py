@@ -72,7 +72,7 @@ class SlotInitializer:
         self._begin_announced()
 
     def _may_be_asked(self, assigned: AssignedSlot) -> bool:
-        fresh = assigned.mode is not Mode.PLAIN or self._metadata.fresh()
+        fresh = not assigned.mode.plain or self._metadata.fresh()
         return fresh and assigned.mode is not Mode.MOVING
 
     def _reset(self) -> None:
