@@ -247,6 +247,17 @@ def test_pending_records_can_be_given_up_for_good() -> None:
     assert fence.pending() == 0 and fence.statistics.failed.numbers() == [0]
 
 
+def test_a_fence_waits_for_a_segment_that_closed_while_the_producer_slept() -> None:
+    fence = fence_of()
+    writer, record = send(fence)
+    split = operated(UNSPLIT, SPLIT, {0: 1})
+    fence.observe(split, lease_valid=False)
+    fence.observe(fenced(split, merge_attempt(split, (2, 3, 4, 5), WHOLE)), lease_valid=True)
+    assert not fence.quiescent()
+    assert numbers(fence.acknowledged(writer, record, 0, lease_valid=True)) == [(0, 0)]
+    assert fence.quiescent()
+
+
 def test_a_transaction_that_began_before_the_fence_goes_on_and_defers_it() -> None:
     fence = fence_of()
     fence.transaction(True)
