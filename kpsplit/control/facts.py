@@ -36,7 +36,7 @@ _PAUSE = 0.1
 
 
 def under_way(state: PartitionState) -> str | None:
-    """Return who does what since when, None if no operation is in progress."""
+    """Return which operator does what since when, None if no operation is in progress."""
     attempt = state.attempt
     if attempt is None:
         return None
@@ -113,7 +113,7 @@ class FactsGatherer:
         )
 
     def _lacking(self, topic: str, sources: Collection[str]) -> tuple[Right, ...]:
-        """Return which rights on the topics of an operation are missing, of those that the brokers tell."""
+        """Return which rights on the topics of an operation are missing, of those that the brokers report."""
         return lacking(topic, allowed_on(self._admin, {topic, *sources, *OWN_TOPICS}))
 
     def logs(

@@ -52,7 +52,7 @@ class SegmentLeft:
 
     @property
     def draining(self) -> bool:
-        """Tell whether the segment is closed: a later one waits for it."""
+        """Return whether the segment is closed: a later one waits for it."""
         return not self.segment.is_open
 
 
@@ -112,7 +112,7 @@ def progress_of(
         group: its id.
         fold: the offset log.
         ordinary: the group's ordinary offsets; they count where there is no range commit.
-        owners: who owns which range.
+        owners: which member owns which range.
         ends: the stable end of every physical partition that there is.
     """
     cuts = {r.lo for r, _ in owners} | {r.hi for r, _ in owners}

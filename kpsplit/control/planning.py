@@ -40,7 +40,7 @@ from kpsplit.splitter.sizing import Sizing
 
 SHORT_LOOK = 1.0
 LONG_LOOK = 5.5
-"""Seconds between two looks at positions: consumers commit every 5 s unless they are told otherwise."""
+"""Seconds between two looks at positions: consumers commit every 5 s by default."""
 
 _PART_OF_CALL = 0.25
 

@@ -107,7 +107,7 @@ def min_insync(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check 
 
 
 def clean_election(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
-    """A leader that is behind would cut off acknowledged records."""
+    """A leader that lags would cut off acknowledged records."""
     value = topic.config.get("unclean.leader.election.enable", "false")
     return Check(
         "unclean election off",
@@ -118,7 +118,7 @@ def clean_election(facts: Facts, topic: TopicFacts, state: PartitionState) -> Ch
 
 
 def rights(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
-    """A right that is missing is told before anything changes, not in the middle."""
+    """A missing right is reported before anything changes, not in the middle."""
     missing = ", ".join(map(str, facts.lacking))
     return Check(
         "rights",
@@ -132,19 +132,19 @@ def in_sync(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
     """Every log that the operation touches has its leader and all its replicas."""
     closing = {s.source for s in facts.closing} | {facts.parent}
     topics = {t.name: t for t in (*facts.sources, topic)}
-    behind = []
+    lagging = []
     for place in sorted(closing):
         found = topics.get(place.topic)
         if found is None or place.partition >= len(found.partitions):
-            behind.append(f"{place} does not exist")
+            lagging.append(f"{place} does not exist")
         elif not found.partitions[place.partition].in_sync:
             p = found.partitions[place.partition]
-            behind.append(f"{place} has leader {p.leader}, in sync {list(p.isr)} of {list(p.replicas)}")
+            lagging.append(f"{place} has leader {p.leader}, in sync {list(p.isr)} of {list(p.replicas)}")
     return Check(
         "in sync",
-        not behind,
-        behind[0] if behind else "every replica is in sync",
-        "wait until its brokers are back and have caught up" if behind else "",
+        not lagging,
+        lagging[0] if lagging else "every replica is in sync",
+        "wait until its brokers are back and have caught up" if lagging else "",
     )
 
 
@@ -186,7 +186,7 @@ def log_whole(facts: Facts, topic: TopicFacts, state: PartitionState) -> Check:
 def truncation(state: PartitionState, logs: dict[PhysicalPartition, LogFacts]) -> str | None:
     """Return what shows that a log was truncated, None if nothing does.
 
-    A closed segment ends with a marker, so the log behind it holds at least that one more; an open segment
+    A closed segment ends with a marker, so the log after it holds at least that one more; an open segment
     begins where its log has been before.
     """
     for segment in state.lineage:

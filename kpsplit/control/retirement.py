@@ -76,7 +76,7 @@ def undrained(
     log_starts: Mapping[PhysicalPartition, int],
     groups: Mapping[str, Positions],
 ) -> list[Undrained]:
-    """Return who still has to read what; a partition whose data have expired holds nobody up."""
+    """Return which groups still have to read what; a partition whose data have expired holds nobody up."""
     left = []
     for group, positions in sorted(groups.items()):
         for place, end in sorted(ends.items()):
@@ -206,7 +206,7 @@ class Retirement:
     def _deleted(self, state: PartitionState, subtopic: SubTopic, deadline: Deadline) -> bool:
         """Delete a sub-topic; nothing is deleted that was not looked at before.
 
-        Return False also for one that an earlier ``retire`` has deleted: a broker that is behind lists it.
+        Return False also for one that an earlier ``retire`` has deleted: a stale broker lists it.
         """
         if subtopic.name in self._gone:
             return True
@@ -233,5 +233,5 @@ def _note(item: Undrained, fold: CommitFold, state: PartitionState) -> str:
 
 
 def held_segments(state: PartitionState, subtopic: str) -> bool:
-    """Tell whether a sub-topic ever held segments; that of an attempt that was rolled back never did."""
+    """Return whether a sub-topic ever held segments; that of an attempt that was rolled back never did."""
     return any(segment.source.topic == subtopic for segment in state.lineage)

@@ -172,7 +172,7 @@ class Runner:
         return None if outcome is None else self._report(outcome, started)
 
     def abort(self, attempt_id: str, reason: str, deadline: Deadline) -> Outcome | None:
-        """Roll back an attempt; return how it ended, whoever ended it. None: it is under way still."""
+        """Roll back an attempt; return how it ended, or None while it is still under way."""
         try:
             self._driver().abort(EndedBy.REQUEST, reason, deadline)
         except FencedError:
@@ -214,7 +214,7 @@ class Runner:
         return Driver(Ports(self._log, writers, self._topics, SystemClock()), self._observer)
 
     def _report(self, outcome: Outcome, started: float) -> Report:
-        """Tell of what is over; nothing here may fail, as if nothing had been done."""
+        """Return the report. Nothing here may fail: it would look as if nothing had been done."""
         seconds = monotonic() - started
         pauses = self._pauses(outcome.attempt.id)
         return Report(outcome, self._log.seen(), pauses, seconds)
@@ -223,22 +223,22 @@ class Runner:
         """Return the reports of the producers that acknowledged the fence, as far as they come in time."""
         partition = str(self._parent)
         limit = SystemClock().deadline(PAUSE_REPORT_SECONDS)
-        told: dict[str, PauseReport] = {}
+        reported: dict[str, PauseReport] = {}
         try:
             while True:
                 held = [
                     r for r in self._writers.read(limit).all() if r.acknowledged.get(partition) == attempt_id
                 ]
-                told = {
+                reported = {
                     instance_name(r.instance): pause
                     for r in held
                     if (pause := r.pauses.get(partition)) and pause.attempt == attempt_id
                 }
-                if len(told) == len({r.instance for r in held}) or limit.left() <= 0:
-                    return told
+                if len(reported) == len({r.instance for r in held}) or limit.left() <= 0:
+                    return reported
                 self._writers.await_change(limit.left())
         except KpsplitError:
-            return told
+            return reported
 
 
 class WarmingWriters:

@@ -1,4 +1,4 @@
-"""Samples the newest records of a partition: how the load is spread over keys, and who partitioned them."""
+"""Samples the newest records of a partition: the load of each key, and the partitioner that placed it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Sample:
             self.explained[partitioner] += placed_by(partitioner, key, partitions) == partition
 
     def note_writer(self, stamped: bool) -> None:
-        """Take who wrote the next record; before the first stamp the topic may not have been enrolled."""
+        """Take the writer of the next record; before the first stamp the topic may not have been enrolled."""
         self.stamped += stamped
         self.strange += not stamped and self.stamped > 0
 
@@ -107,8 +107,8 @@ def placed_by(partitioner: Partitioner, key: bytes, partitions: int) -> int | No
 def explained_through_growth(hashes: Sequence[int], partition: int, partitions: int) -> int:
     """Return how many records a partitioner explains if the topic had fewer partitions up to one of them.
 
-    Whoever adds partitions has older records where the smaller number put them. A number of 1 explains
-    every record of partition 0, whoever wrote it: there the newest records must speak for themselves.
+    Where partitions were added, older records are where the smaller number put them. A number of 1 explains
+    every record of partition 0, whatever wrote it: there the newest records must speak for themselves.
 
     Args:
         hashes: what the partitioner makes of the records' keys, in the order of their offsets.
@@ -133,7 +133,7 @@ def partitioner_check(sample: Sample, partitioner: Partitioner, partitions: int)
     if partitioner is Partitioner.EXPLICIT or partitions == 1:
         return Check(name, True, f"{partitioner}: nothing to compare")
     if sample.keyed < ENOUGH_KEYED:
-        return Check(name, True, f"{partitioner}: only {sample.keyed} records with keys, too few to tell")
+        return Check(name, True, f"{partitioner}: only {sample.keyed} records with keys, too few to decide")
     share = sample.explained[partitioner] / sample.keyed
     found = f"{partitioner} explains the place of {share:.0%} of {sample.keyed} sampled records"
     if share >= EXPLAINED:
@@ -155,7 +155,7 @@ def partitioner_check(sample: Sample, partitioner: Partitioner, partitions: int)
 
 
 def writers_check(sample: Sample) -> Check:
-    """Tell of writers that do not use kpsplit; their records are found in the overflow behind a split."""
+    """Report writers that do not use kpsplit; after a split their records are in the overflow."""
     if not sample.strange:
         return Check(WRITERS, True, "no writer was seen that does not use kpsplit")
     share = sample.strange / (sample.strange + sample.stamped)
@@ -185,7 +185,7 @@ def sample_partition(
         most: how many records.
         logical: the number of the logical partition, and how many partitions its topic has.
         deadline: of the whole call.
-        home: what stamps call the physical partition; None: who wrote is not asked.
+        home: what stamps call the physical partition; None: writers are not looked at.
     """
     end = admin.end_offsets([place], IsolationLevel.READ_COMMITTED).get(place)
     low = admin.start_offsets([place]).get(place)
@@ -223,7 +223,7 @@ def collected(
 
 
 def _is_stamp(value: bytes | None, home: int | None) -> bool:
-    """Tell whether a stamp was made for this log: another program may have copied the record."""
+    """Return whether a stamp was made for this log: another program may have copied the record."""
     try:
         return home is None or stamp.Stamp.decode(value).is_at(home)
     except FutureVersionError:

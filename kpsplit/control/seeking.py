@@ -65,7 +65,7 @@ class Seek:
     target: SeekTarget
     cursor: Cursor
     at_end: bool = False
-    """The target lies behind all records, although it is not ``latest``."""
+    """The target lies after all records, although it is not ``latest``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ class SlotsTopics:
         return wanted_slots(len(topic.partitions), known, asked, existing)
 
     def ensure(self, topic: TopicFacts, slots: int, recorded: bool, deadline: Deadline) -> bool:
-        """Create a topic's slots topic, or add partitions where the topic has grown; tell whether it changed.
+        """Create a topic's slots topic, or add partitions where the topic has grown; return whether it did.
 
         Args:
             topic: the topic.
@@ -140,7 +140,7 @@ class SlotsTopics:
         return len(found.partitions)
 
     def _holds_records(self, name: str, partitions: int) -> bool:
-        """Tell whether a record was ever written there, as far as the brokers know the partitions by now."""
+        """Return whether a record was ever written there, as far as brokers know the partitions by now."""
         ends = self._admin.end_offsets(PhysicalPartition(name, p) for p in range(partitions))
         return any(end.offset > 0 for end in ends.values())
 
@@ -174,7 +174,7 @@ class GrowingSlots:
     """Adds slots where a topic has grown, for members of a group: nothing here waits.
 
     A member may do so with Alter on the slots topic. Members that see the same growth ask for the same number
-    of partitions, so it does not matter who is first. Owned by one thread.
+    of partitions, so it does not matter which is first. Owned by one thread.
 
     Args:
         admin: returns the client that is asked.
@@ -191,7 +191,7 @@ class GrowingSlots:
         self.unread: dict[str, range] = {}
         """The partitions of topics that had no slots at the latest look: no group reads them."""
         self.grown = False
-        """A slots topic has more partitions than before; whoever acts on it takes it back."""
+        """A slots topic has more partitions than before; the member that acts on it takes it back."""
 
     def turn(self, topics: Mapping[str, int]) -> list[KpsplitError]:
         """Look at topics if it is time, with their slots per partition; return what people have to see to.

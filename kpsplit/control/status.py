@@ -32,7 +32,7 @@ class PartitionStatus:
     """One logical partition now.
 
     ``ends``: per open segment's id (overflows too) the log end of its physical partition, None where it is
-    missing. ``writers``: who registered for the topic and did not close. ``attempt_age_seconds``: of the
+    missing. ``writers``: the topic's producers that did not close. ``attempt_age_seconds``: of the
     attempt under way, by the operator's wall clock, None if there is none. ``unread``: it has no slots, so no
     group reads it.
     """

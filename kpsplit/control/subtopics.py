@@ -145,7 +145,7 @@ class SubTopics:
         return self._admin.create(name, config, assignment=assignment, seconds=_answer_within(deadline))
 
     def _taken_unless_ours(self, name: str, assignment: list[list[int]]) -> None:
-        """Tell a topic that a repeated request of this very call made from one of somebody else."""
+        """Raise unless the topic is one that a repeated request of this very call made."""
         found = self._admin.layout(name)
         replicas = [list(p.replicas) for p in found.partitions] if found else None
         if found is None or replicas != assignment or not self.is_empty(found):
@@ -174,7 +174,7 @@ class SubTopics:
             raise AuthorizationError(f"missing {', '.join(map(str, missing))}", hint=RIGHTS_HINT)
 
     def is_empty(self, topic: TopicFacts) -> bool:
-        """Tell whether no partition of a topic has ever held a record."""
+        """Return whether no partition of a topic has ever held a record."""
         places = [PhysicalPartition(topic.name, i) for i in range(len(topic.partitions))]
         ends = self._admin.end_offsets(places)
         return len(ends) == len(places) and all(end.offset == 0 for end in ends.values())
@@ -194,7 +194,7 @@ class SubTopics:
 
 
 def is_sealed(config: Mapping[str, str]) -> bool:
-    """Tell whether a topic with these settings rejects what producers write."""
+    """Return whether a topic with these settings rejects what producers write."""
     return (SEALED_CONFIG[0], config.get(SEALED_CONFIG[0])) in (SEALED_CONFIG, TAKES_NOTHING)
 
 

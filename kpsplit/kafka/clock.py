@@ -26,7 +26,7 @@ def monotonic_clock(clocks: Any, platform: str) -> Callable[[], float]:
 
 
 monotonic = monotonic_clock(time, sys.platform)
-"""Seconds that also pass while the machine is suspended, where the system can tell: leases depend on it."""
+"""Seconds that also pass while the machine is suspended, if the system counts them: leases depend on it."""
 
 
 class Deadline:
@@ -41,7 +41,7 @@ class Deadline:
         return max(0.0, self._at - monotonic())
 
     def expired(self) -> bool:
-        """Tell whether no time is left."""
+        """Return whether no time is left."""
         return self.left() <= 0
 
     def check(self, what: str, *, hint: str | None = None) -> None:
@@ -71,7 +71,7 @@ class SystemClock:
 
 
 LAST_SECONDS = 5.0
-"""How long a call may take to end when whoever waited for it was interrupted."""
+"""How long a call may take to end when its caller was interrupted."""
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class AbandonedError(Exception):
 def bounded(call: Callable[[], T], seconds: float, name: str, give_up: Callable[[], None]) -> T:
     """Run a call in a thread of its own, called ``name``, and wait that long for it.
 
-    ``give_up`` tells the call that nobody waits for it any more; from then on it should change nothing.
+    ``give_up`` says to the call that nobody waits for it any more. From then on it must change nothing.
     librdkafka (2.16) loses requests of a transaction when it forgets a broker that cannot be reached, and
     ``send_offsets_to_transaction`` waits for their answers for ever.
 
@@ -112,7 +112,7 @@ def bounded(call: Callable[[], T], seconds: float, name: str, give_up: Callable[
 def _settle(future: Future[T], call: Callable[[], T]) -> None:
     try:
         future.set_result(call())
-    except BaseException as error:  # noqa: BLE001 - whoever waits hears of it
+    except BaseException as error:  # noqa: BLE001 - the caller that waits gets it
         future.set_exception(error)
     finally:
         del future, call

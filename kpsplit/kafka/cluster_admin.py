@@ -79,7 +79,7 @@ def _serves(one: AdminClient, topic: str, partitions: int, deadline: Deadline) -
 
 
 def complete(topic: TopicMetadata, partitions: int) -> bool:
-    """Tell whether metadata has all partitions of a topic, each with a leader and all replicas in sync."""
+    """Return whether metadata has all partitions of a topic, each with a leader and all replicas in sync."""
     return len(topic.partitions) == partitions and all(
         p.leader >= 0 and set(p.isrs) == set(p.replicas) for p in topic.partitions.values()
     )
@@ -100,7 +100,7 @@ class ClusterAdmin(LogEndQueries):
         return {b.id: f"{b.host}:{b.port}" for b in metadata.brokers.values()}
 
     def cluster_id(self) -> str:
-        """Return Kafka's id of the cluster, "" if the brokers do not tell one."""
+        """Return Kafka's id of the cluster, "" if the brokers name none."""
         return str(self._listed().cluster_id or "")
 
     def topics(self) -> dict[str, int]:
@@ -269,8 +269,8 @@ _KNOWN = {operation.name: operation for operation in Operation}
 def allowed_on(admin: ClusterAdmin, topics: Collection[str]) -> dict[str, frozenset[Operation]]:
     """Return what is allowed on each topic that exists; nothing on one that we may not even see.
 
-    A cluster without an authorizer allows everything. Topics of which the brokers do not tell are left out:
-    on one that we see something is allowed.
+    A cluster without an authorizer allows everything. Topics for which the brokers name no operation
+    are left out: on one that we see something is allowed.
 
     Raises:
         KpsplitError: no answer.

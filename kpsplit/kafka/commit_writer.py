@@ -8,7 +8,7 @@ aborted and its range commits with it. The order inside a commit matters:
 2. only then are the offsets sent, with the member's generation;
 3. the transaction is committed.
 
-So whoever was assigned a slot *after* a rebalance, and then asks where the log ends, gets an end behind every
+So a member that asks where the log ends *after* a rebalance gave it a slot gets an end after every
 record of an earlier owner whose transaction can still be committed (``kafka.offset_log``).
 """
 
@@ -223,7 +223,7 @@ class _Transaction:
             self._write()
             self._go_on()
         except _NotAskedError:
-            raise  # its producer is inside a call, and whoever takes its id aborts the transaction
+            raise  # its producer is inside a call, and the next to take its id aborts the transaction
         except BaseException as exception:
             aborted = self._abort()
             if not isinstance(exception, KafkaException):

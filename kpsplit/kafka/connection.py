@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Client(Protocol):
-    """What can be told other credentials; it must allow weak references, as classes of Python do."""
+    """A client that takes other credentials. It must allow weak references, as classes of Python do."""
 
     def set_sasl_credentials(self, username: str, password: str, /) -> Any:
         """Log in with these from now on."""
@@ -37,7 +37,7 @@ C = TypeVar("C", bound=Client)
 
 
 class Credentials:
-    """Thread safe. Clients are known by weak references: whoever drops one need not say so.
+    """Thread safe. Clients are known by weak references, so one that is dropped needs no call.
 
     ``changed``: the properties that replace those of the configuration; empty until the first change.
     """
@@ -48,14 +48,14 @@ class Credentials:
         self.changed: dict[str, str] = {}
 
     def follow(self, client: C) -> C:
-        """Tell a client of every change from now on, and of one that came while it was made; return it."""
+        """Give a client every change from now on, and one that came while it was made; return it."""
         with self._lock:
             self._clients.add(client)
             self._tell(client)
         return client
 
     def leave(self, client: Client) -> None:
-        """Tell a client no more; behind this call nothing is in the middle of telling it."""
+        """Give a client no more changes. When this returns none is being given to it."""
         with self._lock:
             self._clients.discard(client)
 
@@ -64,7 +64,7 @@ class Credentials:
 
         Raises:
             TypeError, ValueError: they are not text that can be sent; nothing is changed. Exception: what a
-                client raised; all others were told.
+                client raised; all others have the change.
         """
         for value in (username, password):
             if not isinstance(value, str):
@@ -251,7 +251,7 @@ class Connection:
         return self.follow(AdminClient({**calm, **self.client(role, **extra)}))
 
     def shared_admin(self) -> AdminClient:
-        """Return the one admin client that those share who have this connection; it ends with the last.
+        """Return the admin client that all users of this connection share; it ends with the last of them.
 
         Raises: as ``open_admin``.
         """
@@ -351,17 +351,17 @@ class AdminUse:
 
 
 def names_brokers(properties: Mapping[str, Any]) -> bool:
-    """Tell whether properties say which cluster is meant."""
+    """Return whether properties say which cluster is meant."""
     return any(properties.get(name) for name in BROKERS_PROPERTIES)
 
 
 def is_connection_property(name: str) -> bool:
-    """Tell whether a property says how to reach the brokers, rather than what a client does there."""
+    """Return whether a property says how to reach the brokers, rather than what a client does there."""
     return name in _CONNECTION_KEYS or name.startswith(_CONNECTION_PREFIXES)
 
 
 def is_secret(name: str) -> bool:
-    """Tell whether the value of a property must never be shown."""
+    """Return whether the value of a property must never be shown."""
     return any(word in name.lower() for word in _SECRET_WORDS)
 
 

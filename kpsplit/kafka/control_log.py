@@ -62,7 +62,7 @@ class TakingId:
         return self._opening
 
     def take(self, deadline: Deadline) -> Producer:
-        """Return a producer that has the id; whoever had it before is fenced.
+        """Return a producer that has the id; the holder before it is fenced.
 
         Raises:
             KafkaException: not in time, or refused.
@@ -90,7 +90,7 @@ READ_BACK_SECONDS = 10.0
 """For what is written already, however little time is left for the operation."""
 WITHDRAW_SECONDS = 1.0
 FENCE_READ_BACK_SECONDS = 1.0
-"""The same for a fence: behind max-pause there is nothing to wait for."""
+"""The same for a fence: after max-pause there is nothing to wait for."""
 
 
 class ControlTail(LogTail):
@@ -180,7 +180,7 @@ class OperationLog(ClaimedLog):
         if message.value() is None:  # withdrawn: nobody is at it
             self._claims.clear()
             return
-        with suppress(RecordError):  # garbage: counted by those who read states
+        with suppress(RecordError):  # garbage: counted by the readers of states
             self._claims.append(decode_claim(message.value()))
 
     def _announce(self, claim: Claim, deadline: Deadline) -> int:
@@ -195,9 +195,9 @@ class OperationLog(ClaimedLog):
         return self._announcer
 
     def _withdraw(self) -> None:
-        """Let nobody wait for a claim that led to nothing; where that fails they wait for its turn to end.
+        """Withdraw a claim that led to nothing; where that fails the others wait for its turn to end.
 
-        Not where the turn is somebody else's by now: who is at work would be fenced by the next to come.
+        Not where the turn is another claimer's by now: the next to come would fence the one at work.
         """
         revision, deadline = self._state().revision, RealDeadline(WITHDRAW_SECONDS)
         if self._queue.has_turn(revision, self._claims) and self._queue.has_turn(
@@ -206,7 +206,7 @@ class OperationLog(ClaimedLog):
             self._write_claim(None, deadline)
 
     def _wait(self, seconds: float, deadline: Deadline) -> None:
-        deadline.check(f"somebody else's claim of {self._parent}")
+        deadline.check(f"another process to finish its claim of {self._parent}")
         sleep(min(seconds, deadline.left()))
 
     def _now(self) -> float:
@@ -269,7 +269,7 @@ class OperationLog(ClaimedLog):
             raise InvariantError(f"{self._parent} is not claimed")
         offsets: list[int] = []
         records = [(CONTROL_TOPIC, self._place, partition_key(self._parent), encode_state(after))]
-        if isinstance(event, Prepare | Commit):  # whoever only rolls back need not know it
+        if isinstance(event, Prepare | Commit):  # an operator that only rolls back needs none
             self._offsets_partitions = self._offsets_partitions or self._count_offsets_partitions(deadline)
         if isinstance(event, Prepare):
             self._learn_leaders(producer, deadline)

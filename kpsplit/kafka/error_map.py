@@ -42,7 +42,7 @@ _RIGHT_TO = (
     ("add partitions ", "Alter"),
     ("set ", "AlterConfigs"),
 )
-"""Which right on a topic an action needs, by how it is told; the first that fits."""
+"""Which right on a topic an action needs, by how the action is worded; the first that fits."""
 _FENCED = {
     KafkaError._FENCED,
     KafkaError.PRODUCER_FENCED,
@@ -81,9 +81,9 @@ TRANSIENT_READS = frozenset(
         KafkaError.GROUP_AUTHORIZATION_FAILED,
     }
 )
-"""What a consumer without a group tells and gets over by itself: brokers that are away, leaders that move.
+"""What a consumer without a group reports and gets over by itself: brokers that are away, leaders that move.
 
-librdkafka looks for the coordinator of a group even where none is used; whoever may read need not be in one.
+librdkafka looks for the coordinator of a group even where none is used; a reader need not be in one.
 """
 
 MISSING = {
@@ -107,7 +107,7 @@ def error_of(exception: KafkaException | KafkaError) -> KafkaError | None:
 
 
 def is_late(exception: BaseException) -> bool:
-    """Tell whether there was no answer in time, which says nothing about the next question."""
+    """Return whether there was no answer in time, which says nothing about the next question."""
     error = error_of(exception) if isinstance(exception, KafkaException) else None
     return isinstance(exception, TimeoutError) or (error is not None and error.code() in _TIMEOUTS)
 
@@ -145,7 +145,7 @@ def translate(error: KafkaError | None, what: str, *, writing: bool = False) -> 
 
 
 def _right(code: int, what: str) -> str:
-    """Name the right that an action lacked, as exactly as the broker's answer and the action tell."""
+    """Name the right that an action lacked, as exactly as the broker's answer and the action say."""
     known = next((right for action, right in _RIGHT_TO if what.startswith(action)), None)
     if code == KafkaError.TOPIC_AUTHORIZATION_FAILED and known is not None:
         return f"the right {known} there"

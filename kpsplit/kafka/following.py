@@ -12,7 +12,7 @@ import confluent_kafka
 
 
 class FollowingConsumer(confluent_kafka.Consumer):
-    """A consumer that is told nothing once it begins to close: the client library does not guard that."""
+    """A consumer that gets no new credentials once it begins to close: the library does not guard that."""
 
     leave: Callable[[Any], None] | None = None
 

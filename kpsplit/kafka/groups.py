@@ -48,7 +48,7 @@ class Owner:
     host: str
 
     def __str__(self) -> str:
-        """Return client id, begin of the member id, host: members without a client id are told apart."""
+        """Return client id, begin of the member id, host: so members without a client id differ."""
         number = self.member.removeprefix(f"{self.client_id}-")[:MEMBER_LETTERS]
         return f"{self.client_id}-{number}@{self.host}"
 
@@ -63,11 +63,11 @@ class Members:
     assigned: dict[PhysicalPartition, Owner]
 
     def nobody_on(self, place: PhysicalPartition) -> bool:
-        """Tell whether for certain no member owns a partition, or still works on what it read there."""
+        """Return whether for certain no member owns a partition, or still works on what it read there."""
         return self.active and self.settled and place not in self.assigned
 
     def on(self, topics: Iterable[str]) -> bool:
-        """Tell whether a member owns something of these topics, or may be about to."""
+        """Return whether a member owns something of these topics, or may be about to."""
         wanted = set(topics)
         return self.active and (not self.settled or any(p.topic in wanted for p in self.assigned))
 
@@ -101,7 +101,7 @@ def describe_members(admin: ClusterAdmin, group: str, seconds: float = ANSWER_SE
 def owners(
     members: Members, parent: PhysicalPartition, enrolment: Enrolment | None
 ) -> list[tuple[KeyRange, Owner]]:
-    """Return who owns which key range of a logical partition, neighbours of one owner joined."""
+    """Return which member owns which key range of a logical partition, neighbours of one owner joined."""
     if enrolment is None or enrolment.slots is None:
         whole = members.assigned.get(parent)
         return [(WHOLE, whole)] if whole else []
@@ -271,10 +271,10 @@ def proven_positions(
 ) -> dict[str, Positions]:
     """Return what each group has read for certain: the lesser of its ordinary offsets and its range commits.
 
-    Whoever may commit for one group can write range commits of any; ordinary offsets take the right on the
-    group itself. A member commits both in one transaction, so of a group that brokers know on the topic both
-    count, and an ordinary offset that is missing is *not drained*. Brokers forget a group that has stopped
-    (``offsets.retention.minutes``): then the range commits count alone.
+    A client that may commit for one group can write range commits of any; for ordinary offsets it needs the
+    right on the group itself. A member commits both in one transaction. So both count for a group that
+    brokers know on the topic, and an ordinary offset that is missing is *not drained*. Brokers forget a group
+    that has stopped (``offsets.retention.minutes``): then the range commits count alone.
 
     Args:
         ordinary: the committed positions of every group.

@@ -1,7 +1,7 @@
 """The one place that asks a record that was read for its headers.
 
 Brokers take header names that are not UTF-8. For a record with such a name the client library (2.16) sets an
-error, and returns and keeps a broken list all the same. Whoever looks into that list ends the process: the
+error, and returns and keeps a broken list all the same. A look into that list ends the process: the
 second caller, and even the first one in a loop, because the interpreter does not look for an error beside a
 result in calls that it has specialised. ``methodcaller`` looks. The broken list is replaced at once.
 """

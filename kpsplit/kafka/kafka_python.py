@@ -55,7 +55,7 @@ class NotExpressibleError(Exception):
 
 
 class KafkaPythonError(Exception):
-    """A call of kafka-python failed. Only the kind of the error is told: its text may quote settings."""
+    """A call of kafka-python failed. Only the kind of the error is kept: its text may quote settings."""
 
     def __init__(self, kind: type[BaseException]) -> None:
         super().__init__(kind.__name__)

@@ -1,6 +1,6 @@
 """Co-location: the leaders of closing segments move to the broker of the parent's (protocol, section 8.1).
 
-It makes a merge depend on one broker; it is not part of the proof, so whatever goes wrong here is told and
+It makes a merge depend on one broker; it is not part of the proof, so what goes wrong here is reported and
 the merge goes on. The replica sets stay the same, only their order changes, so nothing is copied.
 """
 
@@ -27,7 +27,7 @@ _PAUSE = 0.05
 _LONGEST_PAUSE = 3.0
 _MARGIN = 0.2
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 def reordered(replicas: Sequence[int], first: int) -> list[int]:
@@ -47,7 +47,7 @@ class Leaders:
         parent: PhysicalPartition,
         sources: Iterable[PhysicalPartition],
         deadline: Deadline,
-        tell: Tell,
+        report: Report,
     ) -> None:
         """Move the leaders of ``sources`` to the parent's leader as far as that is possible; never fail."""
         limit = RealDeadline(min(LONGEST, deadline.left() / 2))
@@ -57,14 +57,18 @@ class Leaders:
             away = {p: f for p, f in found.items() if f.leader != target}
             movable = {p: f for p, f in away.items() if target is not None and target in f.replicas}
             if len(movable) < len(away):
-                tell(f"{len(away) - len(movable)} leaders stay: no replica on broker {target}")
+                report(f"{len(away) - len(movable)} leaders stay: no replica on broker {target}")
             if target is not None and movable:
-                self._move(movable, target, limit, tell)
+                self._move(movable, target, limit, report)
         except (KpsplitError, NotExpressibleError, KafkaException) as error:
-            tell(f"leaders stay where they are: {_reason(error)}")
+            report(f"leaders stay where they are: {_reason(error)}")
 
     def _move(
-        self, movable: Mapping[PhysicalPartition, PartitionFacts], target: int, limit: Deadline, tell: Tell
+        self,
+        movable: Mapping[PhysicalPartition, PartitionFacts],
+        target: int,
+        limit: Deadline,
+        report: Report,
     ) -> None:
         lists = {p: reordered(f.replicas, target) for p, f in movable.items()}
         changed = {p: wanted for p, wanted in lists.items() if wanted != list(movable[p].replicas)}
@@ -76,7 +80,7 @@ class Leaders:
         moved = len(lists) - len(left)
         if moved:
             time.sleep(self._followers_pause(target))
-        tell(f"{moved} of {len(lists)} leaders moved to broker {target}")
+        report(f"{moved} of {len(lists)} leaders moved to broker {target}")
 
     def _elect(self, places: Iterable[PhysicalPartition], limit: Deadline) -> None:
         # No keyword arguments: with a timeout confluent-kafka 2.16 raises SystemError here.

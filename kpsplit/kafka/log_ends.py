@@ -38,8 +38,8 @@ class LostAnswerError(TimeoutError):
 def offset_answer(future: Future[Any], seconds: float) -> Any:
     """Return the answer for one partition of ``AdminClient.list_offsets``.
 
-    librdkafka (2.16) tells a request that a leader never answered as a success with an invalid offset. Taken
-    for an end, it says that a log of which nothing was read has been read to its end.
+    librdkafka (2.16) reports a request that a leader never answered as a success, with an invalid offset.
+    Taken for an end, it says that a log of which nothing was read has been read to its end.
 
     Raises:
         KafkaException: the broker refused. TimeoutError: no answer in time, or none at all.
@@ -98,7 +98,7 @@ def while_leaders_move(admin: AdminClient, topic: str, ask: Callable[[float], T]
 
 
 def _is_gone(exception: LostAnswerError | KafkaException) -> bool:
-    """Tell whether the leader that was asked may be another one by now."""
+    """Return whether the leader that was asked may be another one by now."""
     if isinstance(exception, LostAnswerError):
         return True
     error = error_of(exception)
@@ -106,7 +106,7 @@ def _is_gone(exception: LostAnswerError | KafkaException) -> bool:
 
 
 def _is_forgotten(exception: LostAnswerError | KafkaException) -> bool:
-    """Tell whether the client itself may just not know the partition."""
+    """Return whether the client itself may just not know the partition."""
     error = error_of(exception) if isinstance(exception, KafkaException) else None
     return error is not None and error.code() in _FORGOTTEN
 
@@ -132,7 +132,7 @@ def learn_leaders(admin: AdminClient, topic: str, seconds: float) -> None:
     try:
         admin.list_topics(topic, timeout=max(min(seconds, 1.0), 0.05))
     except KafkaException:
-        return  # the next answer tells
+        return  # the next answer shows it
 
 
 OFFSET_REQUEST_SECONDS = 5.0
@@ -168,7 +168,7 @@ class EndRequest:
         )
 
     def done(self) -> bool:
-        """Tell whether the answer is there."""
+        """Return whether the answer is there."""
         return all(future.done() for future in self._futures.values())
 
     def answer(self) -> dict[int, int]:
@@ -351,7 +351,7 @@ class LogEndQueries(AdminAnswers):
             raise self.explained(error, what) from exception
 
     def _is_missing(self, topic: str, error: KafkaError) -> bool:
-        """Tell whether an error says that there is no such partition.
+        """Return whether an error says that there is no such partition.
 
         Where none of those that are asked for is there librdkafka says only that it found no leaders.
         """

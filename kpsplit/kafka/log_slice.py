@@ -50,7 +50,7 @@ def read_slice(
 def read_at(
     connection: Connection, offsets: Mapping[PhysicalPartition, int], deadline: Deadline
 ) -> dict[PhysicalPartition, Message]:
-    """Return the first record at or behind an offset of each partition, as far as they arrive in time.
+    """Return the first record at or after an offset of each partition, as far as they arrive in time.
 
     Uncommitted ones as well. Where an offset has left the log, the first record of the log is returned.
     """

@@ -74,14 +74,14 @@ class LogTail:
         return sum(self._positions.values())
 
     def reached(self, ends: Mapping[int, int]) -> bool:
-        """Tell whether everything before these ends is decided and handed over."""
+        """Return whether everything before these ends is decided and handed over."""
         return all(self._positions.get(partition, 0) >= end for partition, end in ends.items())
 
     def poll(self, seconds: float) -> bool:
-        """Hand over what arrives within that time; tell whether a record did.
+        """Hand over what arrives within that time; return whether a record did.
 
         Raises:
-            FutureVersionError: a newer kpsplit writes the topic; nothing behind its record is read any more.
+            FutureVersionError: a newer kpsplit writes the topic; nothing after its record is read any more.
             KpsplitError: the topic cannot be read (missing, no right).
         """
         if self._stopped is not None:
@@ -96,7 +96,7 @@ class LogTail:
     def ask_end(self, seconds: float = OFFSET_REQUEST_SECONDS) -> EndRequest:
         """Ask where the followed partitions end without waiting for the answer.
 
-        Waits up to a second for the leaders before the first question and behind one that failed: a client
+        Waits up to a second for the leaders before the first question and after one that failed: a client
         that is asked before it knows any leader may look for one only seconds later.
         """
         return self._ask(self._isolation, seconds)
@@ -153,10 +153,10 @@ class LogTail:
         self.poll(0)
         while not self.reached(ends) and deadline.left() > 0:
             self.poll(min(_POLL_SECONDS, deadline.left()))
-        behind = [p for p, end in ends.items() if not self.reached({p: end})]
+        late = [p for p, end in ends.items() if not self.reached({p: end})]
         hint = "kpsplit doctor names whose transaction it is, and how to end it"
         return failed | {
-            p: DeadlineExceededError(f"waited for {self._to_be_read(p)}", hint=hint) for p in behind
+            p: DeadlineExceededError(f"waited for {self._to_be_read(p)}", hint=hint) for p in late
         }
 
     def _to_be_read(self, partition: int | None = None) -> str:
@@ -206,7 +206,7 @@ class LogTail:
         self._positions[partition] = max(self._positions[partition], offset)
 
     def _hand_over(self, message: Message) -> None:
-        """Fold a record; behind one of a newer version nothing is ever read again: it would be guessing."""
+        """Fold a record. After one of a newer version nothing is read again: it would be guessing."""
         try:
             self._fold(message)
         except FutureVersionError as error:

@@ -1,7 +1,7 @@
 """Messages in logical terms: topic, partition and offset as applications know them (protocol, section 3).
 
 A message of a topic that is not enrolled needs no translation and is handed on untouched. Every other one is
-wrapped, not copied. ``place_of`` tells the physical place of both kinds.
+wrapped, not copied. ``place_of`` returns the physical place of both kinds.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Place:
 
 
 class LogicalMessage(Message):
-    """A message with the logical topic, partition and offset; ``source()`` tells the physical place.
+    """A message with the logical topic, partition and offset; ``source()`` returns the physical place.
 
     Everything else is the wrapped message's, but for kpsplit's stamp, which is none of the application's
-    headers: whoever sends them on would send it on. Made by ``wrapped`` and ``wrapped_one`` only.
+    headers: a program that sends them on would send it on. Made by ``wrapped`` and ``wrapped_one`` only.
     """
 
     __slots__ = ("_parent", "_raw", "_segment")
@@ -114,7 +114,7 @@ class LogicalMessage(Message):
         return self._raw.deserialized_value()
 
     def set_topic(self, topic: str) -> None:
-        """Replace the topic that ``topic()`` tells."""
+        """Replace the topic that ``topic()`` returns."""
         self._parent = PhysicalPartition(topic, self._parent.partition)
 
     def set_key(self, key: Any) -> None:
@@ -144,14 +144,14 @@ class LogicalMessage(Message):
 
 def wrapped(messages: Iterable[Message], segment: Segment, parent: PhysicalPartition) -> list[Message]:
     """Return messages of a segment in logical terms."""
-    told: list[Message] = []
+    made: list[Message] = []
     for raw in messages:
         message: LogicalMessage = _new(LogicalMessage)
         message._raw = raw
         message._segment = segment
         message._parent = parent
-        told.append(message)
-    return told
+        made.append(message)
+    return made
 
 
 def wrapped_one(raw: Message, segment: Segment, parent: PhysicalPartition) -> LogicalMessage:
@@ -164,7 +164,7 @@ def wrapped_one(raw: Message, segment: Segment, parent: PhysicalPartition) -> Lo
 
 
 def is_identity(segment: Segment, parent: PhysicalPartition) -> bool:
-    """Tell whether topic, partition and offset of a segment's records are the logical ones as they are."""
+    """Return whether topic, partition and offset of a segment's records are the logical ones as they are."""
     numbers = segment.progression
     return segment.source == parent and numbers.stride == 1 and numbers.base == segment.start
 

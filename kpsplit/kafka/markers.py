@@ -43,7 +43,7 @@ class _Append:
         self.done, self.error, self.offset = True, error, message.offset()
 
     def misdated(self) -> bool:
-        """Tell whether the broker takes no record of that time: its clock and ours are an hour apart."""
+        """Return whether the broker takes no record of that time: its clock and ours are an hour apart."""
         return self.error is not None and self.error.code() == KafkaError.INVALID_TIMESTAMP
 
     def renew(self) -> None:
@@ -160,8 +160,8 @@ class Markers:
 
     def _find(self, m: PlannedMarker, start: int, end: int, deadline: Deadline) -> int | None:
         limit = RealDeadline(deadline.left())
-        behind = read_slice(self._connection, m.source, start, end, limit, "read_uncommitted")
-        found = newest_of(((message.offset() or 0, marker_of(message)) for message in behind), m.marker)
+        after = read_slice(self._connection, m.source, start, end, limit, "read_uncommitted")
+        found = newest_of(((message.offset() or 0, marker_of(message)) for message in after), m.marker)
         limit.check(f"{m.source} to be read back")
         return found
 
@@ -247,7 +247,7 @@ def producers_for(places: int) -> int:
 
 
 def is_connected(statistics: Mapping[str, Any]) -> bool:
-    """Tell whether a producer has its idempotent id and a connection to every broker."""
+    """Return whether a producer has its idempotent id and a connection to every broker."""
     brokers = [b for b in statistics.get("brokers", {}).values() if b.get("nodeid", -1) >= 0]
     assigned = statistics.get("eos", {}).get("idemp_state") == "Assigned"
     return assigned and bool(brokers) and all(b.get("state") == "UP" for b in brokers)

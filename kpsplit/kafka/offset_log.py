@@ -1,4 +1,4 @@
-"""The offset log: followed by everybody who needs range commits; written by ``kafka.commit_writer``.
+"""The offset log: followed by all that need range commits; written by ``kafka.commit_writer``.
 
 Where the log ends is asked as the *high watermark*, not as the last stable offset: a new owner of a slot
 waits until every transaction that an earlier owner may still commit is decided. An open transaction holds it

@@ -50,7 +50,7 @@ class AcknowledgedWriter:
         return offset
 
     def send(self, topic: str, key: bytes, value: bytes, partition: int) -> None:
-        """Write one record without waiting; nobody hears whether that succeeded."""
+        """Write one record without waiting; whether that succeeds is not reported."""
         with suppress(BufferError, KafkaException):
             self._producer.produce(topic, value, key, partition)
             self._producer.poll(0)
@@ -112,7 +112,7 @@ class ProducersLog:
     """Implements the driver's WritersPort. Not thread safe.
 
     No client of kpsplit writes there in transactions. Everything is read, whatever transaction it is of: one
-    that somebody holds open would hide the registrations and answers behind it.
+    that stays open would hide the registrations and answers after it.
     """
 
     def __init__(self, connection: Connection) -> None:

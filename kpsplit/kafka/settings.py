@@ -134,7 +134,7 @@ _CHECK_HOST = "ssl.endpoint.identification.algorithm"
 
 
 class UntranslatableError(ConfigurationError):
-    """Java's property ``name`` says something that librdkafka cannot be told; its value is never shown."""
+    """Java's property ``name`` has no counterpart in librdkafka; its value is never shown."""
 
     def __init__(self, name: str, reason: str, hint: str) -> None:
         super().__init__(f"{name}: {reason}", hint=hint)

@@ -15,7 +15,7 @@ class PartitionFacts:
 
     @property
     def in_sync(self) -> bool:
-        """Tell whether there is a leader and every replica is in sync."""
+        """Return whether there is a leader and every replica is in sync."""
         return self.leader is not None and set(self.isr) == set(self.replicas)
 
 
@@ -36,7 +36,7 @@ class TopicFacts:
 
     @property
     def compacted(self) -> bool:
-        """Tell whether records are removed by key."""
+        """Return whether records are removed by key."""
         return "compact" in self.config.get("cleanup.policy", "")
 
     @property

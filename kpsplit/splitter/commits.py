@@ -26,7 +26,7 @@ from kpsplit.splitter.records.offsets import (
 )
 
 MOST_WITHDRAWN = 1000
-"""So many keys at most are withdrawn in one transaction: whoever may write the log can write many."""
+"""The most keys that are withdrawn in one transaction: a client that may write the log can write many."""
 
 Piece = tuple[KeyRange, RangeCommit]
 """An interval of the key space and the commit that wins there."""
@@ -43,7 +43,7 @@ def ordinary_offsets(state: PartitionState, cursors: Iterable[Cursor]) -> dict[P
 
     A partition whose segments are complete for everybody gets the end of its last segment. Left out are
     partitions of retired sub-topics, and those with a segment in which a range without a cursor has a part:
-    whoever comes to own that range still starts from the ordinary offsets, and has drained nothing.
+    the next owner of that range still starts from the ordinary offsets, and has drained nothing.
 
     Args:
         state: a fresh state.
@@ -94,25 +94,23 @@ class _Commits:
     def put(self, commit: RangeCommit | NewerCommit) -> None:
         """Let a commit win in its whole range."""
         self.last = commit if isinstance(commit, RangeCommit) else None
-        first, behind = self._overlapped(commit.range)
-        old = self.pieces[first:behind]
+        first, end = self._overlapped(commit.range)
+        old = self.pieces[first:end]
         left = [(KeyRange(r.lo, commit.range.lo), c) for r, c in old[:1] if r.lo < commit.range.lo]
         right = [(KeyRange(commit.range.hi, r.hi), c) for r, c in old[-1:] if commit.range.hi < r.hi]
-        self.pieces[first:behind] = [*left, (commit.range, commit), *right]
+        self.pieces[first:end] = [*left, (commit.range, commit), *right]
         self.live.add(commit.range)
 
     def withdraw(self, range_: KeyRange) -> None:
         """Forget the commit whose key has this range; where it won there is no commit any more."""
         self.live.discard(range_)
-        first, behind = self._overlapped(range_)
-        self.pieces[first:behind] = [p for p in self.pieces[first:behind] if p[1].range != range_]
+        first, end = self._overlapped(range_)
+        self.pieces[first:end] = [p for p in self.pieces[first:end] if p[1].range != range_]
 
     def overlapping(self, range_: KeyRange) -> list[tuple[KeyRange, RangeCommit | NewerCommit]]:
         """Return the parts of the pieces that lie in a range."""
-        first, behind = self._overlapped(range_)
-        return [
-            (KeyRange(max(r.lo, range_.lo), min(r.hi, range_.hi)), c) for r, c in self.pieces[first:behind]
-        ]
+        first, end = self._overlapped(range_)
+        return [(KeyRange(max(r.lo, range_.lo), min(r.hi, range_.hi)), c) for r, c in self.pieces[first:end]]
 
     def _overlapped(self, range_: KeyRange) -> tuple[int, int]:
         """Return where in ``pieces`` those that overlap a range begin, and where they are over."""
@@ -123,7 +121,7 @@ class _Commits:
 class CommitFold:
     """The latest range commits of all groups. Not thread safe; owned by the thread that tails the log.
 
-    Everybody who commits writes the log, so one record must not stop the readers of others: a key decides
+    All groups write the log, so one record must not stop the readers of others: a key decides
     whose it is before its value is looked at. Garbage is counted and skipped. A commit of a newer version
     counts in the range of its key like any other, and nobody knows where that range stands: ``cursors`` has
     None for it, and ``newer`` names it. Who would begin to read there asks ``newer`` first.
@@ -246,7 +244,7 @@ class CommitFold:
     def stale_keys(
         self, group: str, parent: PhysicalPartition, covering: Iterable[KeyRange]
     ) -> tuple[CommitKey, ...]:
-        """Return keys whose records win nowhere once commits of ``covering`` are written behind them.
+        """Return keys whose records win nowhere once commits of ``covering`` are written after them.
 
         At most MOST_WITHDRAWN of them: the next commit of the same ranges withdraws the next ones.
 
@@ -268,7 +266,7 @@ def _joined(left: Cursor | None, right: Cursor | None) -> Cursor | None:
 
 
 def _covered(range_: KeyRange, by: list[KeyRange]) -> bool:
-    """Tell whether ranges in rising order cover another."""
+    """Return whether ranges in rising order cover another."""
     at = range_.lo
     for other in by[max(0, bisect_right(by, range_) - 1) :]:
         if other.lo <= at < other.hi:

@@ -35,7 +35,7 @@ class ControlView:
         self.enrolments: dict[str, Enrolment] = {}
         self.states: dict[PhysicalPartition, PartitionState] = {}
         self.claims: dict[PhysicalPartition, list[Claim]] = {}
-        """What was announced since the latest state, as far as it is decided: who claims need not know it."""
+        """What was announced since the latest state, as far as it is decided; a claimer reads more."""
         self.garbage = 0
         self.last_garbage = ""
 

@@ -13,7 +13,7 @@ it is ready and not complete. A reader that reads only readable segments, and mo
 processes, delivers every record of its range once, and never before its predecessors (invariants 6 and 7).
 
 The empty cursor has started nothing. A cursor says the same in every later view of the lineage. A view that
-is older than the cursor does not know segments that are listed, and cannot tell what is drained: nothing is
+is older than the cursor does not know segments that are listed, and cannot say what is drained: nothing is
 readable then until the view has been refreshed (``ahead_of``).
 """
 
@@ -41,7 +41,7 @@ class Cursor:
 
     @classmethod
     def at_end(cls, lineage: Lineage, range_: KeyRange, ends: Mapping[int, int]) -> Cursor:
-        """Return the cursor behind everything there is.
+        """Return the cursor after everything there is.
 
         Args:
             lineage: a fresh lineage.
@@ -91,7 +91,7 @@ class Cursor:
         return cls(range_, positions).settled(lineage)
 
     def ahead_of(self, lineage: Lineage) -> bool:
-        """Tell whether whoever wrote the cursor knew a newer lineage: refresh the view first."""
+        """Return whether the writer of the cursor knew a newer lineage: refresh the view first."""
         return max(self.positions, default=0) > lineage.segments[-1].id
 
     def settled(self, lineage: Lineage) -> Cursor:
@@ -99,7 +99,7 @@ class Cursor:
 
         Every readable segment is listed. A complete one is left out only when all its relevant successors are
         listed or drained, so that "absent" keeps its meaning; one that was not started only when no segment
-        behind it is listed. The cursor itself while it is ``ahead_of`` the view.
+        after it is listed. The cursor itself while it is ``ahead_of`` the view.
         """
         if self.ahead_of(lineage):
             return self
@@ -113,18 +113,18 @@ class Cursor:
         return {s.id: walk.position(s) for s in walk.relevant if s.id not in walk.complete and walk.ready(s)}
 
     def complete(self, lineage: Lineage, segment_id: int) -> bool:
-        """Tell whether nothing of the range is left in a segment; a segment of other keys is complete."""
+        """Return whether nothing of the range is left in a segment; a segment of other keys is complete."""
         segment = lineage.get(segment_id)
         if not segment.range.overlaps(self.range):
             return True
         return not self.ahead_of(lineage) and segment_id in _Walk(self, lineage).complete
 
     def ready(self, lineage: Lineage, segment_id: int) -> bool:
-        """Tell whether everything of the range that comes before a segment is complete."""
+        """Return whether everything of the range that comes before a segment is complete."""
         return not self.ahead_of(lineage) and _Walk(self, lineage).ready(lineage.get(segment_id))
 
     def drained(self, lineage: Lineage) -> bool:
-        """Tell whether nothing is left in closed segments."""
+        """Return whether nothing is left in closed segments."""
         if self.ahead_of(lineage):
             return False
         walk = _Walk(self, lineage)
@@ -192,7 +192,7 @@ class _Walk:
         return (p for p in segment.predecessors if p in self._ids)
 
     def ready(self, segment: Segment) -> bool:
-        """Tell whether all relevant predecessors are complete."""
+        """Return whether all relevant predecessors are complete."""
         return all(p in self.complete for p in self.predecessors(segment))
 
     def position(self, segment: Segment) -> int:
@@ -200,7 +200,7 @@ class _Walk:
         return _within(segment, self.listed.get(segment.id, segment.start))
 
     def drained(self, segment: Segment) -> bool:
-        """Tell whether a segment is absent and something behind it is listed."""
+        """Return whether a segment is absent and something after it is listed."""
         return segment.id not in self.listed and segment.id in self.passed
 
     def _is_complete(self, segment: Segment) -> bool:
@@ -222,27 +222,27 @@ def _settled(walk: _Walk) -> dict[int, int]:
     absent_for_good = {s.id for s in walk.relevant if walk.drained(s)}
     successors = _successors(walk)
     for segment in reversed(walk.relevant):
-        behind = successors[segment.id]
+        after = successors[segment.id]
         if segment.id not in kept:
             continue
-        if segment.id in walk.complete and behind and all(b in kept or b in absent_for_good for b in behind):
+        if segment.id in walk.complete and after and all(a in kept or a in absent_for_good for a in after):
             del kept[segment.id]
             absent_for_good.add(segment.id)
-        elif _not_started(walk, segment) and not any(b in kept or b in absent_for_good for b in behind):
+        elif _not_started(walk, segment) and not any(a in kept or a in absent_for_good for a in after):
             del kept[segment.id]
     return kept
 
 
 def _successors(walk: _Walk) -> dict[int, list[int]]:
-    behind: dict[int, list[int]] = {s.id: [] for s in walk.relevant}
+    after: dict[int, list[int]] = {s.id: [] for s in walk.relevant}
     for segment in walk.relevant:
         for before in walk.predecessors(segment):
-            behind[before].append(segment.id)
-    return behind
+            after[before].append(segment.id)
+    return after
 
 
 def _not_started(walk: _Walk, segment: Segment) -> bool:
-    """Tell whether leaving a segment out says no more than that it waits for what comes before it.
+    """Return whether leaving a segment out says no more than that it waits for what comes before it.
 
     A predecessor that is absent is drained *because* this segment is listed.
     """

@@ -39,7 +39,7 @@ from kpsplit.splitter.records.producers import ProducerRegistration
 from kpsplit.splitter.steps import AttemptProgress, Step
 
 CLEANUP_SECONDS = 30.0
-"""How long a claim, and rolling back behind it, may take once the attempt's own deadline has passed."""
+"""How long a claim, and rolling back after it, may take once the attempt's own deadline has passed."""
 TIDY_SECONDS = 10.0
 """The same for deleting what it leaves behind, which can wait for ``retire``."""
 
@@ -59,7 +59,7 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """Told to the observer after each step: its name, how long it took, what is worth knowing."""
+    """What the observer gets after each step: its name, how long it took, what is worth knowing."""
 
     name: str
     seconds: float
@@ -91,7 +91,7 @@ class Driver:
         Raises:
             ConflictError: the epoch has moved on, or another operator took over.
             DeadlineExceededError: the fence or the whole call took too long; it was rolled back.
-            KpsplitError: a step failed; ``changed`` tells whether anything was changed, and ``hint`` what.
+            KpsplitError: a step failed; ``changed`` says whether anything was changed, and ``hint`` what.
         """
         state = self._claim(deadline, fit)
         if state.phase is Phase.FROZEN:
@@ -186,13 +186,13 @@ class Driver:
             if state is None or not lost or not isinstance(error, KpsplitError):
                 raise
             raise FencedError(
-                f"{state.parent}: attempt {attempt_id} was ended by somebody else ({error.message})",
+                f"{state.parent}: attempt {attempt_id} was ended by another process ({error.message})",
                 hint=f"look at: kpsplit status {state.parent}",
                 changed=steps.took_effect(state, attempt_id) if self._committing else False,
             ) from error
 
     def _took_effect(self, attempt_id: str) -> bool | None:
-        """Tell whether an attempt that we lost took effect; None where the log cannot tell, or not yet."""
+        """Return whether an attempt that we lost took effect; None where the log does not say, or not yet."""
         try:
             state = self._ports.control.peek(self._ports.clock.deadline(TIDY_SECONDS))
         except KpsplitError:
@@ -254,7 +254,7 @@ class Driver:
     def _await_acknowledged(self, state: PartitionState, attempt: Attempt, limit: Deadline) -> str:
         """Wait for acknowledgements of the fence; a lease that has run out is as good as one.
 
-        Not so for a producer with transactions: one that is open may be committed behind the cut.
+        Not so for a producer with transactions: one that is open may be committed after the cut.
         """
         _, silent, _ = self._await_answers(
             state, attempt, registrations.not_acknowledged, registrations.ACKNOWLEDGEMENT, limit
@@ -266,7 +266,7 @@ class Driver:
     ) -> tuple[int, tuple[ProducerRegistration, ...], registrations.Silence]:
         """Wait until nobody's answer is missing, or a lease has certainly run out.
 
-        Returns how many were asked, who stayed silent, and for how long.
+        Returns how many were asked, which stayed silent, and for how long.
         """
         silence = registrations.Silence(self._ports.control.lease_seconds() * registrations.LEASE_MARGIN)
         waiting: tuple[ProducerRegistration, ...] = ()
@@ -319,7 +319,7 @@ class Driver:
     def _claim_unless_over(self, attempt_id: str, deadline: Deadline, *, on_record: bool) -> PartitionState:
         """Claim anew, for a write of ours may be under way; return what stands there.
 
-        Not where the attempt is over, or another one is under way: that would fence who is at work now.
+        Not where the attempt is over, or another one is under way: that would fence the operator at work.
         """
         return self._claim(deadline, lambda now: not _is_over(now, attempt_id, on_record=on_record))
 
@@ -338,7 +338,7 @@ class Driver:
         *,
         forward: bool = True,
     ) -> PartitionState:
-        """Roll back what a dead operator left before its commit; finish what it left behind it."""
+        """Roll back what a dead operator left before its commit; finish what it left after it."""
         event = steps.settle(state, ended_by, reason)
         if event is not None:
             attempt = state.attempt
@@ -416,14 +416,14 @@ def _frozen(state: PartitionState) -> ConflictError:
 
 
 def _is_over(state: PartitionState, attempt_id: str, *, on_record: bool = True) -> bool:
-    """Tell whether nothing is left to be done about an attempt. ``on_record``: its PREPARE was read back."""
+    """Return whether nothing is left to do about an attempt. ``on_record``: its PREPARE was read back."""
     if state.attempt is not None:
         return state.attempt.id != attempt_id
     return on_record or steps.took_effect(state, attempt_id) is not None
 
 
 def _nothing_under_way(state: PartitionState) -> bool:
-    """Refuse a claim that would fence who has begun something since we settled what we found."""
+    """Refuse a claim that would fence an operator that has begun since we settled what we found."""
     if state.attempt is not None:
         raise FencedError(
             f"{state.parent}: attempt {state.attempt.id} of {state.attempt.operator} is under way",

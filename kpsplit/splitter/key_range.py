@@ -55,7 +55,7 @@ class KeyRange:
             )
 
     def __contains__(self, hash_: int) -> bool:
-        """Tell whether a key hash lies in the range."""
+        """Return whether a key hash lies in the range."""
         return self.lo <= hash_ < self.hi
 
     def __str__(self) -> str:
@@ -68,11 +68,11 @@ class KeyRange:
         return self.hi - self.lo
 
     def covers(self, other: KeyRange) -> bool:
-        """Tell whether the other range lies wholly inside this one."""
+        """Return whether the other range lies wholly inside this one."""
         return self.lo <= other.lo and other.hi <= self.hi
 
     def overlaps(self, other: KeyRange) -> bool:
-        """Tell whether the ranges share a key hash."""
+        """Return whether the ranges share a key hash."""
         return self.lo < other.hi and other.lo < self.hi
 
     def split_evenly(self, parts: int) -> tuple[KeyRange, ...]:
@@ -108,7 +108,7 @@ def ranges_between(cuts: Sequence[int]) -> tuple[KeyRange, ...]:
 
 
 def is_row(ranges: Sequence[KeyRange]) -> bool:
-    """Tell whether each range begins where the one before it ends."""
+    """Return whether each range begins where the one before it ends."""
     return all(a.hi == b.lo for a, b in pairwise(ranges))
 
 

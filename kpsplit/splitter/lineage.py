@@ -81,7 +81,7 @@ def merged_progression(ends: Iterable[tuple[Progression, int]]) -> Progression:
 
 
 class SegmentKind(StrEnum):
-    """Where a segment is stored and who writes to it."""
+    """Where a segment is stored and which writers write to it."""
 
     PARENT = "parent"
     """In the logical partition's own physical partition."""
@@ -108,7 +108,7 @@ class Segment:
     """One key range during one period of the partition's life, in one stretch of a physical partition.
 
     ``id`` is never reused. ``start`` and ``end`` are physical offsets; ``end`` is None while the segment is
-    open, then the offset of the marker behind its last record. ``end_leader_epoch`` is the leader epoch in
+    open, then the offset of the marker after its last record. ``end_leader_epoch`` is the leader epoch in
     which that marker was written (None: not known); it shows a truncated log.
     """
 
@@ -135,16 +135,16 @@ class Segment:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the segment has no end yet."""
+        """Return whether the segment has no end yet."""
         return self.end is None
 
     @property
     def accepts_keys(self) -> bool:
-        """Tell whether producers that use kpsplit write to it."""
+        """Return whether producers that use kpsplit write to it."""
         return self.is_open and self.kind is not SegmentKind.OVERFLOW
 
     def holds(self, offset: int) -> bool:
-        """Tell whether a physical offset lies inside the segment."""
+        """Return whether a physical offset lies inside the segment."""
         return self.start <= offset and (self.end is None or offset < self.end)
 
     def logical(self, offset: int) -> int:
@@ -253,7 +253,7 @@ class Lineage:
         return Lineage(self.parent, closed)
 
     def opening(self, segments: Iterable[Segment]) -> Lineage:
-        """Return the lineage with new segments behind the existing ones."""
+        """Return the lineage with new segments after the existing ones."""
         return Lineage(self.parent, (*self.segments, *segments))
 
     def problems(self) -> list[str]:
@@ -336,7 +336,7 @@ class _Coverage:
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether each key hash is covered once."""
+        """Return whether each key hash is covered once."""
         return self._steps == {WHOLE.lo: 1, WHOLE.hi: -1}
 
 

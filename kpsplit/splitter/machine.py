@@ -107,7 +107,7 @@ def _prepared(state: PartitionState, attempt: Attempt) -> PartitionState:
 
 
 def _well_formed(attempt: Attempt, sources: list[Segment]) -> bool:
-    """Tell whether an attempt has one of the three shapes that can be committed; no other is begun."""
+    """Return whether an attempt has one of the three shapes that can be committed; no other is begun."""
     ranges = len(attempt.ranges)
     if list(attempt.ranges) != sorted(attempt.ranges):
         return False
@@ -206,7 +206,7 @@ def _phantom(
 
 
 def _reopened_parent(closed: Lineage, attempt: Attempt, ids: tuple[int, ...], epoch: int) -> Segment:
-    """Return the segment behind the UNSEAL, numbered beyond all that went before and never below Kafka's own.
+    """Return the segment after the UNSEAL, numbered beyond all that went before and never below Kafka's own.
 
     The latter matters when the phantoms stayed almost empty: markers use up physical offsets but no logical
     ones, and a later split must again begin beyond the parent's log end, in Kafka's numbers too.

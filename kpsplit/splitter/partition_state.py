@@ -166,7 +166,7 @@ class SubTopic:
 
     @property
     def in_lineage(self) -> bool:
-        """Tell whether segments are stored there that are not retired."""
+        """Return whether segments are stored there that are not retired."""
         return self.state in (SubTopicState.ACTIVE, SubTopicState.SEALED)
 
 
@@ -213,7 +213,7 @@ class PartitionState:
         return next((t for t in self.subtopics if t.name == name), None)
 
     def is_retired(self, topic: str) -> bool:
-        """Tell whether a topic is a sub-topic that is deleted, or about to be."""
+        """Return whether a topic is a sub-topic that is deleted, or about to be."""
         subtopic = self.subtopic(topic)
         return subtopic is not None and subtopic.state is SubTopicState.RETIRED
 
@@ -259,7 +259,7 @@ class PartitionState:
 
 
 def whole_range_merge(ranges: tuple[KeyRange, ...]) -> bool:
-    """Tell whether ranges make up the whole key space, so that a merge goes back into the parent."""
+    """Return whether ranges make up the whole key space, so that a merge goes back into the parent."""
     return ranges[0].lo == WHOLE.lo and ranges[-1].hi == WHOLE.hi
 
 

@@ -25,7 +25,7 @@ class Deadline(Protocol):
 
 
 Fit = Callable[[PartitionState], bool]
-"""Tells whether a state is to be claimed; raises if it is not the one that a call was made for."""
+"""Returns whether a state is to be claimed. Raises if it is not the one that a call was made for."""
 
 
 class Clock(Protocol):

@@ -14,7 +14,7 @@ Decided by the record's place and its stamp alone, so that every reader decides 
    stamps a record for an overflow, so what producers leave there is always older.)
 
 A reader goes through a physical partition in the order of offsets and does not step over ``Wait``: what
-stands behind the marker of an attempt under way is decided by its outcome. A reader that *begins* at a
+stands after the marker of an attempt under way is decided by its outcome. A reader that *begins* at a
 place it has not reached so (a seek) refreshes its view and waits while ``unsettled`` says so.
 """
 
@@ -154,7 +154,7 @@ def own_stamp(state: PartitionState, source: PhysicalPartition, stamp: Stamp | N
 
 
 def unsettled(state: PartitionState, source: PhysicalPartition) -> bool:
-    """Tell whether an attempt under way may have put a marker into the open segment of a partition.
+    """Return whether an attempt under way may have put a marker into the open segment of a partition.
 
     A reader that begins inside that segment cannot know on which side of the marker it is, and waits.
     """
@@ -167,7 +167,7 @@ def reader_hash(key: bytes | None, offset: int, within: KeyRange = WHOLE) -> int
     """Return the key hash by which a reader places a record of a segment.
 
     A record with no key may stand in any segment; the hash of its offset is brought into the segment's range
-    (``within``), so that whoever reads that range takes it and nobody else. For the whole key space that is
+    (``within``), so that the reader of that range takes it and no other. For the whole key space that is
     the hash of the offset itself.
     """
     if key is not None:
@@ -176,7 +176,7 @@ def reader_hash(key: bytes | None, offset: int, within: KeyRange = WHOLE) -> int
 
 
 def wrong_place(segment: Segment, hash_: int) -> bool:
-    """Tell whether a record's key belongs to another segment: somebody wrote past kpsplit's routing."""
+    """Return whether a record's key belongs to another segment: somebody wrote past kpsplit's routing."""
     return hash_ not in segment.range
 
 

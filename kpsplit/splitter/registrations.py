@@ -5,9 +5,10 @@ for a whole lease has no valid lease any more (a lease is not renewed while an a
 operator goes on without it. At the FENCE only those that answered PREPARE of *this* attempt can still be
 writing, so only those are waited for.
 
-A registration ends with its lease: whoever lets it run out registers again, under another key, before it
-answers or writes anything. So the registration of a producer that stayed silent while the attempt was under
-way is over for good, and is removed. A producer that lives registers again; one that is dead is asked once.
+A registration ends with its lease: a producer that let it run out registers again, under another key,
+before it answers or writes anything. So the registration of a producer that stayed silent while the attempt
+was under way is over for good, and is removed. A producer that lives registers again; one that is dead is
+asked once.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _MOST_NAMED, _LONGEST_CLIENT_ID = 3, 40
 
 
 class Registrations:
-    """The folded producers topic. Not thread safe; owned by whoever reads the topic."""
+    """The folded producers topic. Not thread safe; owned by the reader of the topic."""
 
     def __init__(self) -> None:
         self._by_key: dict[bytes, ProducerRegistration] = {}
@@ -97,7 +98,7 @@ class Silence:
         self._first: frozenset[bytes] = frozenset()
 
     def reading(self, began: float, ended: float, registered: Iterable[ProducerRegistration]) -> None:
-        """Note a reading that succeeded: its begin and end on a monotonic clock, and who is to be asked."""
+        """Note a reading that succeeded: its begin and end on a monotonic clock, and whom to ask."""
         if self._at is None or ended - self._at >= max(self._seconds, OUTAGE_SECONDS):
             self._counted, self._at = 0.0, ended
             self._first = frozenset(r.key for r in registered)
@@ -124,7 +125,7 @@ class Silence:
 
 
 def in_doubt(state: PartitionState, waiting: Iterable[ProducerRegistration]) -> bool:
-    """Tell whether somebody must be waited for whatever its lease says: the fence waits for a transaction."""
+    """Return whether one must be awaited whatever its lease says: the fence waits for a transaction."""
     return state.phase is Phase.FENCED and any(r.transactional_id for r in waiting)
 
 

@@ -61,7 +61,7 @@ class Right:
     operation: Operation
 
     def covers(self, topic: str) -> bool:
-        """Tell whether it is about a topic."""
+        """Return whether it is about a topic."""
         named = topic.startswith(self.name) if self.prefixed else topic == self.name
         return self.resource is Resource.TOPIC and named
 
@@ -86,7 +86,7 @@ def rights_for(
     """Return the least rights with which a role can work on a topic.
 
     Args:
-        role: who.
+        role: whose rights.
         topic: the logical topic.
         group: the consumer's group; required for consumers.
         transactional_id: with what the transactional ids of producers begin, if they use transactions.

@@ -51,7 +51,7 @@ class Sizing:
 
     ``shares`` has the predicted share of the load of each range (0..1, they add up to 1). ``heaviest`` has
     the heaviest hashes, heaviest first. ``samples`` is how many samples lay in the range. ``reason`` says why
-    the split is not useful, or that the sample is too small to tell; empty otherwise.
+    the split is not useful, or that the sample is too small; empty otherwise.
     """
 
     ranges: tuple[KeyRange, ...]
@@ -96,7 +96,7 @@ def balanced(
             weight, do not count. Leave records that have no key out: they go to any range.
         whole: the range to divide.
         parts: into how many ranges, 2 to 64.
-        labels: the keys behind hashes, as text for people.
+        labels: the keys of hashes, as text for people.
 
     Raises:
         UsageError: the number of ranges is out of bounds, the range too narrow, or a weight negative.
@@ -157,17 +157,17 @@ class _Histogram:
         return (self.hashes[index - 1] + self.hashes[index] + 1) // 2
 
     def load(self, range_: KeyRange) -> int:
-        first, behind = (bisect_right(self.hashes, bound - 1) for bound in (range_.lo, range_.hi))
-        return self.before[behind] - self.before[first]
+        first, end = (bisect_right(self.hashes, bound - 1) for bound in (range_.lo, range_.hi))
+        return self.before[end] - self.before[first]
 
 
 def _reach(observed: _Histogram, start: int, limit: int) -> int:
-    """Return the index behind the last hash that a group from ``start`` takes without passing the limit."""
+    """Return the index after the last hash that a group from ``start`` takes without passing the limit."""
     return bisect_right(observed.before, observed.before[start] + limit) - 1
 
 
 def _fits(observed: _Histogram, parts: int, limit: int) -> bool:
-    """Tell whether so many groups, none above the limit, take all hashes."""
+    """Return whether so many groups, none above the limit, take all hashes."""
     at = 0
     for _ in range(parts):
         at = _reach(observed, at, limit)
@@ -253,7 +253,7 @@ def _verdict(
         found = (
             f"only {observed.samples} samples for {parts} ranges" if observed.samples else "no records yet"
         )
-        return True, f"{found}: too few to tell how the load is spread, boundaries do not follow it"
+        return True, f"{found}: too few to show how the load is spread; boundaries do not follow it"
     hottest = max(ranges, key=observed.load)
     if observed.load(hottest) <= usefulness_limit(parts) * observed.total:
         return True, ""

@@ -82,7 +82,7 @@ class AwaitAcknowledged:
 
 @dataclass(frozen=True, slots=True)
 class PlannedMarker:
-    """A marker to be appended: behind which segment, and where."""
+    """A marker to be appended: after which segment, and where."""
 
     segment: int
     source: PhysicalPartition
@@ -160,7 +160,7 @@ def settle(state: PartitionState, ended_by: EndedBy, reason: str) -> Abort | Non
 
 
 def taken_over(state: PartitionState, attempt_id: str) -> bool:
-    """Tell whether an attempt that was on record is over, and not by its own operator's doing."""
+    """Return whether an attempt that was on record is over, and not by its own operator's doing."""
     if state.attempt is not None:
         return state.attempt.id != attempt_id
     last = state.last
@@ -168,7 +168,7 @@ def taken_over(state: PartitionState, attempt_id: str) -> bool:
 
 
 def took_effect(state: PartitionState, attempt_id: str) -> bool | None:
-    """Tell whether the layout of an attempt came into force; None where the record says nothing of it."""
+    """Return whether the layout of an attempt came into force; None where the record says nothing of it."""
     if state.attempt is not None and state.attempt.id == attempt_id:
         return state.phase is Phase.COMMITTED
     if state.last is not None and state.last.attempt.id == attempt_id:
@@ -209,7 +209,7 @@ def _committed(state: PartitionState, attempt: Attempt, progress: AttemptProgres
 
 
 def planned_markers(state: PartitionState, attempt: Attempt) -> tuple[PlannedMarker, ...]:
-    """Return the markers of an attempt: one behind every segment that it closes."""
+    """Return the markers of an attempt: one after every segment that it closes."""
     planned = []
     for segment_id in state.closing_segments():
         source = state.lineage.get(segment_id).source

@@ -369,7 +369,7 @@ def claim_key(parent: PhysicalPartition) -> bytes:
 
 
 def is_claim_key(key: bytes | None) -> bool:
-    """Tell whether a record of the control topic is an announcement."""
+    """Return whether a record of the control topic is an announcement."""
     return key is not None and key.endswith(_SUFFIX)
 
 

@@ -36,7 +36,7 @@ _PARTITION = re.compile(r"(0|[1-9][0-9]{0,9})")
 
 
 def is_topic_name(name: str) -> bool:
-    """Tell whether Kafka accepts the name of a topic."""
+    """Return whether Kafka accepts the name of a topic."""
     return _TOPIC.fullmatch(name) is not None and name not in (".", "..")
 
 
@@ -119,7 +119,7 @@ def subtopic_name(parent: PhysicalPartition, number: int) -> str:
 
 
 def collides(name: str, other: str) -> bool:
-    """Tell whether two different names are one in Kafka's metrics, where ``.`` becomes ``_``."""
+    """Return whether two different names are one in Kafka's metrics, where ``.`` becomes ``_``."""
     return name != other and name.replace(".", "_") == other.replace(".", "_")
 
 
@@ -162,7 +162,7 @@ def group_ids(use: str, group: str) -> str:
 
 
 def is_writers_id(transactional_id: str) -> bool:
-    """Tell whether a producer of data can have this transactional id.
+    """Return whether a producer of data can have this transactional id.
 
     Not so where brokers refuse it (empty, NUL), nor where it is one of kpsplit's own: of these only the runs
     of groups write data, and register like an application.

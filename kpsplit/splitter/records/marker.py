@@ -1,7 +1,7 @@
 """Markers: the records that a split or merge appends to data partitions (docs/wire-format.md, "the marker").
 
-Readers in Python and in Spark must take the same headers for markers. So what is one is told by two regular
-expressions that both of them use, not by two parsers of JSON, which never agree on everything.
+Readers in Python and in Spark must take the same headers for markers. So two regular
+expressions that both use decide what a marker is. Two parsers of JSON never agree on everything.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NEWER = re.compile(NEWER)
 
 
 class MarkerKind(StrEnum):
-    """SEAL ends a segment; UNSEAL ends the parent's overflow and reopens the parent behind it."""
+    """SEAL ends a segment; UNSEAL ends the parent's overflow and reopens the parent after it."""
 
     SEAL = "seal"
     UNSEAL = "unseal"
@@ -108,8 +108,8 @@ def marker_among(headers: Iterable[tuple[str, bytes | None]]) -> Marker | None:
 def newest_of(found: Iterable[tuple[int, Marker | None]], marker: Marker) -> int | None:
     """Return the offset of the last record of a log that is this marker, None if there is none.
 
-    The last one: whoever may write data could have put one like it before records that count, never behind
-    the fence before any. What stands before the end is delivered, so a later end loses nothing.
+    The last one: a client that may write data could have put one like it before records that count, but after
+    the fence never before any. What stands before the end is delivered, so a later end loses nothing.
 
     Args:
         found: the log's offsets, rising, each with the marker that stands there.

@@ -67,7 +67,7 @@ class Cause(StrEnum):
     PROGRESS = "progress"
     """A member processed records: its positions never go back."""
     SEEK = "seek"
-    """Somebody moved the group, or a member was told to seek back: its positions may be anything."""
+    """The group was moved, or a member sought back: its positions may be anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class RangeCommit:
     """Group ``group`` has processed ``range`` of ``parent`` up to ``positions`` (by segment id).
 
     What the positions say of segments that are not listed: ``splitter.cursor``. ``member`` and ``generation``
-    are those of the group's member that wrote it (of a seek: who asked for it, and NO_GENERATION), for
+    are those of the group's member that wrote it (of a seek: the operator, and NO_GENERATION), for
     people: the broker has checked them.
     """
 

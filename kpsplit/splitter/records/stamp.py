@@ -68,7 +68,7 @@ class Stamp:
         return cls(epoch, instance, sequence, home)
 
     def is_at(self, home: int) -> bool:
-        """Tell whether the record stands where its producer wrote it, as far as the stamp says."""
+        """Return whether the record stands where its producer wrote it, as far as the stamp says."""
         return self.home is None or self.home == home
 
 

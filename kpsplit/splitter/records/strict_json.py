@@ -106,12 +106,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def is_unicode(text: str) -> bool:
-    """Tell whether a text can be written in UTF-8: half a surrogate pair is no character."""
+    """Return whether a text can be written in UTF-8: half a surrogate pair is no character."""
     return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _is_text(value: object, longest: int) -> bool:
-    """Tell whether a value is a text within its limit."""
+    """Return whether a value is a text within its limit."""
     if not isinstance(value, str) or len(value) > longest:
         return False
     return is_unicode(value)
