@@ -9,15 +9,18 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -379,6 +382,13 @@ class Endpoints(Generic[N]):
             endpoint.resume()
             endpoint.tell(FINISH)
         self.wait(what, lambda: all(not e.alive and e.news.done for e in living), seconds)
+
+
+def keep_folder(folder: Path, prefix: str) -> Path:
+    """Copy journals and logs, not brokers' data, to a new folder that stays; return it."""
+    kept = Path(tempfile.mkdtemp(prefix=prefix))
+    shutil.copytree(folder, kept, dirs_exist_ok=True, ignore=shutil.ignore_patterns("data"))
+    return kept
 
 
 # -- the same process, inside ----------------------------------------------------------------------

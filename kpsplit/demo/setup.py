@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from kpsplit.demo.endpoints import (
     MemberOrders,
     WriterNews,
     WriterOrders,
+    keep_folder,
 )
 from kpsplit.demo.judge import CommitHistory, Excuses, ReadBack, Reading, judge, read_commits
 from kpsplit.demo.records import Line, owner_of, read_journal, read_worked
@@ -271,7 +271,9 @@ def run_demo(
     """
     timeline = Timeline(monotonic(), options.topic_name())
     topic, connection = timeline.topic, connections.operator
-    with Admin(connection, PATIENCE_SECONDS) as operations, _folder() as folder:
+    temporary = tempfile.TemporaryDirectory(prefix="kpsplit-demo-", ignore_cleanup_errors=True)
+    with Admin(connection, PATIENCE_SECONDS) as operations, temporary as name:
+        folder = Path(name)
         display.say(
             f"topic {topic}: {PARTITIONS} partitions; {len(KPSPLIT_WRITERS)} kpsplit producers "
             "and a plain one that knows nothing of kpsplit"
@@ -344,16 +346,3 @@ def _state(state: PartitionState | None, parent: PhysicalPartition) -> Partition
     if state is None:
         raise KpsplitError(f"{parent} is not enrolled any more")
     return state
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="kpsplit-demo-", ignore_cleanup_errors=True) as name:
-        yield Path(name)
-
-
-def keep_folder(folder: Path, prefix: str) -> Path:
-    """Copy journals and logs, not brokers' data, to a new folder that stays; return it."""
-    kept = Path(tempfile.mkdtemp(prefix=prefix))
-    shutil.copytree(folder, kept, dirs_exist_ok=True, ignore=shutil.ignore_patterns("data"))
-    return kept

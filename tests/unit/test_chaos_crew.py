@@ -9,7 +9,7 @@ from kpsplit.demo.records import JournalWriter, read_journal
 from kpsplit.testing import SendOutcome
 from tests.fault.chaos.member import beside, losses_of
 from tests.fault.chaos.processes import OperatorEndpoint, OperatorNews
-from tests.fault.chaos.table import Ending, Operation
+from tests.fault.chaos.verdict import Ending, Operation
 
 
 class Heard(OperatorEndpoint):

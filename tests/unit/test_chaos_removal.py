@@ -8,7 +8,7 @@ from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import GapReason
-from tests.fault.chaos.removal import Extent, Removal, excused, expected_gaps, extents, told_gap, untrue
+from tests.fault.chaos.retention import Extent, Removal, excused, expected_gaps, extents, reported_gap, untrue
 from tests.unit.samples import PARENT, UNSPLIT, committed, phantom, split_attempt
 
 LOW, HIGH = WHOLE.split_evenly(2)
@@ -71,8 +71,8 @@ def test_a_reader_has_to_tell_of_what_is_before_the_start_of_each_log() -> None:
 
 def test_the_text_of_a_gap_is_read_back_and_other_warnings_are_not_gaps() -> None:
     gap = Gap(2, phantom(0), 10, 20, GapReason.CUT_OFF)
-    assert told_gap(f"KafkaError{{code=_AUTO_OFFSET_RESET, str='{PARENT}: {gap}'}}") == gap
-    assert told_gap("3 brokers are down") is None
+    assert reported_gap(f"KafkaError{{code=_AUTO_OFFSET_RESET, str='{PARENT}: {gap}'}}") == gap
+    assert reported_gap("3 brokers are down") is None
 
 
 def test_the_group_may_miss_what_it_was_told_of_and_nothing_else() -> None:

@@ -6,18 +6,23 @@ from itertools import islice
 
 import pytest
 
-from tests.fault.chaos.aims import (
+from tests.fault.chaos.faults import (
+    AFTER_CUT,
     LONG_MINUTES,
+    MANY_SUSPENSIONS,
+    MIXES,
     RECORDS,
+    STEPS,
     SUSPENDED,
     SUSPENSIONS,
     Aims,
+    Kind,
     Reached,
+    Schedule,
     share,
     suspensions,
 )
-from tests.fault.chaos.faults import BEHIND, MANY_SUSPENSIONS, MIXES, STEPS, Kind, Schedule
-from tests.fault.chaos.table import Column, Ending, Operation, Strike, column_of, rendered, tabulate
+from tests.fault.chaos.verdict import Column, Ending, Operation, Strike, column_of, rendered, tabulate
 
 
 def test_the_same_seed_draws_the_same_faults() -> None:
@@ -57,7 +62,7 @@ def test_the_mix_of_suspensions_alone_has_as_many_as_a_long_run_needs(seed: int)
 
 def test_retention_strikes_while_what_a_split_or_merge_closed_is_drained() -> None:
     schedule = Schedule(1)
-    assert {schedule.draw(k).step for k in (Kind.DRAINED_REMOVED, Kind.UNREAD_REMOVED)} == {BEHIND[0]}
+    assert {schedule.draw(k).step for k in (Kind.DRAINED_REMOVED, Kind.UNREAD_REMOVED)} == {AFTER_CUT[0]}
 
 
 def test_only_runs_of_twenty_minutes_and_more_have_aims() -> None:
@@ -98,13 +103,13 @@ def test_what_a_long_run_did_not_come_to_is_named(reached: Reached, missed: tupl
     aims = Aims.of(LONG_MINUTES)
     assert aims is not None
     assert aims.missed(reached) == missed
-    assert ("MISSED" in aims.told(reached)) == bool(missed)
+    assert ("MISSED" in aims.line(reached)) == bool(missed)
 
 
 def test_the_aims_are_told_with_what_was_reached() -> None:
     aims = Aims.of(LONG_MINUTES)
     assert aims is not None
-    told = aims.told(Reached(104_233, 214, MIX_NAMES))
+    told = aims.line(Reached(104_233, 214, MIX_NAMES))
     number = len(MIXES)
     assert told == f"aims: records 104,233 of 100,000, suspensions 214 of 200, mixes {number} of {number}"
 
@@ -127,8 +132,8 @@ def test_every_kind_is_in_a_mix_of_its_own_field() -> None:
         ("Fence", Column.FENCE),
         ("AwaitAcknowledged", Column.CUT),
         ("AppendMarkers", Column.COMMIT),
-        ("Commit", Column.BEHIND),
-        ("SealSubTopics", Column.BEHIND),
+        ("Commit", Column.AFTER),
+        ("SealSubTopics", Column.AFTER),
     ],
 )
 def test_a_fault_strikes_what_comes_behind_the_latest_step(step: str | None, column: Column) -> None:

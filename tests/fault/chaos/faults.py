@@ -1,12 +1,12 @@
-"""Which fault comes next, how long it lasts and how long the rest behind it is: drawn from one seed. Pure.
+"""Which fault comes next, how long it lasts and how long the rest after it is: drawn from one seed. Pure.
 
-A run goes through *mixes*: kinds of faults that belong together, in an order that the seed decides. Behind
-each mix comes a long rest, in which the system has to get somewhere.
+A run goes through *mixes*: kinds of faults that belong together, in an order that the seed decides. After
+each mix comes a long rest, in which the system has to get somewhere. A run of twenty minutes has aims.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
@@ -52,9 +52,9 @@ class Kind(StrEnum):
 PREPARING = ("Claim", "Prepare", "CreateSubTopic", "CoLocateLeaders", "AwaitReady")
 FENCED = ("Fence", "AwaitAcknowledged")
 CUT = ("AppendMarkers",)
-BEHIND = ("Commit", "SealSubTopics", "Finish")
-STEPS = (*PREPARING, *FENCED, *CUT, *BEHIND)
-"""Behind which step of an operation a fault can be made to strike."""
+AFTER_CUT = ("Commit", "SealSubTopics", "Finish")
+STEPS = (*PREPARING, *FENCED, *CUT, *AFTER_CUT)
+"""After which step of an operation a fault can be made to strike."""
 
 ACROSS_THE_CUT = ("Prepare", "AwaitReady", "Fence")
 """Where a fault begins that is to last beyond the cut."""
@@ -157,8 +157,8 @@ _AT_PREPARE = (Kind.REGISTRATIONS_STOPPED,)
 class Fault:
     """One fault. Times are in seconds.
 
-    ``hold``: how long it lasts; ``rest``: how long nothing is done behind it; ``target``: which of the
-    processes in question is struck, counted on from any; ``step``: behind which step of an operation it
+    ``hold``: how long it lasts; ``rest``: how long nothing is done after it; ``target``: which of the
+    processes in question is struck, counted on from any; ``step``: after which step of an operation it
     strikes, None: at once.
     """
 
@@ -176,7 +176,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Faults that follow one another, and behind them a long rest."""
+    """Faults that follow one another, and then a long rest."""
 
     name: str
     faults: tuple[Fault, ...]
@@ -187,7 +187,7 @@ class Schedule:
 
     Args:
         seed: of everything that is drawn.
-        longest: no fault, and no rest behind one, lasts longer than so many seconds.
+        longest: no fault, and no rest after one, lasts longer than so many seconds.
     """
 
     def __init__(self, seed: int, longest: float = 45.0) -> None:
@@ -221,7 +221,7 @@ class Schedule:
         if kind in _TARGETED:
             return self._random.choice(STEPS)
         if kind in _WHILE_IT_DRAINS:
-            return BEHIND[0]
+            return AFTER_CUT[0]
         if kind in _AT_PREPARE:
             return "Prepare"
         if kind in _AT_A_STEP and self._random.random() < 0.5:
@@ -237,3 +237,72 @@ class Schedule:
 
     def _shuffled(self, items: Sequence[T]) -> list[T]:
         return self._random.sample(items, len(items))
+
+
+LONG_MINUTES = 20.0
+"""A run of so many minutes, or more, has aims."""
+RECORDS = 100_000
+SUSPENSIONS = 200
+OVERTIME = 0.5
+"""How much longer than asked, in parts of it, a long run goes on that has not reached its aims."""
+SUSPENDED = frozenset({Kind.WRITER_STOPPED, Kind.MEMBER_STOPPED})
+_WEIGHTS = {MANY_SUSPENSIONS: 3.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """What a run has come to: records acknowledged, writers and members suspended, mixes begun."""
+
+    records: int
+    suspensions: int
+    mixes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Aims:
+    """What a run must reach. None for what is not asked of it."""
+
+    records: int
+    suspensions: int | None
+    mixes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, minutes: float | None, mixes: Sequence[str] = tuple(MIXES)) -> Aims | None:
+        """Return the aims of a run, None if it is a short one.
+
+        Without the mix that does nothing else, no number of suspensions is asked for.
+        """
+        if minutes is None or minutes < LONG_MINUTES:
+            return None
+        return cls(RECORDS, SUSPENSIONS if MANY_SUSPENSIONS in mixes else None, tuple(dict.fromkeys(mixes)))
+
+    def missed(self, reached: Reached) -> tuple[str, ...]:
+        """Return what has not been reached, in words."""
+        short = []
+        if reached.records < self.records:
+            short.append("records")
+        if self.suspensions is not None and reached.suspensions < self.suspensions:
+            short.append("suspensions")
+        return (*short, *(f"mix {name}" for name in self.mixes if name not in reached.mixes))
+
+    def line(self, reached: Reached) -> str:
+        """Return one line: "aims: records 104,233 of 100,000, ..."."""
+        of = "" if self.suspensions is None else f" of {self.suspensions:,}"
+        line = (
+            f"aims: records {reached.records:,} of {self.records:,}, "
+            f"suspensions {reached.suspensions:,}{of}, "
+            f"mixes {len(reached.mixes.intersection(self.mixes))} of {len(self.mixes)}"
+        )
+        missed = self.missed(reached)
+        return f"{line}; MISSED: {', '.join(missed)}" if missed else line
+
+
+def suspensions(kinds: Iterable[Kind]) -> int:
+    """Count the suspensions of writers and members among the faults that were done."""
+    return sum(kind in SUSPENDED for kind in kinds)
+
+
+def share(left: float, name: str, later: Collection[str]) -> float:
+    """Return the seconds that a mix may take of those that are left to it and to the mixes after it."""
+    weight = _WEIGHTS.get(name, 1.0)
+    return max(0.0, left) * weight / (weight + sum(_WEIGHTS.get(other, 1.0) for other in later))

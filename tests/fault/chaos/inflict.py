@@ -1,4 +1,4 @@
-"""Does the faults of a schedule to a cluster and a processes, and undoes each before the next one begins."""
+"""Does the faults of a schedule, and undoes each before the next one begins."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ from tests.fault.chaos.faults import MOMENT, Fault, Kind
 from tests.fault.chaos.processes import Processes
 from tests.fault.chaos.proxy import FAIR, Network, Weather
 from tests.fault.chaos.retention import Retention
-from tests.fault.chaos.side_topic import ENROLMENT, RETIREMENT, SideTopic
-from tests.fault.chaos.strangers import Strangers
-from tests.fault.chaos.table import Column, Strike, column_of
-from tests.fault.chaos.verdict import EVERYBODY, Hurt
+from tests.fault.chaos.strangers import ENROLMENT, RETIREMENT, SideTopic, Strangers
+from tests.fault.chaos.verdict import EVERYBODY, Column, Hurt, Strike, column_of
 
 REPLICAS = 3
 HEAL_SECONDS = 300.0
 STEP_SECONDS = 25.0
-"""How long an operation is waited for that comes to the step at which a fault is to strike."""
+"""How long to wait for an operation to come to the step at which a fault is to strike."""
 BETWEEN_MOVES = 1.0
 STOPPED_SECONDS, RUNNING_SECONDS = 0.45, 0.05
 DEAD_PRODUCERS = 10_000
@@ -50,7 +48,7 @@ class Stoppable(Protocol):
 
 
 class Inflictor:
-    """Does faults. ``strikes`` and ``hurts`` tell what was done. For one thread."""
+    """Does faults. ``strikes`` and ``hurts`` record what was done. For one thread."""
 
     def __init__(
         self,
@@ -108,7 +106,7 @@ class Inflictor:
 
     @property
     def foreign(self) -> list[Send]:
-        """What programs that know nothing of kpsplit have written."""
+        """Records of programs that know nothing of kpsplit."""
         return self._strangers.sends
 
     def do(self, fault: Fault) -> None:
@@ -121,7 +119,7 @@ class Inflictor:
         self._processes.mend()
 
     def _disturb(self, fault: Fault, weather: Weather) -> None:
-        """Disturb the network of those that are behind the proxies."""
+        """Disturb the network of the processes that connect through the proxies."""
         self._await_step(fault)
         since = monotonic()
         self._strike(fault.kind)
@@ -129,7 +127,7 @@ class Inflictor:
         time.sleep(fault.hold)
         self._network.weather = FAIR
         until = monotonic()
-        hurt = self._processes.members_behind_proxies()
+        hurt = self._processes.proxied_members()
         self.hurts += [Hurt(name, fault.kind, since, until) for name in hurt]
 
     def _throttle(self, fault: Fault) -> None:
@@ -200,11 +198,11 @@ class Inflictor:
             self._brokers.await_in_sync(REPLICAS, HEAL_SECONDS)
 
     def _kill_operator(self, fault: Fault) -> None:
-        """Have the operator die behind a step; or kill it where it stands, when none comes."""
+        """Have the operator die after a step, or kill it where it stands if that step does not come."""
         operator = self._processes.operator
         if operator is None:
             return
-        operator.tell(f"kill {fault.step}\n")
+        operator.tell(f"kill {fault.step}")
         self._until(lambda: not operator.alive)
         operator.kill()
         self._strike(fault.kind)
@@ -214,9 +212,9 @@ class Inflictor:
         operator = self._processes.operator
         if operator is None:
             return
-        operator.tell(f"stop {fault.step}\n")
+        operator.tell(f"stop {fault.step}")
         self._until(operator.stopped_or_ended)
-        operator.tell("disarm\n")
+        operator.tell("disarm")
         operator.suspend()
         self._strike(fault.kind)
         time.sleep(fault.hold)
@@ -320,7 +318,7 @@ class Inflictor:
         process.resume()
 
     def _await_step(self, fault: Fault) -> None:
-        """Wait until an operation is behind a step."""
+        """Wait until an operation has done a step."""
         if fault.step is not None:
             self._until(lambda: self._last_step() == fault.step)
 

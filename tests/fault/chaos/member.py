@@ -1,7 +1,7 @@
 """One member of a run's group, a process: the demo's member, which goes on where records are gone.
 
 Beside its journal it leaves when it lost slots (JOURNAL.lost), the gaps that were reported to it
-(JOURNAL.told) and the library's log (JOURNAL.log). SIGUSR1 writes the stacks of all its threads into
+(JOURNAL.reported) and the library's log (JOURNAL.log). SIGUSR1 writes the stacks of all its threads into
 JOURNAL.stacks, SIGUSR2 its ``stats()`` into JOURNAL.stats.
 """
 
@@ -20,7 +20,7 @@ from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.demo.endpoints import MemberOrders
 from kpsplit.demo.member import MemberLoop, run_member
 from kpsplit.kafka.clock import monotonic
-from tests.fault.chaos.removal import told_gap
+from tests.fault.chaos.retention import reported_gap
 
 
 def beside(journal: Path, what: str) -> Path:
@@ -35,20 +35,20 @@ def losses_of(journal: Path) -> list[float]:
 
 
 def gaps_of(journal: Path) -> list[Gap]:
-    """Return the gaps that a member was told of."""
-    path = beside(journal, "told")
+    """Return the gaps that were reported to a member."""
+    path = beside(journal, "reported")
     lines = path.read_text().splitlines() if path.exists() else []
-    return [gap for line in lines if (gap := told_gap(line)) is not None]
+    return [gap for line in lines if (gap := reported_gap(line)) is not None]
 
 
 class Member(MemberLoop):
     """A member that writes down when slots were taken from it that it had not given up."""
 
-    def __init__(self, orders: MemberOrders, journal: BinaryIO, losses: TextIO, told: TextIO) -> None:
-        settings = {"kpsplit.gap.policy": "skip-and-report", "error_cb": self._told}
+    def __init__(self, orders: MemberOrders, journal: BinaryIO, losses: TextIO, reported: TextIO) -> None:
+        settings = {"kpsplit.gap.policy": "skip-and-report", "error_cb": self._reported}
         super().__init__(replace(orders, properties={**orders.properties, **settings}), journal)
         self._losses = losses
-        self._told_of = told
+        self._gaps = reported
         self._wanted: Path | None = None
 
     def show_stats(self, path: Path) -> None:
@@ -61,9 +61,9 @@ class Member(MemberLoop):
             path, self._wanted = self._wanted, None
             path.write_text(json.dumps(dict(consumer.stats()), default=str, indent=1))
 
-    def _told(self, error: object) -> None:
-        self._told_of.write(f"{error}\n")
-        self._told_of.flush()
+    def _reported(self, error: object) -> None:
+        self._gaps.write(f"{error}\n")
+        self._gaps.flush()
 
     def _lost(self, *what: object) -> None:
         super()._lost(*what)
@@ -76,9 +76,9 @@ def _make(orders: MemberOrders, journal: BinaryIO) -> Member:
     logging.basicConfig(
         filename=beside(path, "log"), level=logging.INFO, format="%(asctime)s %(name)s %(message)s"
     )
-    lost, told, stacks = (beside(path, what).open("w") for what in ("lost", "told", "stacks"))
+    lost, reported, stacks = (beside(path, what).open("w") for what in ("lost", "reported", "stacks"))
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    member = Member(orders, journal, lost, told)
+    member = Member(orders, journal, lost, reported)
     signal.signal(signal.SIGUSR2, lambda *_: member.show_stats(beside(path, "stats")))
     return member
 

@@ -41,8 +41,8 @@ class OperatorOrders(Orders):
     seed: int
 
 
-def tell(event: str, **what: object) -> None:
-    """Tell the parent."""
+def send(event: str, **what: object) -> None:
+    """Report to the parent."""
     sys.stdout.write(json.dumps({"event": event, **what}) + "\n")
     sys.stdout.flush()
 
@@ -65,7 +65,7 @@ class Commands:
 
     def observe(self, step: StepDone) -> None:
         """Report a step, then die or stop if the parent asked for that."""
-        tell("step", name=step.name)
+        send("step", name=step.name)
         armed = self._armed
         if armed is not None and armed[1] in (ANY, step.name):
             self._armed = None
@@ -73,7 +73,7 @@ class Commands:
 
 
 class Operator:
-    """Works on all partitions of a topic until told to finish."""
+    """Works on all partitions of a topic until asked to finish."""
 
     def __init__(self, orders: OperatorOrders, commands: Commands) -> None:
         self._orders = orders
@@ -92,7 +92,7 @@ class Operator:
         self._tell_epochs("at rest")
 
     def _tell_epochs(self, event: str) -> None:
-        tell(event, epochs={str(s.parent.partition): s.epoch for s in self._states()})
+        send(event, epochs={str(s.parent.partition): s.epoch for s in self._states()})
 
     def _turn(self) -> None:
         states = self._states()
@@ -105,7 +105,7 @@ class Operator:
 
     def _operate(self, state: PartitionState) -> None:
         verb = self._verb(state)
-        tell("begin", verb=verb, partition=state.parent.partition, epoch=state.epoch)
+        send("begin", verb=verb, partition=state.parent.partition, epoch=state.epoch)
         how = "done"
         try:
             with self._operations() as operations:
@@ -113,7 +113,7 @@ class Operator:
                 operations.run(plan, max_pause_ms=MAX_PAUSE_MS, observer=self._commands.observe, force=True)
         except KpsplitError as error:
             how = f"{type(error).__name__}: {error.message}"
-        tell("end", how=how, epoch=self._states()[state.parent.partition].epoch)
+        send("end", how=how, epoch=self._states()[state.parent.partition].epoch)
 
     def _settle(self, state: PartitionState) -> None:
         """Bring to its end what was left over, one way or the other."""
@@ -122,7 +122,7 @@ class Operator:
         if state.phase is Phase.STEADY:
             return
         forward = state.phase is Phase.COMMITTED or self._random.random() < 0.5
-        tell("settle", partition=state.parent.partition, verb="resume" if forward else "abort")
+        send("settle", partition=state.parent.partition, verb="resume" if forward else "abort")
         try:
             with self._operations() as operations:
                 if forward:
@@ -130,7 +130,7 @@ class Operator:
                 else:
                     operations.abort(state.parent, "chaos", self._commands.observe)
         except KpsplitError as error:
-            tell("note", text=f"settle {state.parent}: {type(error).__name__}: {error.message}")
+            send("note", text=f"settle {state.parent}: {type(error).__name__}: {error.message}")
             time.sleep(PAUSE_SECONDS)
 
     def _verb(self, state: PartitionState) -> str:
@@ -163,7 +163,7 @@ class Operator:
                 with self._operations() as operations:
                     view = operations.view()
             except KpsplitError as error:
-                tell("note", text=f"look: {type(error).__name__}: {error.message}")
+                send("note", text=f"look: {type(error).__name__}: {error.message}")
                 time.sleep(PAUSE_SECONDS)
                 continue
             found = [view.state(parent) for parent in self._parents]

@@ -27,8 +27,7 @@ from kpsplit.demo.endpoints import (
 from kpsplit.kafka.clock import Deadline
 from tests.fault.chaos.member import beside, gaps_of, losses_of
 from tests.fault.chaos.operating import OperatorOrders
-from tests.fault.chaos.table import Operation
-from tests.fault.chaos.verdict import Hurt
+from tests.fault.chaos.verdict import Hurt, Operation
 
 POLL_SECONDS = 0.1
 WRITERS_PER_TRANSACTIONAL = 3
@@ -68,7 +67,7 @@ class OperatorEndpoint(Endpoint[OperatorNews]):
         return not self.alive or psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED
 
     def wake(self) -> None:
-        """Let it go on if it has stopped itself later than it was told to."""
+        """Let it go on if it stopped itself after the fault was over."""
         if self.alive and self.stopped_or_ended():
             self.suspended = True
             self.resume()
@@ -117,10 +116,10 @@ class Job:
 
     def properties(self, number: int) -> dict[str, Any]:
         """Return how a process reaches the brokers: every second one through the proxies."""
-        return {"bootstrap.servers": self.proxied if _behind_proxies(number) else self.direct}
+        return {"bootstrap.servers": self.proxied if _is_proxied(number) else self.direct}
 
 
-def _behind_proxies(number: int) -> bool:
+def _is_proxied(number: int) -> bool:
     return number % 2 == 1
 
 
@@ -175,11 +174,11 @@ class Processes:
         self.operator = OperatorEndpoint(orders, self.operations)
 
     def grow(self, partitions: int) -> None:
-        """The topic has so many partitions now: whoever is started from now on knows them."""
+        """Take the topic's new number of partitions: processes that start from now on know them."""
         self.job = replace(self.job, partitions=partitions)
 
     def mend(self) -> None:
-        """Start successors of those that are gone; who went by itself is a trouble."""
+        """Start successors of those that are gone. A process that ended by itself is a trouble."""
         for number, writer in enumerate(self.writers):
             if not writer.alive:
                 self._gone(writer)
@@ -200,9 +199,9 @@ class Processes:
                 self._gone(member)
                 self.members[number] = self._member(number)
 
-    def members_behind_proxies(self) -> list[str]:
-        """Return the names of the members that every disturbance of the network hurts."""
-        return [member.name for number, member in enumerate(self.members) if _behind_proxies(number)]
+    def proxied_members(self) -> list[str]:
+        """Return the names of the members that connect through the proxies."""
+        return [member.name for number, member in enumerate(self.members) if _is_proxied(number)]
 
     def wait(self, what: str, until: Callable[[], bool], seconds: float) -> None:
         """Return when something holds.
@@ -264,11 +263,11 @@ class Processes:
         ]
 
     def acknowledged(self) -> int:
-        """Return how many records were reported as delivered, as far as the writers have told."""
+        """Return how many records were reported as delivered, as far as the writers have reported it."""
         return self._acknowledged + sum(writer.news.ok for writer in self.writers)
 
-    def told_gaps(self) -> list[Gap]:
-        """Return what members were told that is gone."""
+    def reported_gaps(self) -> list[Gap]:
+        """Return the gaps that were reported to members."""
         return [gap for journal in self.worked.values() for gap in gaps_of(journal)]
 
     def _gone(self, process: Endpoint[Any]) -> None:

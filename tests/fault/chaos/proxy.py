@@ -1,7 +1,8 @@
 """A network that can be disturbed: TCP proxies on loopback, one before each broker, in a thread of their own.
 
 While a direction is held nothing passes it, and nothing is lost either: as on a real network that comes back,
-what was sent meanwhile arrives then. To lose a response for good its connection has to end.
+what was sent meanwhile arrives then. To lose a response for good its connection has to end. Brokers get a
+second listener, which is reached only through the proxies.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-HOST = "127.0.0.1"
+from kpsplit.devcluster.cluster import DevCluster
+from kpsplit.devcluster.config import HOST, PortReservation
+from kpsplit.devcluster.storage import configuration
+
 CHUNK = 1 << 16
 POLL_SECONDS = 0.02
 JOIN_SECONDS = 10.0
@@ -120,3 +125,40 @@ async def _end_all(tasks: Iterable[asyncio.Task[None]]) -> None:
     for task in found:
         task.cancel()
     await asyncio.gather(*found, return_exceptions=True)
+
+
+NAME = "PROXIED"
+READY_SECONDS = 180.0
+
+
+def add_listener(cluster: DevCluster, folder: Path, ports: PortReservation, network: Network) -> str:
+    """Give a cluster that was just started such listeners; return ``bootstrap.servers`` of the proxies.
+
+    Each broker has to advertise a port of its own, so its configuration is changed and it starts again.
+    """
+    proxies = []
+    for broker in cluster.brokers:
+        broker.kill()
+        port = ports.any_free()
+        proxy = network.add(port)
+        proxies.append(f"{HOST}:{proxy}")
+        path = configuration(folder, broker.id)
+        path.write_text(with_listener(path.read_text(), port, proxy))
+    for broker in cluster.brokers:
+        broker.restart(wait=False)
+    cluster.wait_ready(READY_SECONDS)
+    return ",".join(proxies)
+
+
+def with_listener(properties: str, port: int, proxy: int) -> str:
+    """Return a broker's properties with one more listener, which advertises the port of a proxy."""
+    more = {
+        "listeners": f"{NAME}://{HOST}:{port}",
+        "advertised.listeners": f"{NAME}://{HOST}:{proxy}",
+        "listener.security.protocol.map": f"{NAME}:PLAINTEXT",
+    }
+    lines = []
+    for line in properties.splitlines():
+        key, _, _value = line.partition("=")
+        lines.append(f"{line},{more[key]}" if key in more else line)
+    return "\n".join(lines) + "\n"

@@ -1,16 +1,15 @@
-"""A run: a cluster of its own, a network before it, an enrolled topic, and a processes that plays on it."""
+"""A run: a cluster of its own, a network before it, an enrolled topic, and the processes of a scenario."""
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from kpsplit.admin import Admin
+from kpsplit.demo.endpoints import keep_folder
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.config import PortReservation
 from kpsplit.kafka.clock import Deadline, monotonic
@@ -19,14 +18,12 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.records.control import Partitioner
 from tests.fault.chaos.brokers import Brokers
 from tests.fault.chaos.inflict import REPLICAS, Inflictor
-from tests.fault.chaos.listener import add_listener
 from tests.fault.chaos.processes import Job, Processes
-from tests.fault.chaos.proxy import Network
+from tests.fault.chaos.proxy import Network, add_listener
 from tests.fault.chaos.retention import Retention
 from tests.fault.chaos.scenario import Options, Scenario, say
 from tests.fault.chaos.strangers import Strangers
-from tests.fault.chaos.table import Operation, Strike, rendered
-from tests.fault.chaos.verdict import Verdict
+from tests.fault.chaos.verdict import Operation, Strike, Verdict, rendered
 
 TOPIC = "chaos"
 PARTITIONS = 3
@@ -50,10 +47,10 @@ class Outcome:
     def report(self) -> str:
         """Return the table of what was done, in Markdown, and what operations and the group came to."""
         endings = Counter(f"{o.verb} {o.ending}" for o in self.operations)
-        told = ", ".join(f"{number} {what}" for what, number in sorted(endings.items()))
+        ends = ", ".join(f"{number} {what}" for what, number in sorted(endings.items()))
         aims = "" if self.aims is None else f"{self.aims}\n"
         return (
-            f"{rendered(self.strikes)}\noperations: {told}\ngroup: {self.verdict.group}\n{aims}{self.verdict}"
+            f"{rendered(self.strikes)}\noperations: {ends}\ngroup: {self.verdict.group}\n{aims}{self.verdict}"
         )
 
 
@@ -65,7 +62,8 @@ def run(options: Options) -> Outcome:
     """
     began = monotonic()
     with ExitStack() as stack:
-        folder = stack.enter_context(_folder())
+        temporary = tempfile.TemporaryDirectory(prefix="kpsplit-chaos-", ignore_cleanup_errors=True)
+        folder = Path(stack.enter_context(temporary))
         network = stack.enter_context(Network())
         ports = stack.enter_context(PortReservation())
         cluster = stack.enter_context(DevCluster(brokers=REPLICAS, data_dir=folder / "cluster"))
@@ -90,7 +88,7 @@ def run(options: Options) -> Outcome:
         scenario = Scenario(options, connection, processes, inflictor, retention.archive)
         verdict = scenario.run()
         if verdict.harmed:
-            _keep(folder)
+            say(f"journals and logs are kept in {keep_folder(folder, 'kpsplit-chaos-failed-')}")
         return Outcome(verdict, inflictor.strikes, processes.operations, monotonic() - began, scenario.aims())
 
 
@@ -101,19 +99,3 @@ def _prepare(connection: Connection) -> None:
     with Admin(connection, SERVED_SECONDS) as operations:
         operations.initialise(lease_ms=LEASE_MS)
         operations.enrol(TOPIC, Partitioner.CONSISTENT_RANDOM, slots=SLOTS)
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="kpsplit-chaos-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _keep(folder: Path) -> None:
-    """Keep journals and logs of a run that failed, not the brokers' data."""
-    kept = Path(tempfile.mkdtemp(prefix="kpsplit-chaos-failed-"))
-    shutil.copytree(folder, kept, dirs_exist_ok=True, ignore=shutil.ignore_patterns("data"))
-    say(f"journals and logs are kept in {kept}")

@@ -1,4 +1,4 @@
-"""What happens in a run, in order: all work, faults with rests between them, peace, the judgement."""
+"""The scenario of a run: all work, faults with rests between them, peace, the verdict."""
 
 from __future__ import annotations
 
@@ -21,13 +21,22 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.keys import OWN_TOPICS
-from tests.fault.chaos.aims import OVERTIME, Aims, Reached, share, suspensions
-from tests.fault.chaos.faults import MANY_SUSPENSIONS, MIXES, Kind, Mix, Schedule
+from tests.fault.chaos.faults import (
+    MANY_SUSPENSIONS,
+    MIXES,
+    OVERTIME,
+    Aims,
+    Kind,
+    Mix,
+    Reached,
+    Schedule,
+    share,
+    suspensions,
+)
 from tests.fault.chaos.inflict import Inflictor
 from tests.fault.chaos.processes import Processes
 from tests.fault.chaos.readback import plainly_read_back, read_back
-from tests.fault.chaos.removal import excused, expected_gaps, untrue
-from tests.fault.chaos.retention import Archive
+from tests.fault.chaos.retention import Archive, excused, expected_gaps, untrue
 from tests.fault.chaos.verdict import Verdict, judge_group
 
 START_SECONDS = 300.0
@@ -59,7 +68,7 @@ class Options:
 
 
 class Scenario:
-    """See the module."""
+    """One run, from the start of its processes to the verdict."""
 
     def __init__(
         self,
@@ -79,7 +88,7 @@ class Scenario:
         """The mixes, in their order; one can come again."""
 
     def run(self) -> Verdict:
-        """Play and judge.
+        """Run and judge.
 
         Raises:
             KpsplitError: the cluster did not recover, or could not be read back.
@@ -101,8 +110,8 @@ class Scenario:
         return self._judge()
 
     def aims(self) -> str | None:
-        """Return what was to be reached and what was, None for a short run."""
-        return None if self._aims is None else self._aims.told(self._reached())
+        """Return what a long run had to reach and what it reached; None for a short run."""
+        return None if self._aims is None else self._aims.line(self._reached())
 
     def _missed(self) -> tuple[str, ...]:
         return () if self._aims is None else self._aims.missed(self._reached())
@@ -136,7 +145,7 @@ class Scenario:
         for number, fault in enumerate(mix.faults):
             if turn.expired() and not whole and (number or self._aims is None):
                 return
-            step = f" behind {fault.step}" if fault.step else ""
+            step = f" after {fault.step}" if fault.step else ""
             say(f"  {fault.kind}{step}, {fault.hold:.1f} s")
             self._inflictor.do(fault)
             time.sleep(fault.rest)
@@ -167,8 +176,8 @@ class Scenario:
             processes.finish_members(self._options.patience)
         except DeadlineExceededError as error:
             processes.troubles.append(error.message)
-            for told in (*processes.standing(), *self._held_up()):
-                say(told)
+            for line in (*processes.standing(), *self._held_up()):
+                say(line)
 
     def _await_drained(self, deadline: Deadline) -> None:
         while left := self._left():
@@ -223,7 +232,7 @@ class Scenario:
         seen = self._seen_by_group(back, states, worked)
         group = judge_group(worked, seen, [s.lineage for s in states], hurts)
         gaps = [str(gap) for tally in back.tallies.values() for gap in tally.gaps]
-        gaps += self._untold(states, back)
+        gaps += self._wrong_gaps(states, back)
         gaps += [f"{back.altered} values differ from what was sent"] * bool(back.altered)
         for line in (*str(back.history).splitlines(), *group.examples, *gaps, *processes.troubles):
             say(f"  {line}")
@@ -243,30 +252,30 @@ class Scenario:
     def _seen_by_group(
         self, back: ReadBack, states: list[PartitionState], worked: Mapping[str, list[Worked]]
     ) -> dict[int, set[int]]:
-        """Return what the group had to work on: everything but what it was told that retention took."""
-        told = self._processes.told_gaps()
+        """Return what the group had to work on: all records but those whose removal was reported to it."""
+        reported = self._processes.reported_gaps()
         seen = {}
         for state in states:
             number = state.parent.partition
-            mine = [gap for gap in told if gap.source in state.lineage.sources()]
+            mine = [gap for gap in reported if gap.source in state.lineage.sources()]
             done = {w.offset for journal in worked.values() for w in journal if w.partition == number}
             seen[number] = back.offsets[number] - excused(state.lineage, mine, self._archive.removals, done)
         return seen
 
-    def _untold(self, states: list[PartitionState], back: ReadBack) -> list[str]:
-        """Return what is wrong with the gaps that members and a fresh reader tell of."""
+    def _wrong_gaps(self, states: list[PartitionState], back: ReadBack) -> list[str]:
+        """Return what is wrong with the gaps that members and a fresh reader reported."""
         starts = self._archive.starts
         wrong: list[str] = []
         for state in states:
-            mine = [gap for gap in self._processes.told_gaps() if gap.source in state.lineage.sources()]
+            mine = [gap for gap in self._processes.reported_gaps() if gap.source in state.lineage.sources()]
             lies = untrue(state.lineage, mine, self._archive.removals)
-            wrong += [f"a member was told, and it is not so: {gap}" for gap in lies]
+            wrong += [f"reported to a member, and not true: {gap}" for gap in lies]
             expected = expected_gaps(state.lineage, starts)
             if not expected:
                 continue
             gaps, offsets = plainly_read_back(self._connection, state)
             if gaps != expected:
-                wrong.append(f"{state.parent}: a reader told of {gaps}, not of {expected}")
+                wrong.append(f"{state.parent}: a reader reported {gaps}, not {expected}")
             gone = {
                 state.lineage.get(gap.segment).logical(offset)
                 for gap in expected
@@ -289,5 +298,5 @@ def _lag(progress: PartitionProgress) -> str:
 
 
 def say(text: str) -> None:
-    """Tell people what happens."""
+    """Write a line about what happens to stderr."""
     print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
