@@ -225,8 +225,9 @@ def _parent_end(lineage: Lineage, before: Sequence[Segment]) -> int:
 
 Journals = Mapping[str, Sequence[JournalEntry]]
 
-BIN_SECONDS = 0.2
-"""Of the pictures."""
+THROUGHPUT_BIN_SECONDS = 1.0
+"""Writers send in portions: shorter bins would show the portions, not the rate."""
+LATENCY_BIN_SECONDS = 0.2
 
 
 def sum_up(
@@ -310,7 +311,8 @@ def _throughput(
     order = [*affected, *sorted(place for place in times if place not in affected)]
     span = timeline.ended - timeline.began
     return tuple(
-        throughput(str(place), times.get(place, ()), timeline.began, span, BIN_SECONDS) for place in order
+        throughput(str(place), times.get(place, ()), timeline.began, span, THROUGHPUT_BIN_SECONDS)
+        for place in order
     )
 
 
@@ -333,7 +335,7 @@ def _slowness(
         by_time(
             name,
             [(e.sent_at, e.latency * 1000) for e in entries if e.latency is not None],
-            *(timeline.began, span, BIN_SECONDS, max),
+            *(timeline.began, span, LATENCY_BIN_SECONDS, max),
         )
         for name, entries in chosen
     )

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from kpsplit.control.group_progress import RangeProgress, SegmentLeft
 from kpsplit.demo.result import DemoResult, GroupOutcome
-from kpsplit.demo.timeline import SegmentDrain, Spread
+from kpsplit.demo.timeline import Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,85 +22,71 @@ class Rows:
 def all_tables(result: DemoResult) -> Sequence[Rows]:
     """Return every table in the order in which they are shown."""
     return (
-        records_table(result),
-        writers_table(result),
-        pauses_table(result),
-        latencies_table(result),
-        offsets_table(result),
-        starts_table(result),
-        *group_tables(result.group, result.timeline.began),
-        verdicts_table(result),
+        _records(result),
+        _writers(result),
+        _pauses(result),
+        _latencies(result),
+        _offsets(result),
+        _phantom_starts(result),
+        _group(result.group),
+        _drains(result.group, result.timeline.began),
+        _commits(result.group),
+        _verdicts(result),
     )
 
 
-def records_table(result: DemoResult) -> Rows:
-    """Return what became of the records."""
+def _cells(*values: object) -> tuple[str, ...]:
+    """Return a row: whole numbers with thousands separators, a dash for None."""
+    return tuple("–" if v is None else f"{v:,}" if isinstance(v, int) else str(v) for v in values)
+
+
+def _records(result: DemoResult) -> Rows:
     history = result.back.history
-    strays_told = sum(news.strays for news in result.news.values())
     rows = (
-        ("sent", f"{history.sent:,}"),
-        ("reported as delivered", f"{history.ok:,}"),
-        ("read back", f"{history.delivered:,}"),
-        ("lost", f"{history.lost:,}"),
-        ("doubled", f"{history.duplicated:,}"),
-        ("out of order", f"{history.out_of_order:,}"),
-        ("strays skipped by the reader", f"{result.back.strays:,}"),
-        ("strays sent again by producers", f"{strays_told:,}"),
+        ("sent", history.sent),
+        ("reported as delivered", history.ok),
+        ("read back", history.delivered),
+        ("lost", history.lost),
+        ("doubled", history.duplicated),
+        ("out of order", history.out_of_order),
+        ("strays skipped by the reader", result.back.strays),
+        ("strays sent again by producers", sum(news.strays for news in result.news.values())),
     )
-    return Rows("Records", ("", "records"), rows)
+    return Rows("Records", ("", "records"), tuple(_cells(*row) for row in rows))
 
 
-def writers_table(result: DemoResult) -> Rows:
-    """Return what each writer did."""
+def _writers(result: DemoResult) -> Rows:
     rows = tuple(
-        (
-            name,
-            f"{news.sent:,}",
-            f"{news.ok:,}",
-            f"{news.failed:,}",
-            f"{news.held:,}",
-            f"{news.strays:,}",
-            ", ".join(f"{ms}" for ms in news.pauses_ms) or "–",
-        )
-        for name, news in result.news.items()
+        _cells(name, n.sent, n.ok, n.failed, n.held, n.strays, ", ".join(map(str, n.pauses_ms)) or None)
+        for name, n in result.news.items()
     )
     return Rows("Writers", ("writer", "sent", "delivered", "failed", "held", "strays", "pauses ms"), rows)
 
 
-def pauses_table(result: DemoResult) -> Rows:
+def _pauses(result: DemoResult) -> Rows:
     """Return what each fence cost."""
     rows = []
-    for operation, longest in zip(
-        (o for o in result.timeline.operations if o.fence is not None), result.longest_waits, strict=True
-    ):
+    operations = (o for o in result.timeline.operations if o.fence is not None)
+    for operation, longest in zip(operations, result.longest_waits, strict=True):
         reports = operation.report.pauses.values() if operation.report is not None else ()
-        spread = Spread.of(p.pause_ms for p in reports)
+        fence = f"{operation.fence.seconds * 1000:.0f}" if operation.fence else None
+        spread = _milliseconds(Spread.of(p.pause_ms for p in reports))
         held = sum(p.held for p in reports)
-        fence = operation.fence
-        rows.append(
-            (
-                f"{operation.label} {operation.detail}",
-                f"{fence.seconds * 1000:.0f}" if fence else "–",
-                f"{spread.count}",
-                f"{spread.p50:.0f}",
-                f"{spread.p99:.0f}",
-                f"{spread.most:.0f}",
-                f"{held:,}",
-                f"{longest:.0f}",
-            )
-        )
-    every = result.pauses
-    percentiles = (f"{every.p50:.0f}", f"{every.p99:.0f}", f"{every.most:.0f}")
-    total = ("all fences", "", f"{every.count}", *percentiles, "", "")
+        rows.append(_cells(f"{operation.label} {operation.detail}", fence, *spread, held, f"{longest:.0f}"))
     columns = ("fence", "fence ms", "writers", "pause p50", "p99", "max", "held", "slowest report ms")
+    total = _cells("all fences", "", *_milliseconds(result.pauses), "", "")
     return Rows("Pauses of the affected partition's writers", columns, (*rows, total))
 
 
-def latencies_table(result: DemoResult) -> Rows:
+def _milliseconds(spread: Spread) -> tuple[object, ...]:
+    return spread.count, f"{spread.p50:.0f}", f"{spread.p99:.0f}", f"{spread.most:.0f}"
+
+
+def _latencies(result: DemoResult) -> Rows:
     """Return latencies from produce() to report, inside and outside the fences."""
     found, control = result.latencies, result.control
     rows = tuple(
-        (name, f"{s.count:,}", f"{s.p50:.1f}", f"{s.p99:.1f}", f"{s.most:.1f}")
+        _cells(name, s.count, f"{s.p50:.1f}", f"{s.p99:.1f}", f"{s.most:.1f}")
         for name, s in (
             ("affected partition, under way in a fence", found.affected_in),
             ("affected partition, otherwise", found.affected_outside),
@@ -111,54 +96,33 @@ def latencies_table(result: DemoResult) -> Rows:
             ("plain writer: other partitions, otherwise", control.others_outside),
         )
     )
-    held = ("records of other partitions that were held", f"{result.held_elsewhere:,}", "", "", "")
+    held = _cells("records of other partitions that were held", result.held_elsewhere, "", "", "")
     late = ("the suspended writer, until it had caught up", "", "", "", f"{result.catching_up * 1000:.1f}")
-    return Rows(
-        "From produce() to the delivery report, in ms",
-        ("kpsplit producers", "records", "p50", "p99", "max"),
-        (*rows, held, late),
-    )
+    columns = ("kpsplit producers", "records", "p50", "p99", "max")
+    return Rows("From produce() to the delivery report, in ms", columns, (*rows, held, late))
 
 
-def offsets_table(result: DemoResult) -> Rows:
+def _offsets(result: DemoResult) -> Rows:
     """Return the segments with their logical offsets."""
-    seen = result.back.segments[result.state.parent]
-    rows = tuple(
-        (
-            f"{s.id} {s.kind}",
-            str(s.range),
-            str(s.source),
-            f"{s.opened_epoch}",
-            f"{s.start:,}",
-            "open" if s.end is None else f"{s.end:,}",
-            f"{seen[s.id].records:,}",
-            "–" if seen[s.id].first is None else f"{seen[s.id].first:,}",
-            "–" if seen[s.id].last is None else f"{seen[s.id].last:,}",
-        )
-        for s in result.state.lineage
-    )
-    columns = (
-        "segment",
-        "range",
-        "place",
-        "epoch",
-        "start",
-        "end",
-        "records",
-        "first logical",
-        "last logical",
-    )
-    return Rows(f"Logical offsets of {result.state.parent}", columns, rows)
+    parent = result.state.parent
+    rows = []
+    for s in result.state.lineage:
+        seen = result.back.segments[parent][s.id]
+        end = "open" if s.end is None else s.end
+        place = f"{s.id} {s.kind}", s.range, s.source, s.opened_epoch, s.start, end
+        rows.append(_cells(*place, seen.records, seen.first, seen.last))
+    columns = "segment", "range", "place", "epoch", "start", "end", "records", "first logical", "last logical"
+    return Rows(f"Logical offsets of {parent}", columns, tuple(rows))
 
 
-def starts_table(result: DemoResult) -> Rows:
+def _phantom_starts(result: DemoResult) -> Rows:
     """Return every phantom's smallest logical offset beside what it must be above."""
     rows = tuple(
-        (
+        _cells(
             f"{s.segment}  {s.place}",
-            "no record" if s.first is None else f"{s.first:,}",
-            f"{s.parent_end:,}",
-            f"{s.above:,}",
+            "no record" if s.first is None else s.first,
+            s.parent_end,
+            s.above,
             "yes" if s.ok else "NO",
         )
         for s in result.starts
@@ -167,8 +131,7 @@ def starts_table(result: DemoResult) -> Rows:
     return Rows("Phantoms begin above the parent's log end at the split", columns, rows)
 
 
-def verdicts_table(result: DemoResult) -> Rows:
-    """Return the questions and answers."""
+def _verdicts(result: DemoResult) -> Rows:
     rows = tuple(("ok" if v.ok else "FAILED", v.question, v.answer) for v in result.verdicts)
     return Rows("Checks", ("", "check", "found"), rows)
 
@@ -176,54 +139,46 @@ def verdicts_table(result: DemoResult) -> Rows:
 # -- the consumer group ----------------------------------------------------------------------------
 
 
-def group_tables(group: GroupOutcome, began: float) -> tuple[Rows, ...]:
-    """Return the group's tables; times count from ``began``."""
-    return members_table(group), drain_table(group.drains, began), commits_table(group)
-
-
-def members_table(group: GroupOutcome) -> Rows:
+def _group(group: GroupOutcome) -> Rows:
     """Return how the records were shared, and which came twice."""
-    shares = [(name, f"{number:,}") for name, number in sorted(group.verdict.shares.items())]
-    again = [(f"again after {why}", f"{n:,}") for why, n in sorted(group.verdict.redelivered.items())]
+    shares = (_cells(name, number) for name, number in sorted(group.verdict.shares.items()))
+    again = (_cells(f"again after {why}", n) for why, n in sorted(group.verdict.redelivered.items()))
     return Rows("Consumer group", ("", "records"), (*shares, *again))
 
 
-def drain_table(drains: tuple[SegmentDrain, ...], began: float) -> Rows:
-    """Return when each closed segment had been read by the whole group."""
+def _drains(group: GroupOutcome, began: float) -> Rows:
+    """Return when the whole group had read each closed segment; times count from ``began``."""
     rows = tuple(
-        (
+        _cells(
             f"{d.segment.id} {d.segment.source}",
-            f"{d.segment.length():,}",
+            d.segment.length(),
             f"{d.closed_at - began:.1f}",
-            "–" if d.seconds is None else f"{d.seconds:.1f}",
+            None if d.seconds is None else f"{d.seconds:.1f}",
         )
-        for d in drains
+        for d in group.drains
     )
-    return Rows(
-        "Drain of closed segments by the group",
-        ("segment", "offsets", "closed at s", "drained after s"),
-        rows,
-    )
+    columns = ("segment", "offsets", "closed at s", "drained after s")
+    return Rows("Drain of closed segments by the group", columns, rows)
 
 
-def commits_table(group: GroupOutcome) -> Rows:
+def _commits(group: GroupOutcome) -> Rows:
     """Return the range commits in the affected partition, in the middle of the scenario."""
     ranges = () if group.progress is None else group.progress.ranges
-    rows = tuple(_row(range_, left) for range_ in ranges for left in range_.left)
+    rows = tuple(
+        _cells(
+            range_.range,
+            range_.owner,
+            f"{left.segment.id} {left.segment.source}",
+            left.next,
+            left.logical,
+            left.lag,
+            "waits" if not left.ready else "drains" if left.draining else "",
+        )
+        for range_ in ranges
+        for left in range_.left
+    )
     columns = ("range", "owner", "segment", "next offset", "next logical", "lag", "")
     return Rows("Range commits of the group after the second split", columns, rows)
-
-
-def _row(range_: RangeProgress, left: SegmentLeft) -> tuple[str, ...]:
-    return (
-        str(range_.range),
-        str(range_.owner or "–"),
-        f"{left.segment.id} {left.segment.source}",
-        f"{left.next:,}",
-        f"{left.logical:,}",
-        "–" if left.lag is None else f"{left.lag:,}",
-        "waits" if not left.ready else "drains" if left.draining else "",
-    )
 
 
 # -- tables as text --------------------------------------------------------------------------------
