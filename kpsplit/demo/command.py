@@ -137,8 +137,8 @@ def cluster_given(
 ) -> dict[str, Any]:
     """Return the connection settings, empty for an embedded cluster.
 
-    A cluster that is named in the environment only is not used: nobody should find a demo on his production
-    cluster because of a forgotten variable.
+    A cluster that is named in the environment only is not used: a forgotten variable must not bring the
+    demo to a production cluster.
 
     Raises:
         ConfigurationError: a setting is malformed, or there are settings without brokers.

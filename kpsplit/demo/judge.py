@@ -217,7 +217,7 @@ class CommitHistory:
 
     def before(self, entry: Worked, at: float) -> bool:
         """Return whether a commit written before a point in time says that a record was processed."""
-        if entry.key_hash == NO_KEY_HASH:  # its range is drawn from its place: nobody looks at those
+        if entry.key_hash == NO_KEY_HASH:  # its range is drawn from its place
             return False
         found = self._commits.get(entry.partition, ())
         return any(
@@ -275,7 +275,7 @@ MOST_EXAMPLES = 5
 class Victim:
     """What took slots from a member, and until when it may work on what it had in hand.
 
-    Until then it may work on records that others, who own its slots by now, have worked on and committed.
+    Until then it may work on records that the new owners of its slots have worked on and committed.
     """
 
     what: str
@@ -299,9 +299,9 @@ Excuse = Callable[[Turn, Turn], str | None]
 
 
 class Excuses:
-    """Explains why a record is worked on again: nothing does once it is committed, but one thing.
+    """Explains why a record is worked on again. Once it is committed, only one thing does.
 
-    Somebody who was taken for dead works on what it had in hand when it comes back.
+    A member that the coordinator took for dead works on what it had in hand when it comes back.
     """
 
     def __init__(self, victims: Mapping[str, Victim], committed: CommitHistory) -> None:
@@ -324,7 +324,7 @@ class GroupVerdict:
     """What became of the records in the group.
 
     ``redelivered``: records that came twice, by what explains it; ``shares``: records per member, those that
-    came twice with them; ``unknown``: records that nobody else read; ``examples`` of what is wrong.
+    came twice with them; ``unknown``: records that the fresh reader did not find; ``examples`` of faults.
     """
 
     records: int
@@ -349,12 +349,12 @@ class GroupVerdict:
     def __str__(self) -> str:
         """Return it in one line."""
         twice = ", ".join(f"{n:,} again after {why}" for why, n in sorted(self.redelivered.items()))
-        told = (
+        line = (
             f"{self.records - self.missing:,} of {self.records:,} records worked on, "
             f"{self.out_of_order:,} out of order, {self.unexplained:,} repeated without a reason"
         )
-        told += f", {self.unknown:,} that no reader saw" if self.unknown else ""
-        return f"{told}; {twice}" if twice else told
+        line += f", {self.unknown:,} that no reader saw" if self.unknown else ""
+        return f"{line}; {twice}" if twice else line
 
 
 class KeyOrder:
@@ -400,7 +400,7 @@ def judge(
         journals: what each member worked on.
         read: the logical offsets that a fresh reader found, by logical partition.
         lineages: of all partitions.
-        excuse: tells what may be worked on twice: only what was in hand when something befell somebody.
+        excuse: explains a repetition; only what a member had in hand when a fault struck may come twice.
     """
     verdict = GroupVerdict(sum(len(offsets) for offsets in read.values()))
     order = KeyOrder(lineages)

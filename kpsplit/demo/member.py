@@ -27,7 +27,7 @@ HEARTBEAT_MS = 1500
 
 
 class MemberLoop:
-    """Works on records until told to leave: it writes each one down, where an application would do more."""
+    """Works on records until asked to leave: it writes each one down, where an application would do more."""
 
     def __init__(self, orders: MemberOrders, journal: BinaryIO) -> None:
         self._orders = orders

@@ -304,5 +304,5 @@ def _cards(result: DemoResult) -> html.Html:
         (f"{pauses.p99:.0f} ms", "pause p99"),
         (f"{pauses.most:.0f} ms", "pause max"),
     )
-    told = "".join(f"<div><b>{figure}</b><span>{name}</span></div>" for figure, name in cards)
-    return html.Html(f'<div class="cards">{told}</div>')
+    content = "".join(f"<div><b>{figure}</b><span>{name}</span></div>" for figure, name in cards)
+    return html.Html(f'<div class="cards">{content}</div>')

@@ -49,7 +49,7 @@ LINE_HEADER = "line"
 
 
 class Item(NamedTuple):
-    """One record to be sent. ``partition`` is the logical one, whoever chooses it."""
+    """One record to be sent. ``partition`` is the logical one."""
 
     sequence: int
     key: bytes | None
@@ -88,7 +88,7 @@ def partition_of(key: bytes, partitions: int) -> int:
 
 
 def skewed_items(writer: str, keys: Keys, partitions: int, seed: int) -> Iterator[Item]:
-    """Yield records without end; each value says who sent it and as which of its records."""
+    """Yield records without end; each value has its writer and sequence number."""
     chance = random.Random(f"{seed}/{writer}")
     places = {name: partition_of(name, partitions) for name in keys.names}
     numbers = count()

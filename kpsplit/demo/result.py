@@ -168,8 +168,8 @@ def phantoms_begin_above(result: DemoResult) -> DemoVerdict:
     """Offsets that anybody stored stay correct: phantoms begin above the parent's log end at the split."""
     wrong = [start for start in result.starts if not start.ok]
     worst = wrong or list(result.starts)
-    told = ", ".join(f"{s.place}: {s.first} > {s.parent_end}" for s in worst)
-    return DemoVerdict("logical offsets", not wrong, told)
+    answer = ", ".join(f"{s.place}: {s.first} > {s.parent_end}" for s in worst)
+    return DemoVerdict("logical offsets", not wrong, answer)
 
 
 def the_group_missed_nothing(result: DemoResult) -> DemoVerdict:

@@ -144,7 +144,7 @@ class Scenario:
         return {writer.name: writer.news for writer in self._cast.writers.all}
 
     def victims(self, journals: Mapping[str, Sequence[Worked]]) -> dict[str, Victim]:
-        """Return what befell members: also what the coordinator took from those that nobody hurt."""
+        """Return what struck members. The coordinator may also have taken slots from others."""
         found = {
             member.name: Victim(f"{member.name} lost its slots", member.news.lost_at)
             for member in self._cast.members.all
@@ -375,7 +375,7 @@ def _percentages(shares: Iterable[float]) -> str:
 
 
 def _progress_line(range_: RangeProgress) -> str:
-    owner = "nobody" if range_.owner is None else range_.owner.client_id
+    owner = "no owner" if range_.owner is None else range_.owner.client_id
     places = ", ".join(
         f"segment {left.segment.id} at {left.next:,}{'' if left.ready else ' (waits)'}"
         f"{' (drains)' if left.ready and left.draining else ''}"

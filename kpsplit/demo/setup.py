@@ -41,7 +41,7 @@ from kpsplit.demo.scenario import (
     Scenario,
 )
 from kpsplit.demo.timeline import DrainWatch, Timeline
-from kpsplit.demo.verification import Verification, report_path
+from kpsplit.demo.verification import report_path, verification
 from kpsplit.errors import CheckFailedError, KpsplitError, UsageError
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
@@ -59,7 +59,7 @@ SLOTS = 4
 DOOMED_SESSION_MS = 10_000
 """After so long without a heartbeat the slots of a member that is killed or suspended are given to others."""
 SESSION_MS = 60_000
-"""The same for members that nobody hurts: a busy machine must not cost them their slots."""
+"""The same for the other members: a busy machine must not cost them their slots."""
 ROLES = ("producer", "consumer", "verifier")
 """Roles that may have connection settings of their own; the operator has those of the whole demo."""
 
@@ -68,7 +68,7 @@ Properties = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """How each role connects: who splits and merges, the writers, the group, who reads everything back."""
+    """How each role connects: the operator, the writers, the group, and the reader that checks everything."""
 
     operator: Connection
     producer: Connection
@@ -303,7 +303,7 @@ def run_demo(
         view = operations.view()
         states = [_state(view.state(parent), parent) for parent in scenario.parents]
         lineages = [state.lineage for state in states]
-        with Verification(connections.verifier, topic, report_path(options.html), display) as verification:
+        with verification(connections.verifier, topic, report_path(options.html), display) as spark:
             commits = CommitHistory(read_commits(connections.verifier, group, lineages, offsets), lineages)
             back = _read_back(connections.verifier, topic, states, journals, lines, display)
             excuses = Excuses(scenario.victims(worked), commits)
@@ -311,7 +311,7 @@ def run_demo(
             outcome = GroupOutcome(verdict, tuple(drains.drains), scenario.progress)
             state = next(state for state in states if state.parent == hot)
             result = sum_up(timeline, scenario.news_before, scenario.news(), state, back, outcome, journals)
-            checked = verification.verdict()
+            checked = spark()
         verdicts = [question(result) for question in QUESTIONS] + ([checked] if checked else [])
         result = replace(result, verdicts=tuple(verdicts))
         if not result.passed:

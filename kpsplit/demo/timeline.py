@@ -291,7 +291,7 @@ class Watch(Background):
     def _run(self) -> None:
         admin = ClusterAdmin(self._connection)
         while not self._stop.is_set():
-            with suppress(KpsplitError):  # the picture has a hole; whoever runs operations sees the error
+            with suppress(KpsplitError):  # the picture has a hole; the next operation shows the error
                 ends = admin.end_offsets(self.places)
                 self.samples.add(monotonic(), {place: end.offset for place, end in ends.items()})
             self._then()
@@ -363,7 +363,7 @@ class DrainWatch(Background):
 
     def _run(self) -> None:
         while not self._stop.wait(DRAIN_INTERVAL_SECONDS):
-            with suppress(KpsplitError):  # the table has a hole; whoever runs operations sees the error
+            with suppress(KpsplitError):  # the table has a hole; the next operation shows the error
                 self._look()
         if self._tail is not None:
             self._tail.close()

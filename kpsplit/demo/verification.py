@@ -10,11 +10,11 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from kpsplit.demo.display import Display
 from kpsplit.demo.endpoints import STOP_SECONDS, Endpoint, JsonLine, Orders, first_line
@@ -33,7 +33,7 @@ TIMES_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class VerificationNews(JsonLine):
-    """What came out. ``error``: why it could not be judged, None if it could."""
+    """What came out. ``error``: why there is no verdict, None if there is one."""
 
     done: bool = False
     clean: bool = False
@@ -82,53 +82,37 @@ def report_path(page: Path) -> Path:
     return page.with_name(f"{page.stem}-verification.html")
 
 
-class Verification:
-    """A context manager: verifies the topic as ``kpsplit verify`` does while the block goes on."""
+@contextmanager
+def verification(
+    connection: Connection, topic: str, report: Path, display: Display
+) -> Iterator[Callable[[], DemoVerdict | None]]:
+    """Verify a topic as ``kpsplit verify`` does while the block goes on.
 
-    def __init__(self, connection: Connection, topic: str, report: Path, display: Display) -> None:
-        self._connection = connection
-        self._topic = topic
-        self._report = str(report.resolve())
-        self._display = display
-        self._process: Endpoint[VerificationNews] | None = None
+    Yields a call that waits for the verdict and raises ChildDiedError if there is none. It returns None where
+    there is no PySpark.
+    """
+    if find_spec("pyspark") is None:
+        display.say("not verified in Spark: pip install 'kpsplit[demo]'")
+        yield lambda: None
+        return
+    display.say(f"kpsplit verify {topic}: in Spark, from the logs alone, beside what follows")
+    path = str(report.resolve())
+    question = Orders(name=topic, properties=connection.properties, topic=topic, journal=path)
+    process = Endpoint("the verification of", "kpsplit.demo.verification", question, VerificationNews())
 
-    def __enter__(self) -> Self:
-        """Begin, where there is PySpark."""
-        if find_spec("pyspark") is None:
-            self._display.say("not verified in Spark: pip install 'kpsplit[demo]'")
-            return self
-        topic = self._topic
-        self._display.say(f"kpsplit verify {topic}: in Spark, from the logs alone, beside what follows")
-        question = Orders(
-            name=topic, properties=self._connection.properties, topic=topic, journal=self._report
-        )
-        module = "kpsplit.demo.verification"
-        self._process = Endpoint("the verification of", module, question, VerificationNews())
-        return self
-
-    def verdict(self) -> DemoVerdict | None:
-        """Wait for the answer; None where there is no PySpark.
-
-        Raises:
-            ChildDiedError: there is none, or it could not be judged.
-        """
-        process = self._process
-        if process is None:
-            return None
+    def verdict() -> DemoVerdict:
         while not process.news.done:
             process.check()
             time.sleep(LOOK_SECONDS)
         process.check()
         news = process.news
-        self._display.say(f"    in Spark: {news.answer}; {news.seconds:.1f} s; report: {self._report}")
+        display.say(f"    in Spark: {news.answer}; {news.seconds:.1f} s; report: {path}")
         return DemoVerdict(QUESTION, news.clean, news.answer)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End the process."""
-        if self._process is not None:
-            self._process.end(Deadline(STOP_SECONDS))
+    try:
+        yield verdict
+    finally:
+        process.end(Deadline(STOP_SECONDS))
 
 
 if __name__ == "__main__":

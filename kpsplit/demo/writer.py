@@ -65,7 +65,7 @@ class Writer:
         self.client: Any = make({**config, **orders.properties})
 
     def send(self, items: Sequence[Item]) -> None:
-        """Send records. All are noted first, so that a kill leaves no record that nobody knows of."""
+        """Send records. All are noted first, so that a kill leaves no record that is in no journal."""
         now = monotonic()
         for item in items:
             self.journal.sent(item.sequence, item.key, item.partition, now)
@@ -131,7 +131,7 @@ class WriterLoop:
         self._news_at = 0.0
 
     def run(self) -> None:
-        """Write until told to finish (a file: until its end as well), then wait for the last reports."""
+        """Write until asked to finish (a file: until its end as well), then wait for the last reports."""
         while not self.abandoned and not self._is_finished():
             now = monotonic()
             self._send(self._pacer.due(now))
