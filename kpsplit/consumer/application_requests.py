@@ -282,7 +282,7 @@ class ApplicationRequests:
     def let_go(self, assigned_slots: list[AssignedSlot]) -> None:
         """Hand slots over without a callback."""
         membership = self._engine.membership
-        membership.hand_over(assigned_slots, tell=False)
+        membership.hand_over(assigned_slots, call_back=False)
         if not len(self._slots):
             self._engine.subscribing.by_hand = False
             membership.left()

@@ -23,7 +23,7 @@ DEFAULT_STRATEGY = "cooperative-sticky"
 """Rebalances stop only the slots that move. librdkafka's own default, range, stops everything."""
 
 HEARTBEAT_MS = 500
-"""A member hears of a rebalance with its next heartbeat, and a slot that moves waits for two of them.
+"""A member learns of a rebalance with its next heartbeat, and a slot that moves waits for two of them.
 librdkafka's default is 3 s."""
 
 QUEUE_BACKOFF_MS = 5
@@ -59,7 +59,7 @@ _RESETS = {
 
 
 class RevocationPolicy(StrEnum):
-    """What a member does when the application does not let go of slots in time."""
+    """What a member does when the application does not release slots in time."""
 
     RETRY_THEN_LEAVE = "retry-then-leave"
     """Waits once more, then leaves the group."""
@@ -147,7 +147,7 @@ def _concerns_reading(name: str) -> bool:
 
 
 def _group_only(settings: ConsumerSettings) -> dict[str, Any]:
-    """Return what the group consumer is told: it owns slots and commits, but never reads a record."""
+    """Return settings of the group consumer: it owns slots and commits, but never reads a record."""
     own: dict[str, Any] = {
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
@@ -203,7 +203,7 @@ def _client_kbytes(given: Mapping[str, Any], buffer: int) -> int:
 
 
 def _revocation_timeout(given: Mapping[str, Any], max_poll: float) -> float:
-    """Two tries and the commit fit into the broker's rebalance timeout, unless somebody says otherwise."""
+    """Two tries and the commit fit into the broker's rebalance timeout, unless it is set otherwise."""
     return number(given, "kpsplit.revocation.timeout.ms", int(min(30.0, max_poll / 3) * 1000), least=1) / 1000
 
 

@@ -1,4 +1,4 @@
-"""What the engine has to tell the application, in the application's own thread: callbacks and errors."""
+"""What the engine reports to the application, in the application's own thread: callbacks and errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Events:
         """What goes wrong now, as ``stats()`` shows it."""
 
     def __bool__(self) -> bool:
-        """Tell whether something waits."""
+        """Return whether something waits."""
         return bool(self._callbacks or self._errors)
 
     def call(self, call: Callable[[], object]) -> Callback:
@@ -68,7 +68,7 @@ class Events:
         self._attend()
 
     def warn(self, error: KafkaError) -> Callback | None:
-        """Tell ``error_cb`` of something that is no event of poll(); None where the application has none."""
+        """Have ``error_cb`` called, for what is no event of poll(); None where the application has none."""
         error_cb = self.error_cb
         return None if error_cb is None else self.call(lambda: error_cb(error))
 
@@ -124,12 +124,12 @@ class Events:
             self._attend()
 
     def inside_callback(self) -> bool:
-        """Tell whether this thread is inside a callback."""
+        """Return whether this thread is inside a callback."""
         return threading.get_ident() in self._running
 
     @property
     def running(self) -> bool:
-        """Tell whether some thread is inside a callback: until it has returned nothing is handed out."""
+        """Return whether some thread is inside a callback: until it has returned nothing is handed out."""
         return bool(self._running)
 
     def error(self) -> Message | None:

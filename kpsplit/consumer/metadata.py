@@ -34,7 +34,7 @@ LOOK_SECONDS = 5.0
 REST_SECONDS = 0.25
 """How long a failed question rests."""
 RIGHTS_REST_SECONDS = 2.0
-"""How long one rests that was refused for a missing right: somebody has to do something about it."""
+"""How long a question rests that was refused for a missing right: an operator has to grant it first."""
 AGAIN_SECONDS = 0.05
 """How soon a reader that waits for an outcome has the end asked for again."""
 
@@ -58,8 +58,8 @@ class Metadata:
         self._nothing = ControlView()
         self._noted = -1
         self._unsettled: dict[Enrolment, float] = {}
-        """Enrolments that are not settled, and since when they are known: at the latest a lease later nobody
-        hands out by partition any more."""
+        """Enrolments that are not settled, and since when they are known: a lease later, at the latest,
+        no member hands out by partition any more."""
         self.trouble: KpsplitError | None = None
         self.ready = False
         """What is enrolled has been known once."""
@@ -82,7 +82,7 @@ class Metadata:
         return (LOOK_LEASE_MS if self._tail is None else self.view.settings.lease_ms) / 1000
 
     def fresh(self) -> bool:
-        """Tell whether "not enrolled" can be relied on now."""
+        """Return whether "not enrolled" can be relied on now."""
         return monotonic() < self._good_until
 
     def subscribed(self, topic: str) -> Subscribed:
@@ -104,7 +104,7 @@ class Metadata:
             self._wanted_at, self._request_id = monotonic(), request_id
 
     def refreshed(self, request_id: int = 0) -> bool:
-        """Tell, once, whether the view was read to an end that was asked for after that ``want_refresh``."""
+        """Return, once, whether the view was read to an end asked for after that ``want_refresh``."""
         done = (
             self._wanted_at is not None and request_id == self._request_id and self._asked >= self._wanted_at
         )

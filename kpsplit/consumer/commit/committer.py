@@ -1,4 +1,4 @@
-"""Commits of a member: when, of what, what is sent, and who is informed; the repair of ordinary offsets.
+"""Commits of a member: when, of what, what is sent, who gets the answer; the repair of ordinary offsets.
 
 Enrolled partitions are committed in a transaction, and the changelog of their state in the same one. Topics
 that are not enrolled are committed in the ordinary way, and the changelog is acknowledged before that. While
@@ -94,7 +94,7 @@ class _Job:
 
 
 class Committer:
-    """Commits of a member, one at a time: when, of what, and who is informed. Owned by the engine's thread.
+    """Commits of a member, one at a time. Owned by the engine's thread.
 
     Args:
         settings: ``run()`` replaces them while it is under way.
@@ -470,7 +470,7 @@ class LagOffsetRepair:
             self._asked = self._committer.begun, asked
 
     def _shared(self, parent: PhysicalPartition) -> Processed | None:
-        """Return where this member's ranges stand; None where nobody else has one, or some come or go."""
+        """Return where this member's ranges stand; None where they are all there are, or some come or go."""
         mine = self._slots.of(parent)
         stands = tuple(cursor for h in mine for cursor in h.committed)
         first = mine[0]
@@ -489,7 +489,7 @@ class LagOffsetRepair:
         }
         if cursors:
             self.repaired += 1
-            self._committer.ask(cursors, Future())  # one that nobody reads: on_commit is not called for it
+            self._committer.ask(cursors, Future())  # a future, so that on_commit is not called for it
         elif None not in found.values():
             self._looks = 0
 

@@ -51,7 +51,7 @@ MEMBERS_SECONDS = 4.0
 LOOK_SECONDS = 0.5
 """How long a commit waits to learn which sub-topics there are."""
 DELETION_SECONDS = 2.0
-"""How long a commit waits for brokers to hear of a deletion that the coordinator knows of."""
+"""How long a commit waits until brokers know of a deletion that the coordinator knows of."""
 DELETION_LOOK_SECONDS = 0.05
 MOST_PIECES = 1000
 """A slot with more pieces is read from the least of them: no member writes so many."""
@@ -116,7 +116,7 @@ class GroupOffsets:
         if self._carrying is not None:
             self._carrying.open(Deadline(OPEN_SECONDS))
         failed = self._not_read({w.lineage.parent for w in wanted if not w.mode.plain})
-        # Before ordinary offsets are read: who still works on a partition commits them.
+        # Before ordinary offsets are read: a member that still works on a partition commits them.
         failed |= self._worked_on([w for w in wanted if w.shared and w.lineage.parent not in failed])
         read = [(w, failed.get(w.lineage.parent) or self._committed(w)) for w in wanted]
         bare = {w.lineage.parent: w for w, pieces in read if _lacks_commit(pieces)}
@@ -139,10 +139,10 @@ class GroupOffsets:
     def _worked_on(self, shared: Collection[StartRequest]) -> dict[PhysicalPartition, KpsplitError]:
         """Return the partitions that some member may still read, or work on, as a whole.
 
-        Whoever owned the partition itself lets it go when the record in hand is processed; until then the
-        coordinator names it as the owner, or as a member that has something to let go (the group is not
-        settled). Once a range of the partition was committed, somebody has asked this before and found
-        nobody, and nobody begins to read it as a whole any more.
+        A member that owns the partition itself releases it when the record in hand is processed. Until then
+        the coordinator names it as the owner, or as a member that has something to release (the group is not
+        settled). Once a range of the partition was committed, some member has asked this before and found no
+        owner, and no member begins to read it as a whole any more.
         """
         lineages = {w.lineage.parent: w.lineage for w in shared}
         never = [p for p, lineage in lineages.items() if not self._has_commits(lineage)]
@@ -155,7 +155,7 @@ class GroupOffsets:
         return {p: StillOwnedError(p) for p in never if not members.nobody_on(p)}
 
     def _has_commits(self, lineage: Lineage) -> bool:
-        """Tell whether the group has committed any range of a partition."""
+        """Return whether the group has committed any range of a partition."""
         return self._group_id in self._open().fold.groups(lineage.parent)
 
     def _read_log(self, parents: Collection[PhysicalPartition]) -> dict[PhysicalPartition, KpsplitError]:
@@ -258,7 +258,7 @@ class GroupOffsets:
         seconds: float,
         payload: CommitPayload | None = None,
     ) -> None:
-        """Commit what was processed of enrolled partitions, all in one transaction, with a load.
+        """Commit what was processed of enrolled partitions, all in one transaction, with its payload.
 
         Raises:
             FencedError: the slots are another member's. KpsplitError: not committed, or not known.
@@ -390,7 +390,7 @@ class GroupOffsets:
         return self._writer
 
     def committed(self, wanted: Sequence[StartRequest]) -> list[Pieces]:
-        """Return what the group has committed for ranges, whoever owns them; None where nothing was."""
+        """Return what the group has committed for ranges, all members of it; None where nothing was."""
         enrolled = {w.lineage.parent for w in wanted if not w.mode.plain}
         for error in (self._read_log(enrolled) if enrolled else {}).values():
             raise error
@@ -477,5 +477,5 @@ def _start(
 
 
 def reset_error(parent: PhysicalPartition) -> KafkaError:
-    """Return what poll() tells of a partition without a start."""
+    """Return the error event of a partition that has no start."""
     return KafkaError(KafkaError._AUTO_OFFSET_RESET, f"{parent} has no committed offset")

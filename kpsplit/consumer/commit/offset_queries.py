@@ -57,7 +57,7 @@ class OffsetQueries:
         """Return the least logical offset that can be read, and one more than the greatest."""
         lows = self._group_offsets.admin.start_offsets(lineage.sources(), seconds)
         ends = self._group_offsets.ends(lineage)
-        high = max([lineage.next_logical(), *(_behind(lineage.get(i), end) for i, end in ends.items())])
+        high = max([lineage.next_logical(), *(_after(lineage.get(i), end) for i, end in ends.items())])
         left = [
             segment.logical(first)
             for segment in lineage
@@ -83,7 +83,7 @@ def _first_numbers(lineage: Lineage, offsets: Mapping[PhysicalPartition, int]) -
     ]
 
 
-def _behind(segment: Segment, end: int) -> int:
+def _after(segment: Segment, end: int) -> int:
     return segment.logical(end - 1) + 1 if end > segment.start else 0
 
 

@@ -26,7 +26,7 @@ from kpsplit.splitter.ports import Deadline
 class RecordPlace(NamedTuple):
     """Where a record stands in its logical partition; unique there.
 
-    ``segment`` is None where the message does not tell it: its offset is Kafka's own then, in the parent.
+    ``segment`` is None where the message does not name it: its offset is Kafka's own then, in the parent.
     """
 
     hash: int
@@ -87,7 +87,7 @@ def _least(left: Iterable[Mapping[int, int]]) -> dict[int, int]:
 
 
 class CommitPayloadError(KpsplitError):
-    """What goes with a commit cannot be written before somebody has mended something; it is tried again."""
+    """What goes with a commit cannot be written until an operator repairs something; it is retried."""
 
 
 class CommitPayload(Protocol):

@@ -1,7 +1,7 @@
 """What a commit of a member writes. Pure (protocol, section 10).
 
 A member commits the ranges it owns. With them go the group's ordinary offsets, for which all other members'
-ranges count as the offset log has them. While some range of a partition was never committed by anybody, its
+ranges count as the offset log has them. While some range of a partition was never committed, its
 first owner still starts from the ordinary offsets, so these stay as they are; the generation is then
 checked by an offset of the slots topic, which has no records.
 """
@@ -110,15 +110,15 @@ def of_partition(wrote: Writes, parent: PhysicalPartition, lineage: Lineage) -> 
 def outdated(
     processed: Processed, member: CommitMember, fold: CommitFold, wrote: Writes, gone: Collection[str] = ()
 ) -> frozenset[KeyRange] | None:
-    """Tell whether a member has to write the ordinary offsets of a partition again, after its latest commit.
+    """Return whether a member has to write ordinary offsets of a partition again after its latest commit.
 
     Members that commit at the same time do not see each other's commits: what they wrote as the least of all
-    positions is too low then, and would stay so when nobody commits any more. Whoever comes last in the
-    offset log puts that right; all that came before is known to him once he has read his own commit.
+    positions is too low then, and would stay so if no commit followed. The member that comes last in the
+    offset log corrects that: it knows all that came before once it has read its own commit.
 
     Args:
         processed: where all ranges of the member stand now, as ``unchanged``.
-        member: who asks; by a name that nobody else has.
+        member: the member that asks; its name is unique.
         fold: the offset log.
         wrote: what the member's latest commit of the partition wrote.
         gone: as for ``writes``.
@@ -146,12 +146,12 @@ def outdated(
 def _ordinary(
     state: PartitionState, cursors: Iterable[Cursor], gone: Collection[str]
 ) -> dict[PhysicalPartition, int]:
-    """Return the ordinary offsets of what there is; nobody reads the others."""
+    """Return the ordinary offsets of the topics that exist; the others are never read."""
     return {p: at for p, at in ordinary_offsets(state, cursors).items() if p.topic not in gone}
 
 
 def _ahead(processed: Processed) -> bool:
-    """Tell whether the view is older than what was processed: nothing can be said about the rest then."""
+    """Return whether the view is older than what was processed: nothing is known about the rest then."""
     return any(c.ahead_of(processed.lineage) for c in (*processed.cursors, *processed.unchanged))
 
 
@@ -193,7 +193,7 @@ def least(lineage: Lineage, cursors: Sequence[Cursor]) -> Cursor:
 
 
 def logical_position(lineage: Lineage, cursors: Iterable[Cursor]) -> int:
-    """Return the least logical offset that is not processed, for whoever wants one number per partition.
+    """Return the least logical offset that is not processed: one number per partition, as tools expect it.
 
     Not beyond MAX_OFFSET: a forged commit may name any position, and clients take no greater number.
     """

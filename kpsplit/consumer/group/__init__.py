@@ -1,1 +1,1 @@
-"""Membership of the group: rebalances, subscriptions, and what the coordinator says of who owns what."""
+"""Membership of the group: rebalances, subscriptions, and who owns what by the coordinator's word."""

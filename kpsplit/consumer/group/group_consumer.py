@@ -26,16 +26,16 @@ SLOTS_START = 0
 
 
 class Assignments(Protocol):
-    """Hears of rebalances, in the thread that polls. Nothing it does may raise."""
+    """Is called at rebalances, in the thread that polls. Nothing it does may raise."""
 
     def assigned(self, places: Places) -> None:
-        """More partitions of the group's topics are ours."""
+        """This member has more partitions of the group's topics."""
 
     def revoked(self, places: Places) -> None:
         """They are taken away: when this returns another member may have them."""
 
     def lost(self, places: Places) -> None:
-        """They are another member's already, for all we know."""
+        """They may be another member's already."""
 
 
 class GroupConsumer:
@@ -56,7 +56,7 @@ class GroupConsumer:
         self._commits: deque[tuple[list[TopicPartition], Future[None]]] = deque()
         self._stale_answers = 0
         self.assignment: set[PhysicalPartition] = set()
-        """What the coordinator gave us, as of the latest callback."""
+        """What the coordinator gave this member, as of the latest callback."""
 
     @property
     def topics(self) -> frozenset[str]:
@@ -92,7 +92,7 @@ class GroupConsumer:
             self._consumer.list_topics(timeout=LOOK_SECONDS)
 
     def metadata(self) -> Any:
-        """Return who we are in the group now: what fences commits."""
+        """Return this member's identity and generation in the group: what fences commits."""
         return self._consumer.consumer_group_metadata()
 
     def memberid(self) -> str | None:
@@ -121,7 +121,7 @@ class GroupConsumer:
 
     @contextmanager
     def unpolled(self) -> Iterator[None]:
-        """For a time in which nobody polls: answers to commits under way are asked for again."""
+        """For a time without polls: answers to commits under way are asked for again."""
         self._unpolled += 1
         try:
             self._commit_again()
@@ -176,10 +176,10 @@ class GroupConsumer:
         self.assignment.update(places)
         listener.assigned(places)
 
-    def _revoked(self, parts: list[TopicPartition], tell: Callable[[Places], None]) -> None:
+    def _revoked(self, parts: list[TopicPartition], listener: Callable[[Places], None]) -> None:
         places = _places(parts)
         with self.unpolled():
-            tell(places)
+            listener(places)
         self.assignment.difference_update(places)
         if self._incremental:
             self._consumer.incremental_unassign(parts)

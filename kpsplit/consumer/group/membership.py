@@ -84,7 +84,7 @@ class Patience:
         return self._until - monotonic()
 
     def over(self) -> bool:
-        """Tell whether the policy's time is over."""
+        """Return whether the policy's time is over."""
         if monotonic() < self._until:
             return False
         if self._policy is not RevocationPolicy.RETRY:
@@ -231,35 +231,35 @@ class Membership:
         self.hand_over(self._slots.at(places))
 
     def lost(self, places: Places) -> None:
-        """Slots are somebody else's: drop them."""
+        """Slots are another member's: drop them."""
         gone = self._slots.at(places)
         if gone:
             self._surely(gone, lambda: self.lose(gone))
 
     # -- handing over ------------------------------------------------------------------------------
 
-    def hand_over(self, leaving: list[AssignedSlot], *, tell: bool = True) -> None:
+    def hand_over(self, leaving: list[AssignedSlot], *, call_back: bool = True) -> None:
         """Pause, finish what is being worked on, commit, release; lose what cannot be handed over.
 
-        Without ``tell`` the application has asked for it, and on_revoke is not called.
+        Without ``call_back`` the application has asked for it, and on_revoke is not called.
 
         Raises:
             KafkaException: the application has asked for it inside another hand-over, which may be of the
                 same slots.
         """
-        if self._revoking is not None and not tell:
+        if self._revoking is not None and not call_back:
             raise KafkaException(_HANDING_OVER)
         if leaving:
             with self._group.unpolled():
                 try:
-                    self._hand_over(leaving, tell)
+                    self._hand_over(leaving, call_back)
                 except Exception as error:  # noqa: BLE001 - nothing may come out of a rebalance
                     self._note(error)
                     self._surely(leaving, lambda: self.lose(leaving))
                 finally:
                     self._revoking = None
 
-    def _hand_over(self, leaving: list[AssignedSlot], tell: bool) -> None:
+    def _hand_over(self, leaving: list[AssignedSlot], call_back: bool) -> None:
         patience = Patience(self._settings.revocation_policy, self._settings.revocation_timeout)
         self._revoking = State.PREPARE_REVOCATION
         working = self._stop(leaving)
@@ -267,7 +267,7 @@ class Membership:
             self.give_up("records of slots that are taken away are still being worked on")
             return
         self._revoking = State.REVOKING_PARTITION
-        callback = self._revoke_callback(leaving) if tell else None
+        callback = self._revoke_callback(leaving) if call_back else None
         if callback is not None and not self._wait(lambda: callback.done, patience):
             self.give_up("on_revoke has not returned in time")
             return
@@ -279,13 +279,13 @@ class Membership:
         self.handed_over += len(leaving)
 
     def lose(self, gone: list[AssignedSlot]) -> None:
-        """Drop slots without a commit, tell the application, join again."""
-        told = self._told_gone(gone)
+        """Drop slots without a commit, call on_lost; the member stays in the group unless it is away."""
+        known = self._forget_announced(gone)
         self._drop(gone)
         self.lost_slots += len(gone)  # nothing of them is handed out from here on
-        tell = self.on_lost or self.on_revoke
-        if tell is not None and told:
-            self._events.call(lambda: tell(parts(told)))
+        listener = self.on_lost or self.on_revoke
+        if listener is not None and known:
+            self._events.call(lambda: listener(parts(known)))
 
     def give_up(self, why: str) -> None:
         """Commit what is processed, drop every slot, be away from the group until the application polls."""
@@ -305,8 +305,8 @@ class Membership:
     def _surely(self, gone: list[AssignedSlot], drop: Callable[[], None]) -> None:
         """Drop slots; if that fails hold them no more all the same, and be away.
 
-        Whatever came out of a rebalance would leave the slots held for ever: the client lets them go behind
-        it, and automatic commits would write over their new owner's.
+        An exception that came out of a rebalance callback would leave the slots held for ever: librdkafka
+        lets them go, and automatic commits would overwrite those of their new owner.
         """
         try:
             drop()
@@ -330,30 +330,31 @@ class Membership:
 
     def _revoke_callback(self, leaving: list[AssignedSlot]) -> Callback | None:
         """Have on_revoke called; where other slots of a partition stay, on_assign right after it."""
-        told = self._told_gone(leaving)
+        known = self._forget_announced(leaving)
         gone = {h.slot for h in leaving}
-        staying = told & {h.parent for h in self._slots if h.slot not in gone}
+        staying = known & {h.parent for h in self._slots if h.slot not in gone}
         self._announced |= staying
         on_revoke, on_assign = self.on_revoke, self.on_assign
-        if on_revoke is None or not told:
+        if on_revoke is None or not known:
             return None
         if on_assign is not None:
             self.given.forget(staying)
 
         def call() -> None:
-            on_revoke(parts(told))
+            on_revoke(parts(known))
             if on_assign is not None and staying:
                 on_assign(parts(staying))
 
         return self._events.call(call)
 
-    def _told_gone(self, leaving: list[AssignedSlot]) -> set[PhysicalPartition]:
-        told = {h.parent for h in leaving} & self._announced
-        self._announced -= told
-        return told
+    def _forget_announced(self, gone: list[AssignedSlot]) -> set[PhysicalPartition]:
+        """Return the partitions of slots that on_assign has named; it names them again if one comes back."""
+        known = {h.parent for h in gone} & self._announced
+        self._announced -= known
+        return known
 
     def _commit(self, leaving: list[AssignedSlot], patience: Patience) -> bool:
-        """Commit what slots have processed, again where that fails early; tell whether there was an answer.
+        """Commit what slots have processed, again where that fails early; return whether there was an answer.
 
         What is not committed is processed again by the next owner.
         """

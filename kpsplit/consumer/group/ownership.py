@@ -51,7 +51,7 @@ class OwnershipCheck:
 
     A suspended process, a paused machine: a member that does not run sends no heartbeat, and when its session
     ends its slots are given to others. It cannot know that when it wakes up. So every turn of the engine is a
-    sign that the member is awake, good for a moment; whoever hands out records looks whether that has passed.
+    sign that the member is awake, good for a moment; before a record is handed out, that moment is checked.
     After a longer gap nothing is handed out until the coordinator, asked after the gap, has named this member
     as the owner of every slot that it holds.
 
@@ -60,7 +60,7 @@ class OwnershipCheck:
     =====================================  =================================================================
     names this member                      the slot is confirmed; when all are, records are handed out again
     names another member                   the slot is lost
-    names nobody (a rebalance goes on,     it is asked again; where the member was expelled, librdkafka
+    names no member (a rebalance goes on,  it is asked again; where the member was expelled, librdkafka
     or the member was expelled)            learns of it with its next heartbeat
     cannot be asked                        it is asked again
     =====================================  =================================================================
@@ -95,9 +95,9 @@ class OwnershipCheck:
         return self._turned + self._bound if self._shared else inf
 
     def turned(self, now: float, *, shared: bool) -> bool:
-        """Note a turn; tell whether it is the first after a sleep.
+        """Note a turn; return whether it is the first after a sleep.
 
-        ``shared``: the member is in a group. Without one there is nobody who could be given its slots.
+        ``shared``: the member is in a group. Without one its slots cannot be given to another.
         """
         slept = shared and self._shared and now - self._turned > self._bound
         self._turned, self._shared = now, shared
@@ -144,7 +144,7 @@ class OwnershipCheck:
         return [h for h, owner in named if owner != me]
 
     def expelled(self) -> None:
-        """Librdkafka has told of a loss after the sleep: slots that come now are new."""
+        """Librdkafka has reported a loss after the sleep: slots that come now are new."""
         self._told = True
 
     def settle(self, assigned_slots: Sequence[AssignedSlot]) -> None:
@@ -196,7 +196,7 @@ class OwnershipGuard:
 
     @property
     def held(self) -> bool:
-        """Tell whether nothing is handed out until the coordinator has confirmed the slots."""
+        """Return whether nothing is handed out until the coordinator has confirmed the slots."""
         return self._check.held
 
     @property
@@ -207,13 +207,13 @@ class OwnershipGuard:
     def turned(self, now: float) -> None:
         """Note a turn of the engine: before it reads, after requests, which may change the sink."""
         if self._check.turned(now, shared=bool(self._membership.topics or self._shared_slots())):
-            log.info("kpsplit: this member has not run for a while; the group is asked who owns its slots")
+            log.info("kpsplit: this member has not run for a while; it asks who owns its slots")
             self.times_held += 1
             self._lost_before = self._membership.lost_slots
         self._keep_open()
 
     def turn(self, *, nested: bool) -> None:
-        """Behind a sleep: ask when it is time, take the answer when it is there. After the group was polled.
+        """After a sleep: ask when it is time, take the answer when it is there. After the group was polled.
 
         Inside a rebalance (``nested``) nothing is lost by an answer: the rebalance decides.
 
@@ -274,7 +274,7 @@ PEERS_EVERY_SECONDS = 60.0
 
 
 class PeerAssignments:
-    """Tells the state store who owns what in the group, so that it follows the slots it keeps warm copies of.
+    """Gives the group's assignment to the state store, which follows the slots of which it keeps warm copies.
 
     Only the coordinator knows the whole assignment. It is asked after each rebalance that this member
     notices, again while one is going on, and now and then besides: one that changes nothing here goes
@@ -326,7 +326,7 @@ class PeerAssignments:
             self._at = now + PEERS_EVERY_SECONDS
 
     def _tell(self, members: Members) -> bool:
-        """Tell the store; False while this member does not know its own name."""
+        """Give the assignment to the store; return False while this member does not know its own id."""
         store, me = self._slots.state_binding.store, self._group.memberid()
         if store is None or not me:
             return False

@@ -31,7 +31,7 @@ LIST_SECONDS = 10.0
 AGAIN_SECONDS = 1.0
 
 _UNSUPPORTED = KafkaError(KafkaError.UNSUPPORTED_ASSIGNOR).str()
-"""librdkafka tells of it as a fatal error with no code of its own."""
+"""librdkafka reports it as a fatal error without a code of its own."""
 
 
 class ClusterTopics:
@@ -94,7 +94,7 @@ class ClusterTopics:
 
 
 class Subscribing:
-    """What the application wants, and what was done for it."""
+    """What the application has subscribed to, and what was done for it. Owned by the engine's thread."""
 
     def __init__(
         self,
@@ -131,8 +131,8 @@ class Subscribing:
     def come_back(self) -> None:
         """The application polls again after its slots were given up; the group has to be left before.
 
-        A member that gave up a part of its slots would otherwise stay in the group with the others, which
-        nobody tells it about again.
+        A member that gave up a part of its slots would otherwise stay in the group with the others, and
+        would not be given them again.
         """
         if self._membership.out(by_hand=False):
             self._membership.away = False
@@ -157,7 +157,7 @@ class Subscribing:
             self._membership.subscribe(topics)
 
     def explain(self, error: KafkaError) -> None:
-        """Tell the application of an error of the group consumer, in terms of its own topics and settings."""
+        """Report an error of the group consumer in terms of the application's topics and settings."""
         self._events.tell(_explained(error, self._settings, self._wanted or ()))
 
     def _leave_for_now(self) -> None:
@@ -168,7 +168,7 @@ class Subscribing:
             self._membership.left()
 
     def _follow_growth(self, topics: Sequence[Subscribed]) -> None:
-        """Have slots added where topics have grown; report partitions that nobody can read."""
+        """Have slots added where topics have grown; report partitions that cannot be read."""
         for error in self.topics.add_slots({t.topic: t.slots for t in topics if t.mode is Mode.SLOTS}):
             log.warning("kpsplit: %s", error)
             self._events.warn(kafka_error(error))

@@ -3,9 +3,9 @@
 A topic that is not enrolled is subscribed to itself: each of its partitions is one slot, the whole key
 space. Of an enrolled topic the *slots topic* is subscribed to, whose partitions are the slots. In between,
 while an enrolment is not settled, the topic is subscribed to and nothing of it is handed out. The first owner
-of a slot waits until nobody has the partition itself any more (``GroupOffsets.starts``).
-An enrolment is settled when its record says so, or when a member has known it for a lease: so nobody waits
-for an operator that died in between.
+of a slot waits until no member has the partition itself any more (``GroupOffsets.starts``).
+An enrolment is settled when its record says so, or when a member has known it for a lease: so no member
+waits for an operator that died in between.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def resolve(wanted: Iterable[str], existing: Collection[str], hidden: Collection
         hidden: sub-topics: a pattern never means them, or their records would be read twice.
 
     Raises:
-        UsageError: a pattern is none, or a topic of kpsplit's own is named.
+        UsageError: a pattern is no regular expression, or an internal topic of kpsplit is named.
     """
     found: set[str] = set()
     for name in wanted:
@@ -78,7 +78,7 @@ def resolve(wanted: Iterable[str], existing: Collection[str], hidden: Collection
             found |= {t for t in existing if pattern.match(t) and not t.startswith(_OWN) and t not in hidden}
         elif name.startswith(_OWN):
             raise UsageError(
-                f"{name} is a topic of kpsplit's own", hint="subscribe to the application's topic"
+                f"{name} is an internal topic of kpsplit", hint="subscribe to the application's topic"
             )
         else:
             found.add(name)

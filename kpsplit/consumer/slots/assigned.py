@@ -16,7 +16,7 @@ from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 
 EARLIEST: Literal["earliest"] = "earliest"
 AssignedOffset = Cursor | Literal["earliest"]
-"""A place, or wherever the partition begins when it is asked for: retention moves that."""
+"""A place, or the beginning of the partition at the time it is asked for: retention moves that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,17 @@ class SlotStart:
 
 
 class SlotStage(StrEnum):
-    """What is done for a slot."""
+    """What this member does with a slot."""
 
     WANTED = "wanted"
     """Its start is not asked for yet."""
     ASKED = "asked"
     """Its start is being looked up."""
     FOUND = "found"
-    """Its start is known; the application is told first."""
+    """Its start is known; on_assign runs before it is read."""
     READING = "reading"
     HELD = "held"
-    """Nothing is handed out: its topic is not shared by partition any more, or that is not known yet."""
+    """Nothing is handed out: its topic is not shared by partition any more, or the view is too old."""
     LEAVING = "leaving"
     """It is taken away: nothing more is handed out."""
     STOPPED = "stopped"
@@ -184,8 +184,8 @@ class AssignedOffsets:
 
     What it gave is of the whole logical partition, whichever of its slots were there. So it holds for slots
     that arrive later too, for which on_assign is not called, where the group has no commit of them: in the
-    place of ``auto.offset.reset``, which might pass over what nobody has read. (A commit is somebody's
-    progress since then, and never goes back.) A program that is asked again gives anew.
+    place of ``auto.offset.reset``, which might pass over records that were never read. (A commit is progress
+    since then, and never goes back.) A program that is asked again gives anew.
 
     Owned by the engine's thread.
     """

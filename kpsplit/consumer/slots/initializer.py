@@ -2,7 +2,7 @@
 
 A partition of a topic that is not enrolled is this member's alone only while the topic stays so. When an
 enrolment is seen, nothing more of it is handed out; what was processed is committed. A member whose view is
-old reads on what it reads: the first owner of a slot waits until nobody has the partition itself.
+old reads on what it reads: the first owner of a slot waits until no member has the partition itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pieces of one slot that stand at different positions, and what an application says of single records. Pure.
+"""Pieces of one slot at different positions, and what a commit of a single record means for a slot. Pure.
 
 A slot is read from one cursor, the least of its pieces (``commit.writes.least``). Until the reading has
 caught up with the piece that was furthest, records that a piece has processed already are passed over, and no
@@ -49,7 +49,7 @@ class PieceProgress:
         return found
 
     def caught_up(self, cursors: Iterable[Cursor], lineage: Lineage) -> bool:
-        """Tell whether what is processed now is nowhere behind a piece."""
+        """Return whether what is processed now is nowhere before a piece."""
         now = list(cursors)
         return all(
             a.positions == b.narrowed(a.range).settled(lineage).positions
@@ -82,7 +82,7 @@ def behind_record(lineage: Lineage, before: Cursor, read: Cursor, segment_id: in
     """Return a slot's cursor once all of a segment before ``next_`` is processed, with its predecessors.
 
     A record of a segment is given to a slot only when the slot has been given everything of the segment's
-    predecessors; whoever says that it is processed says so of these, too.
+    predecessors. So when it is processed, these are.
 
     Args:
         lineage: a fresh lineage.

@@ -240,7 +240,7 @@ class Part:
 
     @property
     def complete(self) -> bool:
-        """Tell whether every record is acknowledged."""
+        """Return whether every record is acknowledged."""
         return self.acknowledged == len(self.writes)
 
 

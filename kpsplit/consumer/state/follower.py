@@ -1,8 +1,8 @@
 """The thread that reads changelogs: it restores slots that were taken, and keeps warm copies of others.
 
 It owns one consumer. While a slot is being restored the warm copies wait. A slot has one writer at a time:
-this thread until it is restored, then whoever commits. Which member keeps a warm copy of which slot is pure
-and deterministic.
+this thread until it is restored, then the thread that commits. Which member keeps a warm copy of which
+slot is pure and deterministic.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Copy:
 
     Attributes:
         slot: which slot.
-        owned: who waits for it; None: a warm copy.
+        owned: the state that waits for it; None: a warm copy.
         topic: its changelog.
         marker: what is stored.
         position: every changelog record before it was read; ``waiting`` is not stored yet.
@@ -106,7 +106,7 @@ class Copy:
 
     @property
     def restored(self) -> bool:
-        """Tell whether everything is here that was in the changelog when the slot was taken."""
+        """Return whether everything is here that was in the changelog when the slot was taken."""
         return self.position >= self.target
 
     def take(self, key: bytes, value: bytes | None, offset: int) -> None:
@@ -124,7 +124,7 @@ class Copy:
         self.at_end = True
 
     def worth_storing(self, now_ms: int, every_ms: int) -> bool:
-        """Tell whether the stored marker is behind, or its time is."""
+        """Return whether the stored marker is out of date, by offset or by time."""
         return self.position != self.marker.position or (
             self.at_end and now_ms - self.marker.as_of_ms >= every_ms
         )
@@ -153,7 +153,7 @@ NOTE_TIME_MS = 60_000
 _PASSING = (UnreachableError, DeadlineExceededError, UnknownOutcomeError)
 
 Order = tuple[SlotId, OwnedState | None, bool]
-"""A slot, who waits for it, and whether it is to be followed at all."""
+"""A slot, the state that waits for it, and whether it is to be followed at all."""
 
 
 class Follower:
@@ -258,7 +258,7 @@ class Follower:
         for slot in group:
             copy = self._begin(slot, self._opening[slot], facts[slot], now)
             self._assign(copy)
-            del self._opening[slot]  # after what may fail: whoever waits for the slot is told by it
+            del self._opening[slot]  # after what may fail: the exception reaches what waits for the slot
 
     def _begin(self, slot: SlotId, owned: OwnedState | None, facts: ChangelogFacts, now: int) -> Copy:
         marker = self._storage.marker(slot)
@@ -293,7 +293,7 @@ class Follower:
                 self._let_owners_first()
 
     def _let_owners_first(self) -> None:
-        """Warm copies are not read while somebody waits for a slot."""
+        """Warm copies are not read while a slot is restored."""
         warm = [TopicPartition(*c.place) for c in self._copies.values() if c.owned is None]
         if not warm:
             return
@@ -353,7 +353,7 @@ class Follower:
                 self._write(copy, now)
             except KpsplitError as error:
                 if copy.owned is not None:
-                    self._give_up(copy, error)  # its owner tells of it, and has it restored again
+                    self._give_up(copy, error)  # its owner reports it, and has it restored again
                 else:
                     unwritten = error
                 continue

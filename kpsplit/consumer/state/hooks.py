@@ -4,8 +4,8 @@ In the order of a slot's life: ``taken`` when it was assigned; ``ready`` is aske
 any record of the slot is handed out; ``attempt`` around each try of a handler; ``before_commit`` at every
 commit, after the moment when the positions to be committed are fixed; ``released`` after the last commit,
 or at once when the slot was lost, or when its records will be handed out again (then ``taken`` as above).
-After each rebalance ``assigned`` tells who owns what. Nothing waits for long; ``StateCommit.write`` and
-``flush`` may, and come from a thread that may wait.
+After each rebalance ``assigned`` gives the group's assignment. Nothing waits for long, except
+``StateCommit.write`` and ``flush``, which come from a thread that may wait.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class StateCommit(Protocol):
 
 
 class StateAttempt(Protocol):
-    """One try of a handler: what it writes is nobody's until ``publish``."""
+    """One try of a handler: what it writes is invisible until ``publish``."""
 
     def __enter__(self) -> object:
         """Begin, in the thread or task that calls the handler."""
@@ -97,7 +97,7 @@ class StateHooks(Protocol):
         """Slots were assigned: begin to restore what is missing of their state."""
 
     def ready(self, slot: Slot) -> bool:
-        """Tell whether a slot's state is restored.
+        """Return whether a slot's state is restored.
 
         Raises:
             KpsplitError: it cannot be; ``released`` and ``taken`` try again.
@@ -111,7 +111,7 @@ class StateHooks(Protocol):
         """
 
     def waits(self, slot: Slot) -> bool:
-        """Tell whether something of a slot waits for a commit."""
+        """Return whether something of a slot waits for a commit."""
 
     def before_commit(
         self, slots: Iterable[Slot], covers: Mapping[PhysicalPartition, CommitCoverage] | None = None
@@ -127,7 +127,7 @@ class StateHooks(Protocol):
         """Slots are owned no more; what waits of them is dropped."""
 
     def assigned(self, members: Mapping[str, Iterable[Slot]], me: str) -> None:
-        """Tell the slots of every member of the group: from them follows who keeps which warm copies."""
+        """Give the slots of every member; which member keeps which warm copy follows from them."""
 
     def wants_commit(self) -> bool:
-        """Tell whether so much waits that a commit should not be put off."""
+        """Return whether so much waits that a commit should not be put off."""

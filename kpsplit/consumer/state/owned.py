@@ -44,7 +44,7 @@ class OwnedState:
 
     @property
     def restoring(self) -> bool:
-        """Tell whether nothing can have been written yet."""
+        """Return whether nothing can have been written yet."""
         return self.marker is None
 
     @property

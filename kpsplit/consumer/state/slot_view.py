@@ -49,7 +49,7 @@ class Work:
         """Write a value, or (None) delete it.
 
         Raises:
-            UsageError: the unit has ended; a task or thread that it left behind cannot write any more.
+            UsageError: the unit has ended; a task or thread that outlives it cannot write any more.
         """
         if self._over:
             raise UsageError(
@@ -107,7 +107,7 @@ class WorkAttempt(Work):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End; the writes are nobody's yet."""
+        """End; the writes are invisible until ``publish``."""
         self._end()
 
     def publish(self) -> None:

@@ -36,7 +36,7 @@ class Storage:
     together with the marker that counts them; they are restored from the changelog.
 
     Args:
-        directory: made if it is missing, for nobody else to read; used by one process at a time.
+        directory: made if it is missing, readable by its owner only; used by one process at a time.
         group: the consumer group whose state this is.
 
     Raises:

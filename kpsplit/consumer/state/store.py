@@ -143,8 +143,8 @@ class StateStore:
         What is written through it goes along with the commit that covers the record.
 
         Raises:
-            SlotGoneError: the record's slot is not owned by this process, or not any more: whoever owns it
-                will be handed out the record again.
+            SlotGoneError: the record's slot is not owned by this process, or not any more: its owner will be
+                handed out the record again.
             UsageError: the key was deserialised, and no unit of work says which slot it is.
         """
         work = current_work()
@@ -216,7 +216,7 @@ class StateStore:
         self._in_use = False
 
     def user_changed(self, before: str | None, username: str, password: str) -> None:
-        """Use the Consumer's new SASL credentials, unless the store logs in as somebody else."""
+        """Use the Consumer's new SASL credentials, unless the store logs in as another user."""
         if self._connection.get("sasl.username") == before:
             self._connection.set_sasl_credentials(username, password)
 
@@ -229,7 +229,7 @@ class StateStore:
                     self._restore(slot)
 
     def ready(self, slot: Slot | SlotId) -> bool:
-        """Tell whether a slot is restored; one that lost writes is not, until it is released and taken anew.
+        """Return whether a slot is restored; one that lost writes is not until it is taken anew.
 
         Raises:
             KpsplitError: it cannot be.
@@ -248,7 +248,7 @@ class StateStore:
         return WorkAttempt(self._find(_id(slot)), place)
 
     def waits(self, slot: Slot | SlotId) -> bool:
-        """Tell whether something of a slot waits for a commit."""
+        """Return whether something of a slot waits for a commit."""
         owned = self._owned.get(_id(slot))
         return owned is not None and owned.waits
 
@@ -294,7 +294,7 @@ class StateStore:
             self._warm = mine
 
     def wants_commit(self) -> bool:
-        """Tell whether more than ``max_pending_bytes`` wait."""
+        """Return whether more than ``max_pending_bytes`` wait."""
         return self._pending_bytes() > self._max_pending_bytes
 
     # -- the rest ----------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ class StateStore:
             raise SlotGoneError(f"no slot of {topic}/{partition} is owned by this process")
         if key is not None and not isinstance(key, bytes):
             raise UsageError(
-                "a key that was deserialised does not tell the record's slot",
+                "the slot of a record cannot be found from a deserialised key",
                 hint="read with Consumer and deserialise in the application, or use run()",
             )
         place = place_of(message)
