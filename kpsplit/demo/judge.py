@@ -76,7 +76,7 @@ class ReadBack:
         return sum(tally.strays for tally in self.tallies.values())
 
 
-class Reading:
+class ReadBackCheck:
     """Takes the journals, then every record that a fresh reader finds.
 
     Args:

@@ -24,7 +24,7 @@ from kpsplit.demo.endpoints import (
     WriterOrders,
     keep_folder,
 )
-from kpsplit.demo.judge import CommitHistory, Excuses, ReadBack, Reading, judge, read_commits
+from kpsplit.demo.judge import CommitHistory, Excuses, ReadBack, ReadBackCheck, judge, read_commits
 from kpsplit.demo.records import Line, owner_of, read_journal, read_worked
 from kpsplit.demo.result import QUESTIONS, DemoResult, DemoVerdict, GroupOutcome, Journals, sum_up
 from kpsplit.demo.scenario import (
@@ -332,7 +332,7 @@ def _read_back(
 ) -> ReadBack:
     began = monotonic()
     display.say("reading everything back along the lineage, with a fresh client")
-    reading = Reading([state.lineage for state in states], {PLAIN_WRITER}, lines)
+    reading = ReadBackCheck([state.lineage for state in states], {PLAIN_WRITER}, lines)
     reading.take_journals(topic, journals)
     for state in states:
         with LineageReader(connection, state) as reader:

@@ -15,7 +15,7 @@ from kpsplit.consumer.fetch.lineage_reader import LineageTally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.control.status import Report
 from kpsplit.demo.endpoints import WriterNews, WriterStage
-from kpsplit.demo.judge import GroupVerdict, ReadBack, Reading, SegmentSeen
+from kpsplit.demo.judge import GroupVerdict, ReadBack, ReadBackCheck, SegmentSeen
 from kpsplit.demo.page import LogScale, Scale, page, powers, runs, ticks, usual_height
 from kpsplit.demo.records import LINE_HEADER, JournalEntry, Line, value_of
 from kpsplit.demo.result import (
@@ -287,7 +287,7 @@ def entry(sequence: int, key: bytes | None, offset: int | None) -> JournalEntry:
 
 
 def test_records_are_matched_with_journals_by_their_values() -> None:
-    reading = Reading([Lineage.unsplit(PARENT)], ())
+    reading = ReadBackCheck([Lineage.unsplit(PARENT)], ())
     reading.take_journals(PARENT.topic, {"writer-1": [entry(0, b"k", 0)], PLAIN_WRITER: [entry(0, b"k", 1)]})
     found = record(0, b"k", value_of("writer-1", 0)), record(1, b"k", value_of(PLAIN_WRITER, 0))
     reading.take(PARENT, found, LineageTally())
@@ -298,7 +298,7 @@ def test_records_are_matched_with_journals_by_their_values() -> None:
 
 
 def test_values_that_are_not_what_was_sent_are_counted() -> None:
-    reading = Reading([Lineage.unsplit(PARENT)], ())
+    reading = ReadBackCheck([Lineage.unsplit(PARENT)], ())
     reading.take_journals(PARENT.topic, {"writer-1": [entry(0, b"k", 0)]})
     altered = record(0, b"k", value_of("writer-1", 0) + b"!"), record(1, b"k", b"garbage")
     reading.take(PARENT, altered, LineageTally())
@@ -309,7 +309,7 @@ def test_values_that_are_not_what_was_sent_are_counted() -> None:
 
 def test_lines_are_matched_by_their_numbers_and_compared_byte_by_byte() -> None:
     lines = [Line(0, b"a 0", b"a"), Line(1, b"a 1", b"a")]
-    reading = Reading([Lineage.unsplit(PARENT)], (), lines)
+    reading = ReadBackCheck([Lineage.unsplit(PARENT)], (), lines)
     reading.take_journals(PARENT.topic, {"writer-2": [entry(0, b"a", 0), entry(1, b"a", 1)]})
     found = record(0, b"a", b"a 0", 0), record(1, b"a", b"a one", 1)
     reading.take(PARENT, found, LineageTally())

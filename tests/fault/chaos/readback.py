@@ -8,7 +8,7 @@ from pathlib import Path
 from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.consumer.fetch.lineage_reader import LineageReader, LineageTally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
-from kpsplit.demo.judge import ReadBack, Reading, RecordId
+from kpsplit.demo.judge import ReadBack, ReadBackCheck, RecordId
 from kpsplit.demo.records import read_journal, sequence_in, writer_in
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -48,7 +48,7 @@ def read_back(
             records[state.parent] = list(reader.records())
             tallies[state.parent] = reader.tally
     found = {_id(record): parent for parent, all_ in records.items() for record in all_}
-    reading = Reading([state.lineage for state in states], {send.producer for send in foreign})
+    reading = ReadBackCheck([state.lineage for state in states], {send.producer for send in foreign})
     sent = {writer: read_journal(journal) for writer, journal in journals.items() if journal.exists()}
     reading.take_journals(topic, sent, found)
     for send in foreign:
