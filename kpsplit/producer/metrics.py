@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from kpsplit.producer.locks import holds_lock, refuse_reentry
+from kpsplit.producer.send_state import SendCounts
 from kpsplit.producer.state import ProducerState, SendState
 from kpsplit.splitter.records.producers import Certificate
 from kpsplit.splitter.records.stamp import instance_name
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionStats:
+@dataclass(slots=True, kw_only=True)
+class PartitionStats(SendCounts):
     """One enrolled logical partition, as this producer sees it. Counts are of records since the start.
 
-    ``next_sequence``: how many records were accepted; ``held``: how many had to wait for a segment to open;
-    ``waiting``: how many wait now; ``pending``: acknowledged and not final yet; ``strays``: how many went
-    astray and were sent again; ``delivered``: reported as delivered, per segment id.
+    ``fences``: how many fences it has seen; ``held``: how many records had to wait for a segment to open;
+    ``strays``: how many went astray and were sent again; ``next_sequence``: how many were accepted;
+    ``waiting``: how many wait now; ``pending``: acknowledged and not final yet; ``delivered``: reported as
+    delivered, per segment id; ``failed``: reported as failed.
     """
 
     epoch: int
     segments: int
-    fences: int
     next_sequence: int
-    held: int
     waiting: int
     pending: int
-    strays: int
     delivered: dict[int, int]
     failed: int
 
@@ -97,16 +96,13 @@ def _complete(certificate: Certificate) -> bool:
 
 
 def _partition_stats(send_state: SendState) -> PartitionStats:
-    counts = send_state.statistics
     return PartitionStats(
         epoch=send_state.state.epoch,
         segments=len(send_state.writers),
-        fences=counts.fences,
         next_sequence=send_state.next_sequence,
-        held=counts.held,
         waiting=send_state.waiting(),
         pending=send_state.pending(),
-        strays=counts.strays,
         delivered=send_state.delivered(),
-        failed=counts.failed.count,
+        failed=send_state.statistics.failed.count,
+        **{count.name: getattr(send_state.statistics, count.name) for count in fields(SendCounts)},
     )

@@ -132,16 +132,22 @@ class FailedNumbers:
             self._runs = None
 
 
-@dataclass(slots=True)
-class FenceStatistics:
-    """What is counted of one partition since the start of the producer: fences, and held records and strays.
-
-    ``delivered``: per segment id.
-    """
+@dataclass(slots=True, kw_only=True)
+class SendCounts:
+    """What a producer has counted in one partition since its start. ``layout_stats()`` has each field."""
 
     fences: int = 0
+    """How many fences it has seen go up."""
     held: int = 0
+    """How many records had to wait for a segment to open."""
     strays: int = 0
+    """How many records went astray and were sent again."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FenceStatistics(SendCounts):
+    """The counts, and what certificates report: records delivered per segment id, numbers that failed."""
+
     delivered: dict[int, int] = field(default_factory=dict)
     failed: FailedNumbers = field(default_factory=FailedNumbers)
 
