@@ -349,7 +349,7 @@ class Committer:
         written = [c for h in mine for c in cursors.get(h.slot, ())]
         unchanged = [c for h in mine if h.slot not in cursors for c in h.committed]
         first = next(h for h in mine if h.slot in cursors)
-        state, epochs = self._slots.metadata.state(parent), self._slots.epochs.of(parent, written)
+        state, epochs = self._slots.state(parent), self._slots.epochs.of(parent, written)
         return Processed(state, first.mode, tuple(written), tuple(unchanged), first.place, epochs, ranges)
 
     def _of(self, processed: Iterable[Processed], cursors: Cursors) -> list[AssignedSlot]:
@@ -477,7 +477,7 @@ class LagOffsetRepair:
         settled = all(h.stands for h in mine) and bool(uncovered(c.range for c in stands))
         if not settled or first.mode.plain:
             return None
-        return Processed(self._slots.metadata.state(parent), first.mode, (), stands, first.place)
+        return Processed(self._slots.state(parent), first.mode, (), stands, first.place)
 
     def _take(self, answer: Future[Outdated]) -> None:
         try:

@@ -36,7 +36,6 @@ from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import MISSING, error_of, translated
 from kpsplit.kafka.groups import Members, describe_members
-from kpsplit.kafka.log_ends import Failed
 from kpsplit.kafka.offset_log import OffsetTail, offset_log_partitions
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
@@ -224,7 +223,7 @@ class GroupOffsets:
     ) -> dict[PhysicalPartition, Cursor | StartError]:
         if where == "error":
             return {lineage.parent: NoOffsetError(lineage.parent) for lineage in lineages}
-        failed: Failed = {}
+        failed: dict[PhysicalPartition, KpsplitError] = {}
         if where == "latest":
             asked = {s.source for lineage in lineages for s in lineage if s.is_open}
             ends = self.admin.end_offsets(asked, failed=failed)

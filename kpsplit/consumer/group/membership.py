@@ -262,8 +262,8 @@ class Membership:
     def _hand_over(self, leaving: list[AssignedSlot], call_back: bool) -> None:
         patience = Patience(self._settings.revocation_policy, self._settings.revocation_timeout)
         self._revoking = State.PREPARE_REVOCATION
-        working = self._stop(leaving)
-        if not self._wait(lambda: self._slots.sink.release(working), patience):
+        working = self._slots.stop(leaving)
+        if not self._wait(lambda: self._slots.finished(working), patience):
             self.give_up("records of slots that are taken away are still being worked on")
             return
         self._revoking = State.REVOKING_PARTITION
@@ -319,14 +319,6 @@ class Membership:
         self._engine.internal_error()
         log.error("kpsplit: internal error in a rebalance", exc_info=error)
         self._events.warn(kafka_error(error))
-
-    def _stop(self, leaving: list[AssignedSlot]) -> list[OwnedSlot]:
-        """Read nothing more of slots; return those that the sink knows."""
-        working = [h.slot for h in leaving if h.stage not in (*STARTING, SlotStage.STOPPED)]
-        for assigned in leaving:
-            assigned.stage = SlotStage.LEAVING if assigned.slot in working else SlotStage.STOPPED
-        self._slots.reader.disown(working)
-        return working
 
     def _revoke_callback(self, leaving: list[AssignedSlot]) -> Callback | None:
         """Have on_revoke called; where other slots of a partition stay, on_assign right after it."""

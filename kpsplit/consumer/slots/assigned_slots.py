@@ -28,6 +28,7 @@ from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState
 
 if TYPE_CHECKING:
     from kpsplit.consumer.state.hooks import StateCommit, StateHooks
@@ -146,6 +147,10 @@ class AssignedSlots:
 
     # -- how far they are --------------------------------------------------------------------------
 
+    def state(self, parent: PhysicalPartition) -> PartitionState:
+        """Return the state of a logical partition, as it is known now."""
+        return self.metadata.state(parent)
+
     def lineage(self, parent: PhysicalPartition) -> Lineage:
         """Return the lineage of a logical partition, as it is known now."""
         return self.metadata.state(parent).lineage
@@ -216,7 +221,7 @@ class AssignedSlots:
         cursor = self._merged(parent, start)
         if len(start.pieces) > 1:
             assigned.ahead = PieceProgress(start.pieces)
-        self.reader.update(self.metadata.state(parent))
+        self.reader.update(self.state(parent))
         self.reader.own(assigned.slot, cursor)
         self.sink.taken(assigned.slot, cursor)
         assigned.stage = SlotStage.READING
@@ -237,6 +242,20 @@ class AssignedSlots:
         pieces = self.settled(assigned, self.sink.cursor(assigned.slot))
         assigned.start = SlotStart(pieces, committed=bool(assigned.committed))
         self.begin(assigned)
+
+    def stop(self, leaving: Iterable[AssignedSlot]) -> list[OwnedSlot]:
+        """Read nothing more of slots that are taken away; return those of which records may be worked on."""
+        working = []
+        for assigned in leaving:
+            if assigned.in_sink:
+                working.append(assigned.slot)
+            assigned.stage = SlotStage.LEAVING if assigned.in_sink else SlotStage.STOPPED
+        self.reader.disown(working)
+        return working
+
+    def finished(self, working: Iterable[OwnedSlot]) -> bool:
+        """Hand out nothing more of slots; return whether no record of them is being worked on."""
+        return self.sink.release(working)
 
     def start_anew(self, assigned_slots: Sequence[AssignedSlot]) -> None:
         """Have slots start again from what the log says; of those that leave nothing more is committed."""
