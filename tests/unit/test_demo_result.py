@@ -130,6 +130,11 @@ def test_any_finding_of_the_history_checker_fails_the_demo() -> None:
     assert failed(with_back(history=history)).startswith("history: never sent: 1")
 
 
+def test_a_copy_that_the_client_library_wrote_fails_the_demo() -> None:
+    history = replace(a_result().back.history, read=6, library_duplicates=1)
+    assert failed(with_back(history=history)).endswith("5 read back, 1 of them again")
+
+
 def test_a_failed_send_fails_the_demo() -> None:
     history = replace(a_result().back.history, sent=6, failed=1)
     assert failed(with_back(history=history)).startswith(
