@@ -18,7 +18,7 @@ from tests.broker.consuming import Log, Member, consumer, drain, shared, wait_fo
 from tests.broker.operating import merge, split, state_of
 from tests.broker.producing import Journal
 from tests.conftest import MakeTopic
-from tests.fault.operator_plays import operator
+from tests.fault.operator_cases import operator
 
 pytestmark = pytest.mark.broker
 

@@ -1,6 +1,6 @@
 """Brokers that break while operations stand at every step, under live producers.
 
-Four splits, each on a partition of its own, wait behind their steps until all of them are there. Then the
+Four splits, each on a partition of its own, wait after their steps until all of them are there. Then the
 fault strikes once, and all go on.
 """
 
@@ -47,7 +47,7 @@ PATIENCE_SECONDS = 240.0
 
 @dataclass
 class Operator:
-    """Splits a partition; waits behind a step until the fault has struck."""
+    """Splits a partition; waits after a step until the fault has struck."""
 
     bootstrap: str
     parent: PhysicalPartition
@@ -163,7 +163,7 @@ def operate_through(
     brokers: DevCluster,
     parents: list[PhysicalPartition],
 ) -> dict[PhysicalPartition, KpsplitError | None]:
-    """Have a fault strike when an operator stands behind each step; return what each was told in the end."""
+    """Strike when an operator stands after each step; return how each operation ended."""
     struck = threading.Event()
     operators = [Operator(brokers.bootstrap, p, step, struck) for p, step in zip(parents, STEPS, strict=True)]
     with ThreadPoolExecutor(len(operators)) as pool:

@@ -13,13 +13,13 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kpsplit.admin import Admin
-from tests.fault.operator_plays import (
+from tests.fault.operator_cases import (
     CASE_SECONDS,
     COMMITTED,
     MERGES,
     SPLITS,
     Case,
-    Play,
+    CaseRun,
     operator,
     side_by_side,
     writable_again,
@@ -28,10 +28,10 @@ from tests.fault.operator_plays import (
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-class Killed(Play):
+class Killed(CaseRun):
     """The operator dies."""
 
-    def _play(self, operations: Admin) -> float:
+    def _strike(self, operations: Admin) -> float:
         verb, last_step = self._case
         with operator(self._bootstrap, self._parent, verb, last_step, signal.SIGKILL) as process:
             process.communicate()
@@ -44,7 +44,7 @@ class Killed(Play):
 
 
 @pytest.fixture(scope="module")
-def plays(
+def runs(
     admin: AdminClient, bootstrap: str, request: pytest.FixtureRequest
 ) -> Iterator[dict[Case, Future[float]]]:
     with side_by_side(Killed, admin, bootstrap, "killed-operators", request) as futures:
@@ -53,20 +53,20 @@ def plays(
 
 @pytest.mark.parametrize("case", SPLITS, ids=str)
 def test_a_split_whose_operator_is_killed_before_the_commit_is_rolled_back_without_a_human(
-    plays: dict[Case, Future[float]], case: Case, record_property: Callable[[str, object], None]
+    runs: dict[Case, Future[float]], case: Case, record_property: Callable[[str, object], None]
 ) -> None:
-    record_property(*writable_again(case, "SIGKILL", plays[case].result(CASE_SECONDS)))
+    record_property(*writable_again(case, "SIGKILL", runs[case].result(CASE_SECONDS)))
 
 
 @pytest.mark.parametrize("case", MERGES, ids=str)
 def test_a_merge_whose_operator_is_killed_before_the_commit_can_be_aborted(
-    plays: dict[Case, Future[float]], case: Case, record_property: Callable[[str, object], None]
+    runs: dict[Case, Future[float]], case: Case, record_property: Callable[[str, object], None]
 ) -> None:
-    record_property(*writable_again(case, "SIGKILL", plays[case].result(CASE_SECONDS)))
+    record_property(*writable_again(case, "SIGKILL", runs[case].result(CASE_SECONDS)))
 
 
 @pytest.mark.parametrize("case", COMMITTED, ids=str)
 def test_an_operation_whose_operator_is_killed_behind_the_commit_goes_forward(
-    plays: dict[Case, Future[float]], case: Case, record_property: Callable[[str, object], None]
+    runs: dict[Case, Future[float]], case: Case, record_property: Callable[[str, object], None]
 ) -> None:
-    record_property(*writable_again(case, "SIGKILL", plays[case].result(CASE_SECONDS)))
+    record_property(*writable_again(case, "SIGKILL", runs[case].result(CASE_SECONDS)))

@@ -18,11 +18,11 @@ from kpsplit.admin import Admin
 from kpsplit.errors import EXIT_CONFLICT, EXIT_OK
 from kpsplit.kafka.clock import Deadline
 from tests.broker.operating import state_of
-from tests.fault.operator_plays import (
+from tests.fault.operator_cases import (
     CASE_SECONDS,
     CASES,
     Case,
-    Play,
+    CaseRun,
     operator,
     side_by_side,
     writable_again,
@@ -34,10 +34,10 @@ STOP_SECONDS = 180.0
 LAST_WORDS_SECONDS = 180.0
 
 
-class Suspended(Play):
+class Suspended(CaseRun):
     """The operator sleeps while somebody else ends its operation."""
 
-    def _play(self, operations: Admin) -> float:
+    def _strike(self, operations: Admin) -> float:
         verb, last_step = self._case
         with operator(self._bootstrap, self._parent, verb, last_step, signal.SIGSTOP) as sleeper:
             try:
@@ -74,7 +74,7 @@ def _await_stopped(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def plays(
+def runs(
     admin: AdminClient, bootstrap: str, request: pytest.FixtureRequest
 ) -> Iterator[dict[Case, Future[float]]]:
     with side_by_side(Suspended, admin, bootstrap, "suspended-operators", request) as futures:
@@ -83,6 +83,6 @@ def plays(
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_an_operator_that_slept_while_its_operation_was_ended_is_fenced_and_changes_nothing(
-    plays: dict[Case, Future[float]], case: Case, record_property: Callable[[str, object], None]
+    runs: dict[Case, Future[float]], case: Case, record_property: Callable[[str, object], None]
 ) -> None:
-    record_property(*writable_again(case, "SIGSTOP", plays[case].result(CASE_SECONDS)))
+    record_property(*writable_again(case, "SIGSTOP", runs[case].result(CASE_SECONDS)))

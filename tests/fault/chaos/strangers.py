@@ -35,7 +35,7 @@ from kpsplit.testing import Send, SendOutcome
 from tests.broker.consuming import consumer, drain, values
 from tests.broker.operating import merge, split
 from tests.broker.raw_names import RawName
-from tests.fault.operator_plays import operator
+from tests.fault.operator_cases import operator
 
 KEYS = 20
 SECONDS = 240.0

@@ -1,4 +1,4 @@
-"""Cases in which something befalls an operator behind a step of a split or merge, and how they are played."""
+"""Cases in which an operator is struck after a step of a split or merge, and how they run."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tests.measured import measured
 
 MAX_PAUSE_MS = 10_000
 TAKEOVER_SECONDS = 5
-"""How long behind max-pause a partition may stay without writers, by what is promised."""
+"""How long after max-pause a partition may stay without writers, by what is promised."""
 SIDE_BY_SIDE = 3
 CASE_SECONDS = 800.0
 
 
 class Case(NamedTuple):
-    """After which step of which operation it befalls the operator."""
+    """After which step of which operation the operator is struck."""
 
     verb: str
     last_step: str
@@ -59,7 +59,7 @@ CASES = [*SPLITS, *MERGES, *COMMITTED]
 def operator(
     bootstrap: str, parent: PhysicalPartition, verb: str, last_step: str, sent: signal.Signals
 ) -> subprocess.Popen[str]:
-    """Start an operator that sends itself a signal behind a step."""
+    """Start an operator that sends itself a signal after a step."""
     script = Path(__file__).with_name("dying_operator.py")
     command = [sys.executable, str(script), bootstrap, parent.topic, str(parent.partition), verb]
     max_pause_ms = PAUSE_MS if last_step == "none" else MAX_PAUSE_MS
@@ -68,7 +68,7 @@ def operator(
     )
 
 
-class Play(ABC):
+class CaseRun(ABC):
     """One case on a partition of its own."""
 
     def __init__(self, bootstrap: str, parent: PhysicalPartition, case: Case) -> None:
@@ -88,15 +88,15 @@ class Play(ABC):
             with Admin(Connection({"bootstrap.servers": self._bootstrap})) as operations:
                 if self._case.verb == "merge":
                     assert self._operate("split") == 0
-                seconds = self._play(operations)
+                seconds = self._strike(operations)
                 self._assert_nothing_lost(operations)
                 return seconds
         finally:
             self._writer.finish()
 
     @abstractmethod
-    def _play(self, operations: Admin) -> float:
-        """Run the operator of the case, and whoever comes after it; return what ``run`` does."""
+    def _strike(self, operations: Admin) -> float:
+        """Run the operator of the case and its successors; return what ``run`` does."""
 
     def _operate(self, verb: str) -> int:
         with operator(self._bootstrap, self._parent, verb, "none", signal.SIGKILL) as process:
@@ -104,7 +104,7 @@ class Play(ABC):
         return process.returncode
 
     def _settle(self, operations: Admin) -> None:
-        """Have somebody else abort a merge that was not committed, and resume whatever else it was."""
+        """Have another operator abort a merge that was not committed, and resume any other operation."""
         if self._case in MERGES:
             operations.abort(self._parent, "test", ignore_steps)
             self._assert_steady(operations, 1)
@@ -122,7 +122,7 @@ class Play(ABC):
         assert (state.phase, state.epoch) == (Phase.STEADY, epoch)
 
     def _writable_again(self) -> float:
-        """Return how long it takes until what is sent is delivered; nobody looks after the operator."""
+        """Return how long it takes until what is sent is delivered; no operator helps."""
         began = time.monotonic()
         return self._writer.await_every_key(180) - began
 
@@ -149,9 +149,9 @@ def make_topic(admin: AdminClient, bootstrap: str, name: str) -> str:
 
 @contextmanager
 def side_by_side(
-    kind: type[Play], admin: AdminClient, bootstrap: str, name: str, request: pytest.FixtureRequest
+    kind: type[CaseRun], admin: AdminClient, bootstrap: str, name: str, request: pytest.FixtureRequest
 ) -> Iterator[dict[Case, Future[float]]]:
-    """Play all cases that were asked for in a file, a few at a time, in a topic of this name."""
+    """Run all cases that were asked for in a file, a few at a time, in a topic of this name."""
     topic, items = make_topic(admin, bootstrap, name), request.session.items
     ours = (item for item in items if isinstance(item, pytest.Function) and item.path == request.path)
     asked = [item.callspec.params["case"] for item in ours]
