@@ -13,9 +13,8 @@ from pathlib import Path
 
 import click
 
-from kpsplit.admin_cli.lazy_group import load
 from kpsplit.admin_cli.main import PROGRAM, cli
-from kpsplit.admin_cli.verbs import VERBS
+from kpsplit.admin_cli.verbs import VERBS, load
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 WIDTH = 96

@@ -13,7 +13,7 @@ import click
 
 from kpsplit.admin_cli.failures import Declined
 from kpsplit.admin_cli.given import Given, given_in
-from kpsplit.admin_cli.logs import show_logs
+from kpsplit.admin_cli.redaction import show_logs
 from kpsplit.admin_cli.settings import redactor_for
 from kpsplit.errors import UsageError
 

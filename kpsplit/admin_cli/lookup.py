@@ -1,11 +1,15 @@
-"""Finds topics and partitions, and says clearly what is wrong with a name."""
+"""Finds topics and partitions: by name, or the only one on which something is left to be done."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from kpsplit.admin_cli.call import Call, can_ask
+from kpsplit.admin_cli.render.text import one_line
+from kpsplit.errors import UsageError
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.partition_state import EndedBy, PartitionState, Phase, Result
 
 if TYPE_CHECKING:
     from kpsplit.admin import Admin
@@ -49,3 +53,71 @@ def find_state(operations: Admin, connection: Connection, parent: PhysicalPartit
     if state is None:
         raise view.not_enrolled(parent.topic)
     return state
+
+
+Wanted = Callable[[PartitionState], bool]
+
+
+def can_be_resumed(state: PartitionState) -> bool:
+    """Tell whether an operation is under way, be it of a dead operator or of one at work."""
+    return state.attempt is not None
+
+
+def can_be_aborted(state: PartitionState) -> bool:
+    """Tell whether an operation is under way that can be rolled back still."""
+    return state.attempt is not None and state.phase is not Phase.COMMITTED
+
+
+def can_be_thawed(state: PartitionState) -> bool:
+    """Tell whether the partition is frozen."""
+    return state.phase is Phase.FROZEN
+
+
+def can_be_begun_anew(state: PartitionState) -> bool:
+    """Tell whether the latest operation was rolled back for its operator was gone: resume begins it anew."""
+    last = state.last
+    given_up = last is not None and (last.result, last.ended_by) == (Result.ROLLED_BACK, EndedBy.TAKEOVER)
+    return state.attempt is None and state.phase is Phase.STEADY and given_up
+
+
+def the_only_one(call: Call, verb: str, wanted: Wanted, yes: bool) -> PhysicalPartition | None:
+    """Return the only partition that is wanted, None if there is none; ``verb``: with its options.
+
+    Lists on stderr what is found; for ``resume`` also the operations that it could start again by name.
+
+    Raises:
+        UsageError: there are several, or there is no terminal to ask on.
+    """
+    with call.operations() as operations:
+        states = _sorted(operations.view().states.values())
+    found = [state for state in states if wanted(state)]
+    anew = [state for state in states if can_be_begun_anew(state)] if wanted is can_be_resumed else []
+    for state in (*found, *anew):
+        call.say(f"kpsplit {verb} {state.parent}    # {_in_words(state)}")
+    if not found:
+        return None
+    if len(found) == 1 and (yes or can_ask()):
+        return found[0].parent
+    if len(found) > 1:
+        raise UsageError(f"{len(found)} partitions match", hint=f"name one: kpsplit {verb} TOPIC/P")
+    raise UsageError("there is no terminal to confirm this partition on", hint="name it, or pass --yes")
+
+
+def none_found(call: Call, text: str) -> None:
+    """Print that there is nothing to do."""
+    call.show({"result": None}, lambda console: console.print(text))
+
+
+def _sorted(states: Iterable[PartitionState]) -> list[PartitionState]:
+    return sorted(states, key=lambda state: state.parent)
+
+
+def _in_words(state: PartitionState) -> str:
+    from kpsplit.control.facts import under_way
+
+    if state.last is not None and can_be_begun_anew(state):
+        attempt = state.last.attempt
+        return one_line(
+            f"{attempt.kind} by {attempt.operator} was rolled back: {state.last.reason}; this starts it again"
+        )
+    return one_line(under_way(state) or f"{state.phase}: {state.frozen_reason}")

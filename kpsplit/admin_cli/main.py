@@ -25,8 +25,8 @@ from kpsplit.admin_cli.failures import (
 )
 from kpsplit.admin_cli.given import Given, given_in, global_options
 from kpsplit.admin_cli.interrupts import Interrupts, is_interrupt
-from kpsplit.admin_cli.lazy_group import LazyGroup
 from kpsplit.admin_cli.settings import redactor_for
+from kpsplit.admin_cli.verbs import LazyGroup
 from kpsplit.errors import EXIT_OK, EXIT_USAGE
 
 PROGRAM = "kpsplit"

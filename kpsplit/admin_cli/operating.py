@@ -132,7 +132,7 @@ def check_current(operations: Admin, plan: Plan) -> Plan:
 
 def report_on(call: Call, report: Report) -> None:
     """Print how an operation ended."""
-    from kpsplit.admin_cli.render.report import report_json, show_report
+    from kpsplit.admin_cli.render.plan import report_json, show_report
 
     data = (report.outcome, report.state, report.pauses, report.seconds)
     call.show(report_json(*data), lambda console: show_report(*data, console))

@@ -14,12 +14,10 @@ from rich.console import Console
 from rich.text import Text
 
 from kpsplit.admin_cli.render.console import RangeTable
-from kpsplit.admin_cli.render.lineage import lineage_json, show_lineage
 from kpsplit.admin_cli.render.offsets import show_progress
-from kpsplit.admin_cli.render.plan import show_plan
+from kpsplit.admin_cli.render.plan import report_json, show_plan, show_report
 from kpsplit.admin_cli.render.records import record_json, record_line, tally_lines
-from kpsplit.admin_cli.render.report import report_json, show_report
-from kpsplit.admin_cli.render.status import show_statuses, statuses_json
+from kpsplit.admin_cli.render.status import lineage_json, show_lineage, show_statuses, statuses_json
 from kpsplit.admin_cli.render.steps import StepProgress, step_line
 from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.consumer.fetch.lineage_reader import LineageTally

@@ -6,9 +6,9 @@ import click
 
 from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
+from kpsplit.admin_cli.lookup import can_be_aborted, none_found, the_only_one
 from kpsplit.admin_cli.operating import yes_option
 from kpsplit.admin_cli.param_types import PARTITION
-from kpsplit.admin_cli.unfinished import can_be_aborted, none_found, the_only_one
 from kpsplit.splitter.lineage import PhysicalPartition
 
 
@@ -26,7 +26,7 @@ def command(call: Call, partition: PhysicalPartition | None, reason: str, yes: b
     nothing is done.
     """
     from kpsplit.admin_cli.render.console import stderr
-    from kpsplit.admin_cli.render.report import outcome_json, show_outcome
+    from kpsplit.admin_cli.render.plan import outcome_json, show_outcome
     from kpsplit.admin_cli.render.steps import StepProgress
 
     if partition is None:

@@ -20,7 +20,7 @@ def command(call: Call, partition: PhysicalPartition) -> None:
 
     The picture shows the key space, one line per epoch; each cell is a segment with its id.
     """
-    from kpsplit.admin_cli.render.lineage import lineage_json, show_lineage
+    from kpsplit.admin_cli.render.status import lineage_json, show_lineage
 
     with call.operations() as operations:
         state = find_state(operations, call.connection, partition)

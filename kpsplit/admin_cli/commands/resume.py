@@ -6,9 +6,9 @@ import click
 
 from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
+from kpsplit.admin_cli.lookup import can_be_resumed, can_be_thawed, none_found, the_only_one
 from kpsplit.admin_cli.operating import explained_interrupt, report_on, yes_option
 from kpsplit.admin_cli.param_types import DURATION, PARTITION
-from kpsplit.admin_cli.unfinished import can_be_resumed, can_be_thawed, none_found, the_only_one
 from kpsplit.splitter.lineage import PhysicalPartition
 
 

@@ -10,10 +10,11 @@ from kpsplit.admin_cli.call import Call, pass_call
 from kpsplit.admin_cli.given import VerbCommand, global_options
 from kpsplit.admin_cli.lookup import check_partition, find_state, partition_count
 from kpsplit.admin_cli.param_types import BASE64, HEX, PARTITION_NUMBER, TOPIC
-from kpsplit.admin_cli.partition_choice import partition_of
+from kpsplit.errors import UsageError
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import Layout, PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.control import Partitioner
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -116,3 +117,25 @@ def _show(key: bytes, state: PartitionState, segment: Segment, partitioner: str,
     for name, value in rows.items():
         table.add_row(name, Text(value))
     console.print(table)
+
+
+def partition_of(key: bytes, partitioner: Partitioner, partitions: int) -> int:
+    """Return the partition of a key.
+
+    Raises:
+        UsageError: the key alone does not determine it.
+    """
+    import confluent_kafka
+
+    if partitioner is Partitioner.EXPLICIT:
+        raise UsageError(
+            "the applications of this topic name the partition of every record",
+            hint="name the partition with --partition",
+        )
+    if partitioner is Partitioner.MURMUR2_RANDOM:
+        return int(confluent_kafka.murmur2(key, partitions))
+    if not key:
+        raise UsageError(
+            "consistent_random sends empty keys to any partition", hint="name the partition with --partition"
+        )
+    return int(confluent_kafka.consistent(key, partitions))

@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kpsplit.admin_cli.render.console import fits, plain_table
-from kpsplit.admin_cli.render.human import count, utc
-from kpsplit.admin_cli.render.text import one_line
+from kpsplit.admin_cli.render.text import count, one_line, utc
 from kpsplit.control.group_progress import Basis, PartitionProgress, RangeProgress, SegmentLeft
 from kpsplit.control.seeking import Seek, SeekTarget, Whence
 from kpsplit.splitter.cursor import Cursor
