@@ -59,20 +59,20 @@ class Brokers:
         self.payloads += 1
 
 
-@pytest.fixture(params=["commit", "commit_loaded"])
+@pytest.fixture(params=["commit", "commit_with_outputs"])
 def loaded(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "commit_loaded")
+    return bool(request.param == "commit_with_outputs")
 
 
 def commit(brokers: Brokers, *, loaded: bool) -> GroupOffsets:
     offsets = GroupOffsets(None, None, "g", "earliest")  # type: ignore[arg-type]
     offsets._tail = SimpleNamespace(fold=CommitFold(), poll=lambda _: None)  # type: ignore[assignment]
     offsets._admin = SimpleNamespace(client=brokers)  # type: ignore[assignment]
-    offsets._writer = offsets._carrying = brokers  # type: ignore[assignment]
+    offsets._writer = offsets._output_writer = brokers  # type: ignore[assignment]
     processed = [Processed(STATE, Mode.SLOTS, (Cursor.at_start(WHOLE),), (), PARENT)]
     payload: Any = brokers
     if loaded:
-        offsets.commit_loaded(processed, MEMBER, object(), 5.0, None, payload)  # type: ignore[arg-type]
+        offsets.commit_with_outputs(processed, MEMBER, object(), 5.0, None, payload)  # type: ignore[arg-type]
     else:
         offsets.commit(processed, MEMBER, object(), 5.0, payload)
     return offsets

@@ -37,9 +37,9 @@ class Log:
         self.written: list[bytes] = []
         self.begun = 0
         self._group_offsets = group_offsets
-        group_offsets.commit_loaded = self.commit_loaded
+        group_offsets.commit_with_outputs = self.commit_with_outputs
 
-    def commit_loaded(
+    def commit_with_outputs(
         self, processed: Any, member: Any, metadata: Any, seconds: float, participant: Any, load: Any
     ) -> None:
         self.begun += 1

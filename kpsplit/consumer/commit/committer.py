@@ -364,7 +364,7 @@ class Committer:
         state = self._slots.state_binding.commit(processed, slots)
         payload = CommitPayloads(participant.payload(processed), *(() if state is None else (state,)))
         future = self._executor.ask(
-            lambda offsets: offsets.commit_loaded(
+            lambda offsets: offsets.commit_with_outputs(
                 processed, member, metadata, COMMIT_SECONDS, participant, payload
             )
         )

@@ -37,7 +37,6 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import MISSING, error_of, translated
 from kpsplit.kafka.groups import Members, describe_members
 from kpsplit.kafka.offset_log import OffsetTail, offset_log_partitions
-from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
@@ -99,10 +98,14 @@ class GroupOffsets:
         self._admin: ClusterAdmin | None = None
         self._tail: OffsetTail | None = None
         self._writer: CommitWriter | None = None
-        self._carrying: CommitWriter | None = None
+        self._output_writer: CommitWriter | None = None
+        """For commits with outputs: its producer is made by ``run()``'s participant."""
         self._partitions = 0
+        """Of the offset log; 0 until the tail is open."""
         self._wrote: dict[PhysicalPartition, Writes] = {}
+        """What the latest commit wrote of each partition; nothing while its outcome is not known."""
         self._gone: frozenset[str] = frozenset()
+        """Sub-topics that some broker does not know any more."""
 
     # -- where slots start -------------------------------------------------------------------------
 
@@ -112,8 +115,9 @@ class GroupOffsets:
         Raises:
             KpsplitError: nothing can be read now.
         """
-        if self._carrying is not None:
-            self._carrying.open(Deadline(OPEN_SECONDS))
+        if self._output_writer is not None:
+            # A new producer with the same id has the broker decide what the old one left open.
+            self._output_writer.open(Deadline(OPEN_SECONDS))
         failed = self._not_read({w.lineage.parent for w in wanted if not w.mode.plain})
         # Before ordinary offsets are read: a member that still works on a partition commits them.
         failed |= self._worked_on([w for w in wanted if w.shared and w.lineage.parent not in failed])
@@ -130,7 +134,7 @@ class GroupOffsets:
         if not parents:
             return {}
         try:
-            self._commit_writer().open(Deadline(OPEN_SECONDS))  # what was thrown away is decided now
+            self._commit_writer().open(Deadline(OPEN_SECONDS))  # as above: the log is read to a decided end
             return self._read_log(parents)
         except KpsplitError as error:
             return dict.fromkeys(parents, error)
@@ -305,7 +309,7 @@ class GroupOffsets:
         return False
 
     def outdated(self, processed: Sequence[Processed], member: CommitMember) -> Outdated:
-        """Tell where the latest commit's ordinary offsets were not right, by partition (``commit.writes``).
+        """Return where the latest commit's ordinary offsets were not right, by partition (``commit.writes``).
 
         Raises:
             KpsplitError: the offset log cannot be read.
@@ -313,10 +317,10 @@ class GroupOffsets:
         ours = [p for p in processed if p.parent in self._wrote]
         if not ours:
             return {}
-        fold = self._read_on()
+        fold = self._read_on().fold
         return {p.parent: outdated(p, member, fold, self._wrote[p.parent], self._gone) for p in ours}
 
-    def commit_loaded(
+    def commit_with_outputs(
         self,
         processed: Sequence[Processed],
         member: CommitMember,
@@ -325,7 +329,7 @@ class GroupOffsets:
         participant: TransactionParticipant,
         payload: CommitPayload,
     ) -> None:
-        """Commit everything that was processed in one transaction, together with what the commit carries.
+        """Commit everything that was processed in one transaction, together with its outputs.
 
         Raises:
             FencedError: the slots are another member's. UnknownOutcomeError: read the log. KpsplitError: not
@@ -337,13 +341,13 @@ class GroupOffsets:
         def attempt() -> None:
             wanted = self._writes(processed, member) if enrolled else None
             wanted = wanted or Writes((), (), {})
-            if self._carrying is None:
+            if self._output_writer is None:
                 name = f"{group_ids('run', self._group_id)}{secrets.token_hex(8)}"
-                self._carrying = CommitWriter(
+                self._output_writer = CommitWriter(
                     self._connection, name, self._partitions, participant.make_producer, participant.abandon
                 )
             offsets = {**plain_offsets(processed), **wanted.offsets}
-            self._carrying.commit(
+            self._output_writer.commit(
                 wanted.records, wanted.tombstones, offsets, metadata, deadline, _also(payload, deadline)
             )
 
@@ -361,7 +365,7 @@ class GroupOffsets:
         """Return what commits enrolled partitions, by what the log has of other members now."""
         for parent in (p.parent for p in processed):
             self._wrote.pop(parent, None)  # known again when this commit is
-        return writes(processed, member, self._read_on(), self._gone)
+        return writes(processed, member, self._read_on().fold, self._gone)
 
     def _missing(self, subtopics: Collection[str]) -> frozenset[str]:
         """Return those of some sub-topics that a broker does not know, as far as it answers at once.
@@ -375,11 +379,11 @@ class GroupOffsets:
         futures = self.admin.client.describe_topics(asked, request_timeout=LOOK_SECONDS)
         return frozenset(topic for topic, answer in futures.items() if _says_missing(answer, end))
 
-    def _read_on(self) -> CommitFold:
-        """Return what the log says now, as far as it has arrived."""
+    def _read_on(self) -> OffsetTail:
+        """Return the tail with what the log says now, as far as it has arrived."""
         tail = self._open()
         tail.poll(0)
-        return tail.fold
+        return tail
 
     def _commit_writer(self) -> CommitWriter:
         if self._writer is None:
@@ -410,7 +414,7 @@ class GroupOffsets:
         self._admin = None
         if self._tail is not None:
             self._tail.close()
-        for writer in (self._writer, self._carrying):
+        for writer in (self._writer, self._output_writer):
             if writer is not None:
                 writer.close()
 
