@@ -1,4 +1,4 @@
-"""A process of a scenario that does what its orders name as the topic; for ``test_demo_processes``."""
+"""A process of a scenario that does what its orders name as the topic; for ``test_demo_endpoints``."""
 
 from __future__ import annotations
 

@@ -1,43 +1,75 @@
-"""As whom each part of the demo connects."""
+"""A scenario's processes as their parent sees them: how they end, are killed, and are suspended."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from kpsplit.demo.command import roles_given
-from kpsplit.demo.display import open_display
-from kpsplit.demo.setup import ROLES, open_connections
-from kpsplit.errors import ConfigurationError
+from kpsplit.demo.endpoints import ChildDiedError, Endpoint, Endpoints, Orders, WriterNews
+
+SECONDS = 60.0
 
 
-def role_files(folder: Path, text: str = "sasl.username={}\n") -> tuple[str, ...]:
-    for role in ROLES:
-        (folder / role).write_text(text.format(role))
-    return tuple(f"{role}={folder / role}" for role in ROLES)
+class LateHearing(Endpoint[WriterNews]):
+    """One whose news take a while to be read, as on a busy machine."""
+
+    def heard(self, line: str) -> None:
+        time.sleep(0.3)
+        super().heard(line)
 
 
-def test_every_role_connects_with_its_own_settings_to_the_cluster_of_all(tmp_path: Path) -> None:
-    everybody = {"bootstrap.servers": "b:1", "sasl.username": "operator", "client.id": "demo"}
-    with (
-        open_display() as display,
-        open_connections(everybody, roles_given(role_files(tmp_path)), display) as connections,
-    ):
-        for role in ("operator", *ROLES):
-            properties = getattr(connections, role).properties
-            assert properties == {**everybody, "sasl.username": role}
+@contextmanager
+def running(what: str) -> Iterator[tuple[Endpoints[WriterNews], Endpoint[WriterNews]]]:
+    with Endpoints[WriterNews]() as endpoints:
+        orders = Orders(name="w", properties={}, topic=what)
+        endpoints.all.append(LateHearing("writer", "tests.unit.endpoint_child", orders, WriterNews()))
+        yield endpoints, endpoints["w"]
 
 
-@pytest.mark.parametrize("name", ["bootstrap.servers", "metadata.broker.list"])
-def test_a_role_may_not_connect_to_another_cluster(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigurationError, match=name):
-        roles_given(role_files(tmp_path, f"{name}=elsewhere:9\n"))
+def ended(endpoint: Endpoint[WriterNews]) -> None:
+    end = time.monotonic() + SECONDS
+    while endpoint.alive:
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
-def test_a_role_has_its_settings_once_and_is_a_role(tmp_path: Path) -> None:
-    pair = role_files(tmp_path)[0]
-    with pytest.raises(ConfigurationError, match="twice"):
-        roles_given((pair, pair))
-    with pytest.raises(ConfigurationError, match="producer, consumer, verifier"):
-        roles_given(("nobody=x",))
+def test_a_process_that_ends_right_after_its_last_news_is_well() -> None:
+    with running("end") as (_, endpoint):
+        ended(endpoint)
+        endpoint.check()
+        assert endpoint.news.done
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [("report an error", "writer w failed: no broker"), ("die", "ended with exit code 1: out of memory")],
+)
+def test_a_process_that_ends_too_soon_is_reported_with_the_reason(what: str, reason: str) -> None:
+    with running(what) as (_, endpoint):
+        ended(endpoint)
+        with pytest.raises(ChildDiedError, match=reason):
+            endpoint.check()
+
+
+def test_a_process_that_is_killed_on_purpose_is_well_and_is_not_asked_to_finish() -> None:
+    with running("work") as (endpoints, endpoint):
+        endpoint.kill()
+        endpoints.finish("the rest", SECONDS)
+        assert not endpoint.alive and str(endpoint) == "w was killed"
+
+
+def test_a_process_that_stopped_itself_goes_on_and_finishes() -> None:
+    with running("work") as (endpoints, endpoint):
+        endpoint.suspend_in_burst()
+        assert endpoint.alive and str(endpoint) == "w is suspended"
+        endpoints.finish("the writer", SECONDS)
+        assert endpoint.news.done and not endpoint.alive
+
+
+def test_no_process_outlives_the_block() -> None:
+    with running("work") as (_, endpoint):
+        endpoint.suspend()
+    assert not endpoint.alive

@@ -1,0 +1,43 @@
+"""As whom each part of the demo connects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kpsplit.demo.command import roles_given
+from kpsplit.demo.display import open_display
+from kpsplit.demo.setup import ROLES, open_connections
+from kpsplit.errors import ConfigurationError
+
+
+def role_files(folder: Path, text: str = "sasl.username={}\n") -> tuple[str, ...]:
+    for role in ROLES:
+        (folder / role).write_text(text.format(role))
+    return tuple(f"{role}={folder / role}" for role in ROLES)
+
+
+def test_every_role_connects_with_its_own_settings_to_the_cluster_of_all(tmp_path: Path) -> None:
+    everybody = {"bootstrap.servers": "b:1", "sasl.username": "operator", "client.id": "demo"}
+    with (
+        open_display() as display,
+        open_connections(everybody, roles_given(role_files(tmp_path)), display) as connections,
+    ):
+        for role in ("operator", *ROLES):
+            properties = getattr(connections, role).properties
+            assert properties == {**everybody, "sasl.username": role}
+
+
+@pytest.mark.parametrize("name", ["bootstrap.servers", "metadata.broker.list"])
+def test_a_role_may_not_connect_to_another_cluster(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        roles_given(role_files(tmp_path, f"{name}=elsewhere:9\n"))
+
+
+def test_a_role_has_its_settings_once_and_is_a_role(tmp_path: Path) -> None:
+    pair = role_files(tmp_path)[0]
+    with pytest.raises(ConfigurationError, match="twice"):
+        roles_given((pair, pair))
+    with pytest.raises(ConfigurationError, match="producer, consumer, verifier"):
+        roles_given(("nobody=x",))
