@@ -81,8 +81,8 @@ _WAIT = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
-    """Who plays: the writers, the members of a group, and the thread that follows what the group drains."""
+class Participants:
+    """The writers, the members of a group, and the thread that follows what the group drains."""
 
     writers: Endpoints[WriterNews]
     members: Endpoints[MemberNews]
@@ -94,7 +94,7 @@ class Scenario:
     """The scenario itself. ``phase`` and ``state`` are read by the thread that draws the board."""
 
     def __init__(
-        self, options: Options, operations: Admin, cast: Cast, timeline: Timeline, display: Display
+        self, options: Options, operations: Admin, parts: Participants, timeline: Timeline, display: Display
     ) -> None:
         self.parents = tuple(PhysicalPartition(timeline.topic, p) for p in range(PARTITIONS))
         self.news_before: dict[str, WriterNews] = {}
@@ -103,7 +103,7 @@ class Scenario:
         """The group's range commits in the affected partition, in the middle of the scenario."""
         self._options = options
         self._operations = operations
-        self._cast = cast
+        self._parts = parts
         self._timeline = timeline
         self._display = display
         self._phase = "starting writers"
@@ -141,13 +141,13 @@ class Scenario:
 
     def news(self) -> dict[str, WriterNews]:
         """Return the writers' latest news."""
-        return {writer.name: writer.news for writer in self._cast.writers.all}
+        return {writer.name: writer.news for writer in self._parts.writers.all}
 
     def victims(self, journals: Mapping[str, Sequence[Worked]]) -> dict[str, Victim]:
         """Return what struck members. The coordinator may also have taken slots from others."""
         found = {
             member.name: Victim(f"{member.name} lost its slots", member.news.lost_at)
-            for member in self._cast.members.all
+            for member in self._parts.members.all
             if member.news.lost_at is not None
         }
         back = [entry.at for entry in journals[SUSPENDED_MEMBER] if entry.at >= self._resumed_at]
@@ -158,7 +158,7 @@ class Scenario:
     # -- the beginning and the end -----------------------------------------------------------------
 
     def _begin(self) -> None:
-        writers, members = self._cast.writers, self._cast.members
+        writers, members = self._parts.writers, self._parts.members
         writers.wait(
             "delivery reports", lambda: all(w.news.ok > w.news.waiting for w in writers.all), PATIENCE_SECONDS
         )
@@ -167,46 +167,46 @@ class Scenario:
             member.begin()
         members.wait("the group to begin", lambda: all(m.news.worked_on for m in first), PATIENCE_SECONDS)
         names = ", ".join(member.name for member in first)
-        self._say(f"group {self._cast.group}: {names} share all partitions by key range")
+        self._say(f"group {self._parts.group}: {names} share all partitions by key range")
         self._timeline.began = monotonic()
 
     def _finish(self) -> None:
         self._phase = "writers finish"
         self._say("the writers finish: rest of the input, last delivery reports")
-        self._cast.writers.finish("the writers to finish", PATIENCE_SECONDS)
+        self._parts.writers.finish("the writers to finish", PATIENCE_SECONDS)
         self._timeline.ended = monotonic()
         self._phase = "the group reads the rest"
-        members = self._cast.members
+        members = self._parts.members
         members.wait("the group to read everything", self._at_the_end, PATIENCE_SECONDS, LOOK_SECONDS)
         members.finish("the group to leave", PATIENCE_SECONDS)
 
     def _at_the_end(self) -> bool:
-        if self._cast.drains.waiting:
+        if self._parts.drains.waiting:
             return False
         with suppress(UnreachableError, DeadlineExceededError):  # slow brokers: the next look decides
-            found = self._operations.offsets(self._cast.group, self._timeline.topic)
+            found = self._operations.offsets(self._parts.group, self._timeline.topic)
             return all(progress.lag == 0 for progress in found)
         return False
 
     # -- what happens to the group -----------------------------------------------------------------
 
     def _kill_member(self) -> None:
-        self._cast.members[KILLED_MEMBER].kill()
-        self._cast.members[LATE_MEMBER].begin()
+        self._parts.members[KILLED_MEMBER].kill()
+        self._parts.members[LATE_MEMBER].begin()
         self._say(f"{KILLED_MEMBER} is killed (SIGKILL), {LATE_MEMBER} joins the group")
 
     def _suspend_member(self) -> None:
-        self._cast.members[SUSPENDED_MEMBER].suspend()
+        self._parts.members[SUSPENDED_MEMBER].suspend()
         self._say(f"{SUSPENDED_MEMBER} is suspended (SIGSTOP): the group goes on without it")
 
     def _resume_member(self) -> None:
         self._resumed_at = monotonic()
-        self._cast.members[SUSPENDED_MEMBER].resume()
+        self._parts.members[SUSPENDED_MEMBER].resume()
         self._say(f"{SUSPENDED_MEMBER} is resumed (SIGCONT): what it has in hand is not its own any more")
 
     def _look(self, partition: int) -> None:
         """Show where the group stands in a partition, by its range commits."""
-        (self.progress,) = self._operations.offsets(self._cast.group, self._timeline.topic, partition)
+        (self.progress,) = self._operations.offsets(self._parts.group, self._timeline.topic, partition)
         for range_ in self.progress.ranges:
             self._say(f"    {_progress_line(range_)}")
 
@@ -214,7 +214,7 @@ class Scenario:
 
     def _split(self, hot: PhysicalPartition) -> None:
         """Split the hottest partition; one writer is suspended from before PREPARE until after COMMIT."""
-        writer = self._cast.writers[SUSPENDED_WRITER]
+        writer = self._parts.writers[SUSPENDED_WRITER]
         plan = self._operations.plan_split(hot, SPLIT_INTO)
         writer.suspend_in_burst()
         began = monotonic()
@@ -270,7 +270,7 @@ class Scenario:
             )
         log.report = self._operations.run(plan, max_pause_ms=MAX_PAUSE_MS, observer=observe, force=True)
         self._follow(log.report.state)
-        self._cast.drains.closed(log.report.state, log.fence.ended if log.fence else monotonic())
+        self._parts.drains.closed(log.report.state, log.fence.ended if log.fence else monotonic())
         pauses = sorted(p.pause_ms for p in log.report.pauses.values())
         self._say(f"    done in {log.report.seconds:.1f} s; writers paused for {pauses} ms")
 
@@ -292,8 +292,8 @@ class Scenario:
         self._check()
 
     def _check(self) -> None:
-        self._cast.writers.check()
-        self._cast.members.check()
+        self._parts.writers.check()
+        self._parts.members.check()
 
     def _hottest(self, places: Collection[PhysicalPartition]) -> list[PhysicalPartition]:
         """Return places by their growth during the latest stretch, the hottest first."""
@@ -334,8 +334,8 @@ class Scenario:
             )
             for place in watch.places
         )
-        writers = tuple(_writer_line(writer) for writer in self._cast.writers.all)
-        members = tuple(_member_line(member) for member in self._cast.members.all)
+        writers = tuple(_writer_line(writer) for writer in self._parts.writers.all)
+        members = tuple(_member_line(member) for member in self._parts.members.all)
         self._display.show(Board(self._phase, places, writers, members))
 
     def _role(self, place: PhysicalPartition) -> str:

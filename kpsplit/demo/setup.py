@@ -36,8 +36,8 @@ from kpsplit.demo.scenario import (
     PLAIN_WRITER,
     SUSPENDED_MEMBER,
     WRITERS,
-    Cast,
     Options,
+    Participants,
     Scenario,
 )
 from kpsplit.demo.timeline import DrainWatch, Timeline
@@ -295,7 +295,9 @@ def run_demo(
             for member in members:
                 news = MemberNews()
                 reading.all.append(Endpoint("group member", "kpsplit.demo.member", member, news, waits=True))
-            scenario = Scenario(options, operations, Cast(writing, reading, group, drains), timeline, display)
+            scenario = Scenario(
+                options, operations, Participants(writing, reading, group, drains), timeline, display
+            )
             hot = scenario.run(connection)
         refused_before_reading(connections.consumer, operations, hot, display)
         journals = {o.name: read_journal(Path(o.journal)) for o in writers}
