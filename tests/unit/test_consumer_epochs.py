@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from kpsplit.consumer.commit.writes import CommitMember, Processed, writes
 from kpsplit.consumer.fetch.batch import STRETCHES, Batch, LeaderEpochs
 from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.consumer.slots.assigned import AssignedSlot
+from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
+from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
@@ -63,3 +69,17 @@ def test_range_commits_carry_the_epochs_that_are_known() -> None:
         wanted = writes([processed], CommitMember("g", "me", 1), CommitFold())
         assert wanted is not None
         assert [p.leader_epoch for p in wanted.records[0].positions.values()] == [expected]
+
+
+def test_what_is_known_of_a_partition_goes_with_its_last_slot() -> None:
+    """Another member may own it meanwhile, and its log may be cut off and written anew."""
+    reader: Any = SimpleNamespace(disown=lambda slots: None)
+    sink: Any = SimpleNamespace(offer=lambda batch: None, dropped=lambda slots: None)
+    unused: Any = None
+    slots = AssignedSlots(unused, reader, sink, StateBinding())
+    both = [AssignedSlot(OwnedSlot(PARENT, n, 2), PARENT, Mode.SLOTS) for n in range(2)]
+    slots.add(both)
+    slots.offer(batch(0, 10, 3))
+    for dropped, epoch in ((both[0], 3), (both[1], None)):
+        slots.drop([dropped])
+        assert told(slots.epochs, 10) == [epoch]

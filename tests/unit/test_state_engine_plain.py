@@ -54,8 +54,11 @@ class Member:
         self.jobs.append((job, Future()))
         return self.jobs[-1][1]
 
-    def _commit(self, offsets: dict[PhysicalPartition, int], _: dict[PhysicalPartition, str]) -> Future[None]:
+    def _commit(
+        self, offsets: dict[PhysicalPartition, int], texts: dict[PhysicalPartition, str]
+    ) -> Future[None]:
         self.did.append(offsets)
+        self.texts = texts
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -128,6 +131,30 @@ def test_a_slot_whose_local_state_could_not_follow_starts_anew_also_where_its_co
     committer.turn()
     assert isinstance(asked.exception(0), KafkaException)
     assert member.assigned.stage is SlotStage.WANTED
+
+
+def test_a_text_goes_with_its_offset_until_the_slot_is_dropped() -> None:
+    member = Member()
+    member.committer.keep_metadata(PARENT, 7, "text")
+    for assigned, texts in ((member.assigned, {PARENT: "text"}), (None, {})):
+        unit = member.send()
+        member.work()
+        assert unit.done()
+        assert member.texts == texts
+        if assigned is not None:
+            member.slots.drop([assigned])
+            member.committer.forget([assigned])
+            member.slots.add([AssignedSlot(SLOT, PARENT, Mode.PLAIN, SlotStage.READING)])
+            member.jobs.clear()
+
+
+def test_a_text_does_not_go_with_another_offset() -> None:
+    member = Member()
+    member.committer.keep_metadata(PARENT, 6, "text")
+    unit = member.send()
+    member.work()
+    assert unit.done()
+    assert member.texts == {}
 
 
 def test_a_commit_that_cannot_even_be_sent_has_failed() -> None:

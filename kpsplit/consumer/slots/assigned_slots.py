@@ -122,6 +122,7 @@ class AssignedSlots:
         self.rebalances += 1
         self.assigned += len(assigned_slots)
         for assigned in assigned_slots:
+            # Never one that the slot had before: a commit may be under way since then.
             assigned.epoch = self._next_epoch()
         self._by_slot.update({h.slot: h for h in assigned_slots})
         self._order()
@@ -167,7 +168,7 @@ class AssignedSlots:
         if ahead is None:
             return tuple(c.settled(lineage) for c in cursors)
         if ahead.caught_up(cursors, lineage):
-            assigned.ahead = None
+            assigned.ahead = None  # from now on the cursors themselves say it all
         return tuple(ahead.furthest(cursors, lineage))
 
     def unsaved(self, assigned: AssignedSlot, cursors: tuple[Cursor, ...]) -> bool:
@@ -224,6 +225,7 @@ class AssignedSlots:
         self.reader.update(self.state(parent))
         self.reader.own(assigned.slot, cursor)
         self.sink.taken(assigned.slot, cursor)
+        # Last: where an exception came before this, the slot is begun again in the next turn.
         assigned.stage = SlotStage.READING
         if not self.may_begin(assigned):
             self.hold(assigned)
@@ -262,6 +264,7 @@ class AssignedSlots:
         if assigned_slots:
             self._take_back(assigned_slots)
         for assigned in assigned_slots:
+            # One that leaves is not looked up again; its next owner does that.
             assigned.stage = SlotStage.STOPPED if assigned.stage is SlotStage.LEAVING else SlotStage.WANTED
             assigned.start, assigned.committed = None, ()
 
@@ -310,7 +313,8 @@ class AssignedSlots:
         self.sink.dropped(slots)
         self.sink, self.auto_store = sink, auto_store
         for assigned in self:
-            assigned.stored = None  # slots restart there; kept, it would take later commits back
+            # Slots restart there; kept, it would take later commits back.
+            assigned.stored = None
         for assigned in in_sink:
             self._restart(assigned, processed[assigned.slot] or assigned.begun_at)
 
@@ -372,6 +376,7 @@ class StateBinding:
     def _take(self, store: StateHooks, assigned: AssignedSlot, sink: RecordSink) -> bool:
         restore = assigned.restore
         if restore.mark is None:
+            # What was handed out until now may write to the slot's state of before.
             restore.mark = sink.mark()
         if not sink.passed(restore.mark) or monotonic() < restore.retry_at:
             return False
