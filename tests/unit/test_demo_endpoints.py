@@ -5,10 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from kpsplit.demo.endpoints import ChildDiedError, Endpoint, Endpoints, Orders, WriterNews
+from kpsplit.demo.endpoints import (
+    ChildDiedError,
+    Endpoint,
+    Endpoints,
+    Orders,
+    WriterNews,
+    WriterOrders,
+)
+from kpsplit.demo.records import read_journal
+from kpsplit.testing import SendOutcome
 
 SECONDS = 60.0
 
@@ -73,3 +83,29 @@ def test_no_process_outlives_the_block() -> None:
     with running("work") as (_, endpoint):
         endpoint.suspend()
     assert not endpoint.alive
+
+
+@pytest.mark.parametrize("transactional_id", [None, "t"])
+def test_a_writer_is_suspended_goes_on_and_has_a_report_of_every_record_in_its_journal(
+    tmp_path: Path, transactional_id: str | None
+) -> None:
+    orders = WriterOrders(
+        name="w",
+        properties={"test.mock.num.brokers": 1},
+        topic="t",
+        journal=str(tmp_path / "journal"),
+        partitions=3,
+        rate=2000.0,
+        seed=1,
+        plain=True,
+        transactional_id=transactional_id,
+    )
+    with Endpoints[WriterNews]() as endpoints:
+        writer = Endpoint("writer", "tests.fault.chaos.writer", orders, WriterNews())
+        endpoints.all.append(writer)
+        endpoints.wait("reports", lambda: writer.news.ok > 0, SECONDS)
+        writer.suspend_in_burst()
+        endpoints.finish("the writer", SECONDS)
+    entries = read_journal(Path(orders.journal))
+    assert len(entries) == writer.news.sent == writer.news.ok > 100
+    assert {entry.outcome for entry in entries} == {SendOutcome.OK}
