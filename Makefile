@@ -8,7 +8,7 @@
 #   make demo     the main job, on an embedded three-broker cluster
 #   make bench    what kpsplit costs a producer (BENCH=consumer, dead_producers, spark_reconcile, takeover: others)
 #   make chaos    faults on real brokers for a long time (MINUTES=20, CHAOS_ARGS="--seed 7")
-#   make audit    known vulnerabilities of the locked packages (of the jars: docs/security.md); make sbom: what they are (CycloneDX, dist/)
+#   make audit    known vulnerabilities of the locked packages (of the jars: docs/security.md); make sbom: what they and the jars are (CycloneDX, dist/)
 #   make docs     the pages as a site in site/ (MkDocs Material, with an environment of its own)
 #   make lock     resolve requirements/*.txt again from pyproject.toml (needs uv)
 #   make clean    remove the virtual environment and tool caches (the jars stay in the cache folder)
@@ -106,6 +106,7 @@ sbom: $(AUDITORS)
 	    -o dist/kpsplit-$$lock.cdx.json requirements/$$lock.txt; \
 	  echo "dist/kpsplit-$$lock.cdx.json" >&2; \
 	done
+	@$(BIN)/python scripts/list_jars.py dist
 
 $(AUDITORS): requirements/audit.txt | $(BIN)/python
 	$(BIN)/python -m venv $(AUDIT)

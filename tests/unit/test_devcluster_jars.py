@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
 from collections.abc import Callable
@@ -144,3 +145,23 @@ def test_without_pyspark_the_error_says_what_to_install(
     with pytest.raises(KpsplitError, match="needs PySpark") as caught:
         jars.ensure_jars(JAVA, tmp_path)
     assert caught.value.hint is not None and "kpsplit[demo]" in caught.value.hint
+
+
+def test_every_pinned_jar_is_in_a_bill_of_materials() -> None:
+    path = Path(__file__).parents[2] / "scripts" / "list_jars.py"
+    spec = importlib.util.spec_from_file_location("list_jars", path)
+    assert spec is not None and spec.loader is not None
+    list_jars = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(list_jars)
+    assert len(list_jars.LISTS) == 1 + len(list((path.parents[1] / "kpsplit/spark_jobs").glob("*.sha256")))
+    for file in list_jars.LISTS:
+        pinned = jars.read_list(file)
+        components = list_jars.bill(pinned)["components"]
+        assert {f"{c['name']}-{c['version']}.jar": c["hashes"][0]["content"] for c in components} == pinned
+    split = {
+        name: list_jars.component(f"{name}-{version}.jar", "")["version"] for name, version in ODD.items()
+    }
+    assert split == ODD
+
+
+ODD = {"spark-sql-kafka-0-10_2.13": "4.0.0", "zstd-jni": "1.5.6-10", "kafka_2.13": "4.1.2", "re2j": "1.8"}
