@@ -94,29 +94,37 @@ class Findings:
 def producers_set_aside(
     view: ControlView, registrations: Registrations, garbage: Mapping[bytes, str]
 ) -> Iterator[SetAside]:
-    """Yield the records of the producers topic that no operation goes by, or that hold operations up."""
+    """Yield the records of the producers topic that no operation goes by, or that hold operations up.
+
+    One for each key, so that what is said of it can be done: to remove what stands over a registration
+    removes the registration too.
+    """
+    useless = dict(_useless(view, registrations))
+    for key, why in useless.items():
+        yield SetAside("registrations", PRODUCERS_TOPIC, why, 0, key)
     owners = {record.key: record.client_id for record in registrations.all()}
-
-    def aside(check: str, key: bytes, why: str) -> SetAside:
-        over = (
-            f", over the registration of {owners[key]}" if key in owners and check != "registrations" else ""
-        )
-        return SetAside(check, PRODUCERS_TOPIC, f"{why}{over}", 0, key)
-
-    live = {record.key for record in registrations.all() if not record.closed}
-    for key, why in garbage.items():
-        yield aside(OVERWRITTEN if key in live else "garbage", key, f"not written by kpsplit ({why})")
+    wrong = {key: ("garbage", f"not written by kpsplit ({why})") for key, why in garbage.items()}
     for newer in registrations.newer.values():
         topics = sorted(set(newer.topics) & view.enrolments.keys())
         refused = f"no split or merge of {', '.join(topics)}" if topics else "of no enrolled topic"
-        yield aside("versions", newer.key, f"a producer of a newer kpsplit: {refused}")
+        wrong[newer.key] = "versions", f"a producer of a newer kpsplit: {refused}"
+    for key, (check, why) in wrong.items():
+        if key in useless:
+            continue
+        over = f", over the registration of {owners[key]}" if key in owners else ""
+        kept = registrations.overwritten(key)
+        text = "not written by kpsplit (in a newer format)" if kept and check == "versions" else why
+        yield SetAside(OVERWRITTEN if kept else check, PRODUCERS_TOPIC, f"{text}{over}", 0, key)
+
+
+def _useless(view: ControlView, registrations: Registrations) -> Iterator[tuple[bytes, str]]:
+    """Yield the keys of registrations that nobody asks, or that do not answer, and why."""
     for record in registrations.all():
         if not record.closed and not view.enrolments.keys() & set(record.topics):
-            yield aside("registrations", record.key, "of no enrolled topic: no operation asks its producer")
+            yield record.key, "of no enrolled topic: no operation asks its producer"
     for parent, state in sorted(view.states.items()):
         for record in unacknowledged(registrations.all(), state):
-            why = f"{parent} was rolled back because it did not acknowledge the fence"
-            yield aside("registrations", record.key, why)
+            yield record.key, f"{parent} was rolled back because it did not acknowledge the fence"
 
 
 def diagnose(found: Findings) -> list[Check]:
@@ -175,7 +183,8 @@ def _garbage(found: Findings) -> Iterator[Trouble]:
     yield from _set_aside(
         found,
         OVERWRITTEN,
-        "close that producer, or let it answer an operation: its own record takes the place",
+        "close that producer, or let it answer an operation: its own record takes the place; if it does not "
+        "run any more, the next operation removes both",
     )
 
 

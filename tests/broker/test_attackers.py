@@ -143,9 +143,12 @@ def test_what_is_written_over_a_producers_registration_does_not_take_its_place(
     with Producer({**guarded.client("producer"), "client.id": "honest"}) as producer:
         send(producer, "before")
         (own,) = (r for r in operations.producers().open(TOPIC) if r.client_id == "honest")
-        for over in (b"garbage", forged(own, transactional_id="kpsplit.x")[own.key], b'{"v":99,"topics":[]}'):
+        newer = b'{"v":99,"topics":["orders"]}'
+        for over in (b"garbage", forged(own, transactional_id="kpsplit.x")[own.key], newer):
             write(attacker, {own.key: over})
             assert own in operations.producers().open(TOPIC)
+            (check,) = [c for c in operations.doctor() if c.name == "garbage" and not c.ok]
+            assert "--forget" not in (check.remedy or "")
         resized(operations)
         send(producer, "after")
         assert not operations.findings().set_aside, "its next answer stands there"

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from kpsplit.control import examination
-from kpsplit.control.doctor import Findings, SetAside, diagnose, producers_set_aside
+from kpsplit.control.doctor import OVERWRITTEN, Findings, SetAside, diagnose, producers_set_aside
 from kpsplit.control.facts import OpenTransaction
 from kpsplit.control.own_topics import own_topics, topic_config
 from kpsplit.control.preconditions import LogFacts
 from kpsplit.control.sampling import Sample
-from kpsplit.errors import CheckFailedError
+from kpsplit.errors import CheckFailedError, FutureVersionError
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.key_range import WHOLE
@@ -273,6 +273,35 @@ def test_nobody_is_asked_to_remove_the_registration_of_a_producer_that_may_run()
         examination.forget(session, findings.set_aside)
     closed = with_registrations(replace(READY, closed=True), **{READY.key.decode(): "no JSON"})
     assert [r.check for r in closed.set_aside] == ["garbage"]
+
+
+def test_a_record_of_a_newer_format_over_a_registration_is_forged_and_is_not_removed() -> None:
+    """Nobody writes under another's key; to remove it would remove the registration of a live producer."""
+    findings = with_registrations(READY, Newer(READY.key, ("orders",)))
+    (wrong,) = [c for c in diagnose(findings) if not c.ok]
+    assert wrong.name == "garbage" and "--forget" not in (wrong.remedy or "")
+    registrations = Registrations()
+    for entry in (READY, Newer(READY.key, ("orders",))):
+        registrations.fold(entry)
+    assert registrations.to_ask("orders") == (READY,), "it refuses no operation"
+    registrations.fold(replace(READY, closed=True))
+    registrations.fold(Newer(READY.key, ("orders",)))
+    with pytest.raises(FutureVersionError):
+        registrations.to_ask("orders")
+
+
+@pytest.mark.parametrize("over", ["garbage", "newer"])
+def test_what_stands_over_a_registration_of_no_enrolled_topic_is_one_finding_that_can_be_removed(
+    over: str,
+) -> None:
+    dead = ProducerRegistration(7, 1, "dead", topics=("none",))
+    newer = [Newer(dead.key, ("none",))] if over == "newer" else []
+    garbage = {dead.key.decode(): "no JSON"} if over == "garbage" else {}
+    findings = with_registrations(dead, *newer, **garbage)
+    (wrong,) = [c for c in diagnose(findings) if not c.ok]
+    (record,) = findings.set_aside
+    assert wrong.name == "registrations" and record.check != OVERWRITTEN
+    assert (wrong.remedy or "").endswith(f"kpsplit doctor --forget {record.name}")
 
 
 @pytest.mark.parametrize("case", CASES)
