@@ -36,6 +36,7 @@ from kpsplit.splitter.driver import Observer
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.partition_state import Outcome
+from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
 from kpsplit.splitter.registrations import Registrations
@@ -352,21 +353,25 @@ class Admin:
             UsageError: the topic is not enrolled, or the group has committed nothing there.
             ConflictError: the group has members on it.
         """
-        session, deadline = self._session, self._session.begin()
-        first = session.state(PhysicalPartition(topic, 0), deadline)
-        count = session.admin.topics()[topic]
-        rest = [session.state(PhysicalPartition(topic, n), deadline) for n in range(1, count)]
-        return self._seeker().plan_forget(group, [first, *rest], deadline)
+        return self._forgettable(group, topic, self._session.begin())
 
     def forget_group(self, found: Forgettable) -> None:
         """Remove what a group has committed on a topic: it is as if it had never read it.
 
         Raises:
-            ConflictError: the group has members on the topic now, or has committed something else.
+            ConflictError: the group has members on the topic now, or has committed something since.
         """
-        if self.plan_forget_group(found.group, found.topic) != found:
+        deadline = self._session.begin()
+        if self._forgettable(found.group, found.topic, deadline) != found:
             raise ConflictError(f"group {found.group} has committed meanwhile on {found.topic}", hint="retry")
-        self._seeker().forget(found, self._session.begin())
+        self._seeker().forget(found, deadline)
+
+    def _forgettable(self, group: str, topic: str, deadline: Deadline) -> Forgettable:
+        session = self._session
+        first = session.state(PhysicalPartition(topic, 0), deadline)
+        count = session.admin.topics()[topic]
+        rest = [session.state(PhysicalPartition(topic, n), deadline) for n in range(1, count)]
+        return self._seeker().plan_forget(group, [first, *rest], deadline)
 
     def forget_records(self, records: Iterable[SetAside]) -> None:
         """Remove records that ``findings`` has set aside.

@@ -70,12 +70,16 @@ class Seek:
 
 @dataclass(frozen=True, slots=True)
 class Forgettable:
-    """What there is of a group on a topic: the keys of its range commits, and its ordinary offsets."""
+    """What there is of a group on a topic: the keys of its range commits, and its ordinary offsets.
+
+    ``stands``: where it stands by both, so that it is seen whether it has committed since.
+    """
 
     group: str
     topic: str
     commits: tuple[CommitKey, ...]
     offsets: tuple[PhysicalPartition, ...]
+    stands: tuple[object, ...] = ()
 
 
 def cursor_at(
@@ -182,13 +186,15 @@ class Seeker:
         fold = range_commits(self._connection, self._admin, parents, deadline)
         commits = tuple(key for parent in parents for key in fold.keys(group, parent))
         topics = set().union(*map(topics_of, states))
-        offsets = tuple(sorted(p for p in positions_of(self._admin, group) if p.topic in topics))
+        positions = positions_of(self._admin, group)
+        offsets = tuple(sorted(p for p in positions if p.topic in topics))
         if not commits and not offsets:
             known = {name for parent in parents for name in fold.groups(parent)}
             raise UsageError(
                 f"group {group} has committed nothing in {topic}", hint=self._name_hint(group, known)
             )
-        return Forgettable(group, topic, commits, offsets)
+        pieces = [piece for parent in parents for piece in fold.commits(group, parent)]
+        return Forgettable(group, topic, commits, offsets, (*pieces, *(positions[p] for p in offsets)))
 
     def forget(self, found: Forgettable, deadline: Deadline) -> None:
         """Withdraw a group's range commits and have the coordinator forget its ordinary offsets.

@@ -246,7 +246,8 @@ class CommitFold:
     ) -> tuple[CommitKey, ...]:
         """Return keys whose records win nowhere once commits of ``covering`` are written after them.
 
-        At most MOST_WITHDRAWN of them: the next commit of the same ranges withdraws the next ones.
+        At most MOST_WITHDRAWN of them (of all partitions of a commit, too: ``commit.writes``): the next
+        commit of the same ranges withdraws the next ones.
 
         Only such keys may be withdrawn, in the same transaction: a reader of any part of the log then still
         finds the newer commits. A key that the caller does not cover is not his to withdraw, whatever this

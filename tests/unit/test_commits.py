@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from kpsplit import Forgettable
 from kpsplit.admin import Admin
+from kpsplit.consumer.commit.writes import CommitMember, Processed, writes
+from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.control import seeking
+from kpsplit.control.seeking import Seeker
 from kpsplit.errors import ConflictError, FutureVersionError
+from kpsplit.kafka.clock import Deadline
 from kpsplit.splitter.commits import MOST_WITHDRAWN, CommitFold, ordinary_offsets
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange
-from kpsplit.splitter.partition_state import SubTopicState
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import PartitionState, SubTopicState
 from kpsplit.splitter.records.keys import offsets_partition
 from kpsplit.splitter.records.offsets import CommitKey, Position, RangeCommit, boundaries
-from tests.unit.samples import PARENT, life, phantom
+from tests.unit.samples import PARENT, UNSPLIT, life, phantom
 
 LIFE = life()
 QUARTERS = WHOLE.split_evenly(4)
@@ -263,9 +270,52 @@ def test_retired_sub_topics_have_no_ordinary_offsets() -> None:
     assert topics == {"orders", "orders.split-3-2"}
 
 
-def test_a_group_that_committed_since_the_question_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = Forgettable("g", "orders", (CommitKey("g", PARENT, WHOLE),), ())
-    now = replace(seen, commits=(*seen.commits, CommitKey("g", PARENT, LEFT)))
-    monkeypatch.setattr(Admin, "plan_forget_group", lambda *_: now)
+@pytest.mark.parametrize("more", ["another key", "the same key, further", "an ordinary offset, further"])
+def test_a_group_that_committed_since_the_question_is_not_forgotten(
+    more: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is planned again with the deadline that it is carried out with, and compared with what was shown."""
+    folds, ordinary = (
+        [folded(commit(WHOLE, {0: 5})), folded(commit(WHOLE, {0: 5}))],
+        [{PARENT: 5}, {PARENT: 5}],
+    )
+    if more == "another key":
+        folds[1] = folded(commit(WHOLE, {0: 5}), commit(LEFT, {0: 5}))
+    elif more == "the same key, further":
+        folds[1] = folded(commit(WHOLE, {0: 6}))
+    else:
+        ordinary[1] = {PARENT: 6}
+    monkeypatch.setattr(seeking, "range_commits", lambda *_: folds.pop(0))
+    monkeypatch.setattr(seeking, "positions_of", lambda *_: ordinary.pop(0))
+    monkeypatch.setattr(Seeker, "_refuse_active", lambda *_, **__: None)
+    begun: list[Deadline] = []
+
+    def begin() -> Deadline:
+        begun.append(Deadline(10))
+        return begun[-1]
+
+    admin: Any = object.__new__(Admin)
+    admin._session = SimpleNamespace(
+        begin=begin,
+        state=lambda *_: UNSPLIT,
+        admin=SimpleNamespace(topics=lambda: {"orders": 1}),
+        connection=None,
+    )
+    seen = admin.plan_forget_group("g", "orders")
     with pytest.raises(ConflictError, match="group g has committed meanwhile on orders"):
-        object.__new__(Admin).forget_group(seen)
+        admin.forget_group(seen)
+    assert len(begun) == 2, "one for each call"
+
+
+def test_one_transaction_withdraws_at_most_so_many_keys_whatever_it_commits() -> None:
+    fold, places = CommitFold(), [PhysicalPartition("orders", n) for n in range(3)]
+    for number in range(MOST_WITHDRAWN * 3 // 2):
+        for n, place in enumerate(places):
+            narrow = RangeCommit("g", place, KeyRange(number, number + 1), {0: Position(1)}, "attacker", 1)
+            fold.fold(narrow.key, narrow.encode(), number * 3 + n)
+    processed = [
+        Processed(PartitionState.unsplit(p, "id"), Mode.SLOTS, (Cursor(WHOLE, {0: 9}),), (), p)
+        for p in places
+    ]
+    wanted = writes(processed, CommitMember("g", "me", 1), fold)
+    assert wanted is not None and len(wanted.tombstones) == MOST_WITHDRAWN

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.splitter.commits import CommitFold, cursor_of, ordinary_offsets
+from kpsplit.splitter.commits import MOST_WITHDRAWN, CommitFold, cursor_of, ordinary_offsets
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KeyRange, uncovered
 from kpsplit.splitter.lineage import MAX_OFFSET, Lineage, PhysicalPartition
@@ -90,9 +91,10 @@ def writes(
     if not enrolled:
         return None
     records = tuple(_record(p, c, member) for p in enrolled for c in p.cursors)
-    tombstones = tuple(
+    stale = (
         key for p in enrolled for key in fold.stale_keys(member.group, p.parent, [c.range for c in p.cursors])
     )
+    tombstones = tuple(islice(stale, MOST_WITHDRAWN))  # of all partitions: they go in one transaction
     offsets: dict[PhysicalPartition, int] = {}
     for p in enrolled:
         known = [*p.cursors, *p.unchanged, *_of_others(p, member.group, fold)]
