@@ -33,6 +33,16 @@ def test_every_file_of_the_program_that_a_page_names_exists() -> None:
             assert any((base / name).exists() for base in bases), f"{page.name} names {name}"
 
 
+def test_every_journey_passes_files_that_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \| (.*▸.*) \|$", page.partition("## Journeys")[2], re.MULTILINE)
+    assert len(rows) >= 6
+    for journey, files in rows:
+        named = re.findall(r"`([\w/]+\.py)`", files)
+        assert len(named) >= 2, journey
+        assert all((ROOT / "kpsplit" / name).exists() for name in named), f"{journey}: {named}"
+
+
 def anchors_of(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
