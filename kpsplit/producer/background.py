@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS = 0.1
 BUSY_SECONDS = 0.002
 HOLDING_SECONDS = 0.02
-"""While records are only held nothing but the control topic ends that, and it wakes us at once."""
+"""While records are only held, only the control topic can end that, and it wakes the thread at once."""
 ERROR_PAUSE_SECONDS = 0.25
 
 
@@ -111,6 +111,7 @@ class BackgroundThread(threading.Thread):
         if not self._attempt(self._follow):
             self._stopping.wait(BUSY_SECONDS if self._busy() else IDLE_SECONDS)
         lease, topics, fences = self._lease, self._topics, self._fences
+        # First: what follows must not act on a lease that ran out while the thread slept.
         self._attempt(lease.watch_time)
         if self._feed.tail is not None:
             self._attempt(topics.answer)
@@ -128,10 +129,10 @@ class BackgroundThread(threading.Thread):
     # -- errors ------------------------------------------------------------------------------------
 
     def _attempt(self, task: Callable[[], None], *, by_topic: bool = False) -> bool:
-        """Do one task; tell whether it was done.
+        """Do one task; return whether it was done.
 
         One that failed is logged, and rests for a moment; the others are done all the same.
-        ``by_topic``: a right that is missing is one topic's affair, and the task itself sees to its records.
+        ``by_topic``: a missing right concerns one topic only, and the task itself fails that topic's records.
         """
         name = task.__name__
         if monotonic() < self._failures.get(name, 0.0):
@@ -186,7 +187,7 @@ class BackgroundThread(threading.Thread):
         tail = self._feed.following()
         try:
             tail.poll(self._patience())
-        finally:
+        finally:  # also after an error: what was read before it is in the view, and holds
             self._adopt(tail)
 
     def _adopt(self, tail: ControlTail) -> None:

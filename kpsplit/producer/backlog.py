@@ -15,11 +15,11 @@ class Numbered(Protocol):
 
 R = TypeVar("R", bound=Numbered)
 SegmentOf = Callable[[R], int]
-"""Tells the id of the open segment that takes a record now."""
+"""Returns the id of the open segment that takes a record now."""
 
 
 class Tally:
-    """How many records of a Producer wait, in all its backlogs and elsewhere: nobody has to add them up."""
+    """How many records of a Producer wait, in all its backlogs and for topics that are not looked up yet."""
 
     __slots__ = ("count",)
 
@@ -45,7 +45,7 @@ class Backlog(Generic[R]):
         return sum(map(len, self.queues.values()))
 
     def waits_for(self, segment: int) -> bool:
-        """Tell whether anything waits for a segment."""
+        """Return whether anything waits for a segment."""
         return bool(self.queues.get(segment))
 
     def queue_of(self, segment: int) -> deque[R]:
@@ -57,6 +57,7 @@ class Backlog(Generic[R]):
         for record in records:
             segment = segment_of(record)
             queue = self.queue_of(segment)
+            # Sorted only when it is read: thousands of strays may come one after the other.
             if queue and queue[-1].sequence > record.sequence:
                 self._unsorted.add(segment)
             queue.append(record)
@@ -92,13 +93,14 @@ class Backlog(Generic[R]):
         """Give what waits to the segments of a new layout."""
         if set(self.queues) <= segments:
             return
+        # One order over all old queues: a new segment may take records of several of them.
         everything = _in_order(r for queue in self.queues.values() for r in queue)
         self.queues, self._unsorted = {}, set()
         for record in everything:
             self.queue_of(segment_of(record)).append(record)
 
     def leave(self) -> None:
-        """Count for nobody from now on: nothing of this will be sent."""
+        """Stop counting in the shared tally: nothing of this will be sent."""
         self.tally.count -= len(self)
         self.tally = Tally()
         self.tally.count = len(self)

@@ -48,6 +48,7 @@ def make_produce(  # noqa: C901 - a call per record and case is what a split-up 
     An enrolled topic whose partition the key chooses by CRC-32, and a topic that is not enrolled. Everything
     else goes to ``general``, which takes the same arguments by position.
     """
+    # Local names: a global or an attribute costs a look-up for each record.
     send_states_of, plain_topics = state.fast_routes.get, state.fast_plain
     whole_lock = state.lock
     lock, wanted, let_pass = whole_lock.at_once, whole_lock.wanted, whole_lock.let_pass
@@ -113,6 +114,7 @@ def make_produce(  # noqa: C901 - a call per record and case is what a split-up 
                             every = stamped
                             stamped[header] = stamp
                             bound = method(report, sequence)
+                        # Counted before librdkafka gets it: a signal handler may raise after send() took it.
                         send_state.next_sequence = sequence + 1
                         writer.sent += 1
                         try:
@@ -188,7 +190,7 @@ class GeneralPath:
                 self._unrouted(topic, partition, content)
 
     def _check_transaction(self) -> None:
-        """Refuse as librdkafka does; besides, whoever registers has taken its transactional id."""
+        """Refuse as librdkafka does. A producer takes its transactional id before it registers."""
         state = self._state
         if state.fatal is None and state.settings.transactional_id and not state.in_transaction:
             outside = "a transactional producer sends inside a transaction: begin one"

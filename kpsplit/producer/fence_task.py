@@ -38,7 +38,7 @@ class PauseClock:
         began, now = self._began.get(parent), monotonic()
         if began is not None and began[0] == attempt.id:
             return
-        if began is not None:  # what the earlier attempt held waits still: the next pause follows at once
+        if began is not None:  # what the earlier attempt held still waits: the next pause follows at once
             self.pauses_ms.append(round((now - began[1]) * 1000))
         counts = send_state.statistics
         self._began[parent] = (attempt.id, now, counts.held, counts.strays)
@@ -60,13 +60,13 @@ class PauseClock:
 ANSWER_SECONDS = 5.0
 _LOG_GONE = KafkaError(
     KafkaError._MSG_TIMED_OUT,
-    "its acknowledgement was lost, and the log that could tell was deleted before this producer looked: it "
+    "its acknowledgement was lost, and the log was deleted before this producer could look the record up: it "
     "may have been written, and is not sent again",
 )
 
 
 class FenceTask:
-    """Owned by the library's thread. ``stopping`` tells whether the thread is to end."""
+    """Owned by the library's thread. ``stopping`` returns whether the thread is to end."""
 
     def __init__(self, feed: ControlFeed, held: HeldRecords, stopping: Callable[[], bool]) -> None:
         self._feed = feed
@@ -134,6 +134,7 @@ class FenceTask:
         if self._feed.tail is None:
             return
         ours, own = {f.state.parent for f in send_states}, self._feed.registration
+        # Partitions that were added after we registered: an operator waits for our answer there as well.
         quiescent += [s for s in self._feed.states() if s.parent not in ours]
         for state in to_acknowledge(quiescent, own.record):
             if state.attempt is not None:
@@ -144,6 +145,7 @@ class FenceTask:
         producer = self._producer
         sent = 1
         while sent and not self._stopping():
+            # In portions: a produce() of the application waits for this lock.
             with producer.lock.first:
                 sent = self._held.release()
         with producer.lock.first:
@@ -151,7 +153,7 @@ class FenceTask:
                 self._held.route(topic)
 
     def report_pauses(self) -> None:
-        """Take over what is due; tell operators how long pauses were that are over."""
+        """Start takeovers that are due; report the length of pauses that are over."""
         for takeover in list(self._takeovers.values()):
             takeover.check(self._feed.following().view)
         with self._producer.lock.first:
@@ -163,7 +165,7 @@ class FenceTask:
             self._over.pop(0)
 
     def look_up(self) -> None:
-        """Look for records in the log whose place is not known, in a thread of its own: a log can be long."""
+        """Search the log for records whose place is not known, in a thread of its own: a log can be long."""
         begun: dict[tuple[PhysicalPartition, int], Search] = {}
         unclear: dict[tuple[PhysicalPartition, int], tuple[SendState, RouteWriter]] = {}
         with self._producer.lock.first:
@@ -202,5 +204,5 @@ class FenceTask:
 
 
 def only_holds(send_state: PartitionSendState[Any, Any]) -> bool:
-    """Tell whether a partition is fenced, and nothing of it is in flight or waits for the outcome."""
+    """Return whether a partition is fenced, and nothing of it is in flight or waits for the outcome."""
     return bool(send_state.state.fenced_segments()) and send_state.quiescent() and not send_state.pending()

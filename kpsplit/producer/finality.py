@@ -69,7 +69,7 @@ class Unplaced(Generic[P]):
 class Final(Generic[P]):
     """A record whose fate is known: delivered to ``segment``, or failed.
 
-    ``offset``: where it was delivered to; None if it failed, or if nobody knows the place.
+    ``offset``: where it was delivered to; None if it failed, or if its place is not known.
     """
 
     record: Outgoing[P]
@@ -86,9 +86,9 @@ class SegmentWriter(Generic[P]):
     (guarded by the Producer's lock), ``done`` those whose fate librdkafka reported (written only by the
     thread that polls); a stale ``done`` only makes the fence wait a little longer. ``slow`` counts those that
     were not final when they were reported, or failed, ``final`` those of them that were delivered after all.
-    ``pending``: acknowledged, not final yet; ``unplaced``: nobody knows yet where they stand. ``last_number``
-    and ``last_offset``: which record was acknowledged last, and where it stands; whoever writes them writes
-    the number first, so that they never claim too much.
+    ``pending``: acknowledged, not final yet; ``unplaced``: their place is not known yet. ``last_number`` and
+    ``last_offset``: which record was acknowledged last, and where it stands; the number is written first, so
+    that the two never claim too much.
     """
 
     __slots__ = (
@@ -122,7 +122,7 @@ class SegmentWriter(Generic[P]):
 
     @property
     def unresolved(self) -> bool:
-        """Tell whether the fate of any record is open."""
+        """Return whether the fate of any record is open."""
         return self.in_flight > 0 or bool(self.pending) or bool(self.unplaced)
 
     def earliest(self, sequence: int) -> int:
@@ -136,7 +136,7 @@ class SegmentWriter(Generic[P]):
 
 
 Abandoned = Callable[[int], bool]
-"""Tells whether a sequence number is of an aborted transaction: its record is never sent again."""
+"""Returns whether a sequence number is of an aborted transaction: its record is never sent again."""
 
 
 def while_open(writer: SegmentWriter[P], *, lease_valid: bool) -> list[Final[P]]:
@@ -144,6 +144,7 @@ def while_open(writer: SegmentWriter[P], *, lease_valid: bool) -> list[Final[P]]
 
     There a rejection is a failure like any other: the segment is neither sealed nor deleted.
     """
+    # Under a fence or without a lease an operator may have cut the segment below the record already.
     if writer.fenced or not lease_valid:
         return []
     finals = [Final(item.record, writer.segment, item.offset) for item in writer.pending]
@@ -165,6 +166,7 @@ def by_end(
     for item in writer.pending:
         if item.offset < end:
             final.append(Final(item.record, writer.segment, item.offset))
+        # The application was told that its transaction is gone: sending its record again would bring it back.
         elif abandoned(item.record.sequence):
             final.append(Final(item.record, writer.segment, None, failed=True))
         else:
@@ -179,7 +181,7 @@ def rule_out(writer: SegmentWriter[P], end: int) -> None:
 
 
 def place(writer: SegmentWriter[P], found: Mapping[int, int], end: int, *, complete: bool) -> list[Final[P]]:
-    """Note where unplaced records were found; return those that fail because nobody can tell any more.
+    """Note where unplaced records were found; return those whose fate stays unknown, as failed.
 
     ``complete``: all of the log was read in which they can stand before the end, so what was not found does
     not. Otherwise, of the records that were failed by the deletion of a log, as many may have been written as
@@ -205,7 +207,7 @@ def give_up(
     acknowledged: Callable[[Outgoing[P]], bool] = lambda _: True,
     unplaced: Callable[[Outgoing[P]], bool] = lambda _: True,
 ) -> list[Final[P]]:
-    """Fail records: nobody will ever tell in time where they are. They are never sent again."""
+    """Fail records whose fate is not known in time. They are never sent again: they may have been written."""
     given_up = [item.record for item in writer.pending if acknowledged(item.record)]
     given_up += [item.record for item in writer.unplaced if unplaced(item.record)]
     if given_up:

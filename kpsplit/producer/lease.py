@@ -4,9 +4,9 @@ docs/protocol.md, 6.2 and 6.3. A lease says: until then no operator cuts a segme
 answered its PREPARE and acknowledged its fence. That rests on two rules:
 
 1. Nothing is *owed* when the lease is renewed: every PREPARE in the view is answered. So while an operator
-   waits for us in vain our lease runs out. An answer counts for readings that were asked for after it. A
-   fence need not be acknowledged: a producer that has it in its view holds, and reports nothing more as
-   final.
+   waits for an answer that does not come, our lease runs out. An answer counts for readings that were asked
+   for after it. A fence need not be acknowledged: a producer that has it in its view holds, and reports
+   nothing more as final.
 2. A registration ends with its lease (``registration``). Only a reading that was asked for after the
    registration renews a lease, and only while the registration is good. An operator that found us silent for
    a lease, with its attempt still under way, so knows that our registration is over, and may remove it: we
@@ -28,7 +28,7 @@ from kpsplit.splitter.registrations import to_answer
 
 
 def owes(states: Iterable[PartitionState], own: ProducerRegistration) -> bool:
-    """Tell whether an operator waits for the answer to a PREPARE."""
+    """Return whether an operator waits for the answer to a PREPARE."""
     return bool(to_answer(states, own))
 
 
@@ -76,6 +76,7 @@ class LeaseTask:
         except KpsplitError:
             self._request = None
             raise
+        # Read is not enough: what was read must hold back reports before the lease is longer.
         if not tail.reached(ends) or self.adopted != tail.progress():
             return
         self._request = None
@@ -100,4 +101,4 @@ class LeaseTask:
         lease = self._feed.lease_seconds()
         with producer.lock.first:
             producer.renew(asked + lease)
-        self._renew_at = asked + lease / 4
+        self._renew_at = asked + lease / 4  # leaves time for more tries before it runs out

@@ -55,7 +55,7 @@ class QuickLock(_Taken):
     """See the module. Not reentrant.
 
     ``first``: the lock for a thread that gets no signals, before others. ``at_once`` raises ``Busy`` if it is
-    not free. ``taken()`` tells whether anybody has it.
+    not free. ``taken()`` returns whether a thread has it.
     """
 
     __slots__ = ("_token", "_turnstile", "at_once", "first", "taken", "wanted")

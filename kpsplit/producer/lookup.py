@@ -37,7 +37,7 @@ CREATION_SECONDS = 30.0
 
 
 def control_topic_exists(admin: AdminClient) -> bool:
-    """Tell whether the cluster has a control topic.
+    """Return whether the cluster has a control topic.
 
     Raises:
         AuthorizationError: not allowed to see it (it may exist: fail closed). UnreachableError: no answer.
@@ -53,7 +53,7 @@ def control_topic_exists(admin: AdminClient) -> bool:
 
 
 class PartitionCounts:
-    """Asks how many partitions topics have, without waiting: a broker that is silent holds nobody up."""
+    """Asks how many partitions topics have, without waiting: a silent broker must not delay the lease."""
 
     def __init__(self) -> None:
         self._asked: dict[str, tuple[Future[TopicDescription], float]] = {}
@@ -174,7 +174,7 @@ class Search:
 
     ``next``: the offset to read next. ``found``: offsets by sequence number; the first copy counts.
     ``complete``: no part of the log was gone before it was read. ``topic_id``: Kafka's, None if not known;
-    ``retired`` tells whether the control topic says that the sub-topic is deleted.
+    ``retired`` returns whether the control topic says that the sub-topic is deleted.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Search:
 
     @property
     def over(self) -> bool:
-        """Tell whether there is nothing more to be read."""
+        """Return whether there is nothing more to be read."""
         return self._gone or self.next >= (self.segment.end or 0) or len(self.found) == len(self.wanted)
 
     def gone(self) -> None:
@@ -238,7 +238,7 @@ class Lookup:
         self._thread = self._begun()
 
     def done(self) -> bool:
-        """Tell whether the search, or a try at it, has ended."""
+        """Return whether the search, or a try at it, has ended."""
         return not self._thread.is_alive()
 
     def check(self) -> None:
@@ -295,7 +295,7 @@ def search_log(connection: Connection, search: Search, deadline: Deadline) -> No
 
 
 def _is_there(admin: Any, search: Search, deadline: Deadline) -> bool:
-    """Tell whether the log can be read still; waits until brokers agree that it is missing."""
+    """Return whether the log can be read still; waits until brokers agree that it is missing."""
     source, absence = search.segment.source, Absence()
     while True:
         known = topic_id_of(admin, source.topic)

@@ -139,7 +139,7 @@ def logical_message(
 def failed_message(parent: PhysicalPartition, content: PendingRecord, error: Any) -> Any:
     """Return the delivery report of a record that was never given to librdkafka.
 
-    It is made whatever the record holds: a report that is lost is never made up for.
+    It never fails, whatever the record holds: nothing would replace a report that is lost.
     """
     value = content.value.encode(errors="replace") if isinstance(content.value, str) else content.value
     timestamp = (CREATE_TIME, min(max(content.timestamp, EARLIEST), LATEST))
@@ -166,7 +166,7 @@ def _checked_header(header: Any) -> tuple[str, Any]:
 
 
 def is_itself(callback: Callback | None) -> bool:
-    """Tell whether a callback equals no other one: only such are looked up by what they equal."""
+    """Return whether a callback equals only itself: the reports of any other cannot be cached by it."""
     if isinstance(callback, MethodType):  # equal to those of the same object only
         callback = callback.__func__
     kind = type(callback)

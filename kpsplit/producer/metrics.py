@@ -72,9 +72,10 @@ def layout_stats(
 def certificates(state: ProducerState) -> dict[str, Certificate]:
     """Return what was delivered and what failed, per partition to which anything was sent.
 
-    Not of a partition where a number is neither (its report was lost, or has not come): whoever compares
-    would take it for a lost record. Nor of one whose topic was made again meanwhile: some of the numbers lie
-    in the topic that is gone. Nor of one of which too many failed to name them.
+    Three kinds of partitions get no certificate. One where a number neither was delivered nor failed (its
+    report was lost, or has not come): a verification would take it for a lost record. One whose topic was
+    made again meanwhile: some of the numbers lie in the topic that is gone. One where too many records failed
+    to list their numbers.
     """
     with state.lock:
         found = {str(f.state.parent): _certificate(f) for f in state.send_states() if _speaks_of_one_topic(f)}

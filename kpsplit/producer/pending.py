@@ -197,7 +197,7 @@ class HeldRecords:
                 try:
                     self._send_stamped(send_state, writer, record.sequence, content)
                 except BufferError:
-                    break
+                    break  # librdkafka's queue is full: those after it keep their order, and wait
                 except Exception as error:  # noqa: BLE001 - this record is refused; those after it go on
                     gone.append(record)
                     send_state.refuse(record)
@@ -207,7 +207,7 @@ class HeldRecords:
                     if content.message is None:
                         self.bytes -= content.size()
         finally:
-            if gone:  # whatever is raised: what went is never sent again
+            if gone:  # also after an exception: what librdkafka took must never be sent again
                 send_state.sent(gone)
                 self._state.refresh(send_state)
         return len(gone)

@@ -66,7 +66,7 @@ class Polling:
             raise self._state.fatal
 
     def in_callback(self) -> bool:
-        """Tell whether this thread is inside a callback."""
+        """Return whether this thread is inside a callback."""
         return get_ident() in self._in_callbacks
 
     def serve(self, call: Callable[[float], int], seconds: float) -> int:

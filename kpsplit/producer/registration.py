@@ -27,9 +27,8 @@ class Registration:
     is over, at any time later. So nothing is written under it any more: the next write is a new registration,
     with its own key and with everything that the record says.
 
-    Every method raises KpsplitError if the write is not known to have succeeded. What it would have promised
-    is then not in ``record``; what an operator may hold against us is: the topics, for we must answer for
-    them.
+    Every method raises KpsplitError if the write is not known to have succeeded. ``record`` then lacks what
+    it would have promised, but has what operators may count on: the topics, for which we must answer.
     """
 
     def __init__(
@@ -63,15 +62,15 @@ class Registration:
 
     @property
     def registered(self) -> bool:
-        """Tell whether any topic is registered."""
+        """Return whether any topic is registered."""
         return self._published
 
     def is_over(self) -> bool:
-        """Tell whether operators may go on without us until we register again."""
+        """Return whether operators may go on without this producer until it registers again."""
         return self._published and monotonic() >= self._good_until
 
     def renews(self, asked: float) -> bool:
-        """Tell whether a reading that was asked for then may renew the lease; if so, go on with it."""
+        """Return whether a reading that was asked for at this time renews the lease; note it if so."""
         if self._published and (asked < self._began or self.is_over()):
             return False
         self._good_until = max(self._good_until, asked + self._lease_seconds())
@@ -108,8 +107,8 @@ class Registration:
     def certify(self, certificates: dict[str, Certificate], deadline: Deadline) -> None:
         """Say at the end what was done.
 
-        Of partitions where too many records failed to name them all, only that we closed: an operator
-        that waits for us must know that in any case.
+        A record has a largest size. Certificates that list too many failed records are left out then, the
+        longest first: that the producer closed must be written in any case, because operators wait for it.
         """
         if self._published:
             closed, said = replace(self.record, closed=True), dict(certificates)
@@ -135,6 +134,7 @@ class Registration:
         if self._published:
             self._over.append(self.record.key)
             self.record = replace(self.record, generation=self.record.generation + 1)
+        # Not good before the write is acknowledged: an operator might never see it.
         self._published, self._good_until = True, 0.0
         return replace(record, generation=self.record.generation)
 

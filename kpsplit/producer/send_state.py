@@ -78,7 +78,7 @@ class FenceTransactions:
         self.deferred = False
 
     def abandoned(self, sequence: int) -> bool:
-        """Tell whether a record is of an aborted transaction."""
+        """Return whether a record is of an aborted transaction."""
         return any(sequence in numbers for numbers in self._aborted)
 
 
@@ -178,6 +178,7 @@ class PartitionSendState(Generic[P, W]):
     def writer_for(self, key_hash: int | None, sequence: int) -> W:
         """Return the writer that takes a record; one without a key may go anywhere."""
         if key_hash is None:
+            # By its number: sent again in the same layout, it goes to the same segment.
             return self.writers[sequence % len(self.writers)]
         return self.writers[self.layout.index_for(key_hash)]
 
@@ -339,12 +340,12 @@ class PartitionSendState(Generic[P, W]):
         self._reopen()
 
     def quiescent(self) -> bool:
-        """Tell whether the fence may be acknowledged: nothing of the fenced segments is in flight."""
+        """Return whether the fence may be acknowledged: nothing of the fenced segments is in flight."""
         fenced = [w for w in self.writers if w.fenced]
         return not self.transactions.deferred and all(w.in_flight == 0 for w in (*fenced, *self.closing))
 
     def busy(self) -> bool:
-        """Tell whether acknowledgements must be taken in hand now, whether the application polls or not."""
+        """Return whether acknowledgements must be taken in hand now, whether the application polls or not."""
         fenced = any(w.fenced and w.unresolved for w in self.writers)
         return fenced or bool(self.closing) or self.pending() > 0 or self.waiting() > 0
 
@@ -367,9 +368,9 @@ class PartitionSendState(Generic[P, W]):
     def looked_up(self, writer: W, found: Mapping[int, int], *, complete: bool) -> list[Final[P]]:
         """Say where unplaced records were found after all (number to offset).
 
-        ``complete``: nothing else of them stands before the segment's end, it is sent again. Else nobody can
-        tell any more what the log held: it is gone, or its beginning. Whatever may have been written fails,
-        for sending it again might double it.
+        ``complete``: nothing else of them stands before the segment's end, it is sent again. Otherwise it
+        cannot be found out what the log held: the log, or its beginning, is gone. What may have been written
+        fails, because sending it again might double it.
         """
         if writer.end is None or not writer.unplaced:
             return []
@@ -402,6 +403,7 @@ class PartitionSendState(Generic[P, W]):
 
     def _fence_writers(self) -> None:
         """Fence the segments that the view says, once a transaction that the fence waits for has ended."""
+        # Deferred: the application must be able to commit, or it and the fence wait for each other for ever.
         fenced = () if self.transactions.deferred else self.state.fenced_segments()
         for writer in self.writers:
             writer.fenced = writer.segment.id in fenced
@@ -449,9 +451,10 @@ class PartitionSendState(Generic[P, W]):
             self._reopen()
 
     def _blocked(self, writer: W) -> bool:
-        """Tell whether a segment must not be written to, apart from records that wait for it already."""
+        """Return whether a segment must not be written to, apart from records that wait for it already."""
         if self.suspended or writer.fenced:
             return True
+        # A record of the closed segment may turn out to be astray: it goes before anything newer of its keys.
         return any(w.segment.range.overlaps(writer.segment.range) for w in self.closing)
 
     def _reopen(self) -> None:

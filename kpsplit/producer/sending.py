@@ -4,7 +4,7 @@ A producer that learns of a topic's enrolment (docs/protocol.md, 6.10) answers n
 records there are resolved. It cannot tell them from others in librdkafka's queue, so it counts what came
 later.
 
-A signal handler may raise after librdkafka took a record: ``is_refusal`` tells that from a refusal.
+A signal handler may raise after librdkafka took a record: ``is_refusal`` distinguishes the two.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _NAME_IS_NO_TEXT = "expected header key to be unicode string"
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Tell whether librdkafka raised it; for the frame that called its produce(), by whatever wrappers."""
+    """Return whether librdkafka itself raised an error. Call it in the frame that called produce()."""
+    # A handler's frame stands in the traceback below the call; librdkafka's C code leaves no frame there.
     below = error.__traceback__ and error.__traceback__.tb_next
     if below is None:  # no Python between that frame and what was raised
         return True
@@ -54,8 +55,9 @@ def is_refusal(error: BaseException) -> bool:
 def raise_swallowed(error: BaseException) -> None:
     """Raise what a signal handler raised while librdkafka's produce() looked at our own header's name.
 
-    That runs handlers, and reports what they raise as a name that is no text, which ours always is. So it is
-    only asked where the application gave no headers. The record was not taken.
+    librdkafka's binding runs signal handlers there, and turns what they raise into "the header's name is not
+    text". Our own name always is text, so without headers of the application that error can only mean a
+    handler. The record was not taken.
 
     Raises:
         KeyboardInterrupt: it can only have been Ctrl-C. KpsplitError: there are other handlers.
@@ -100,6 +102,7 @@ class StampedSender:
         every = with_stamp(content.headers, complete_stamp(writer.stamp_prefix, sequence))
         report = self._report_for(send_state, writer, content.callback)
         bound = MethodType(report, (sequence, every) if content.headers else sequence)
+        # Before the call: a handler may raise after librdkafka took the record, and it counts as sent then.
         writer.sent += 1
         try:
             self._send(
@@ -196,14 +199,13 @@ class PassThroughSender:
         self._state.fast_plain.clear()
 
     def settled(self) -> bool:
-        """Tell whether everything sent before the last ``count`` is reported, and stop counting then.
+        """Return whether everything sent before the last ``count`` is reported, and stop counting then.
 
-        What librdkafka has is more than what we know of as long as something older is among it. Its queue is
-        looked at first: what we know of can only have become less when we look at it.
+        While a record from before the last ``count`` is on its way, librdkafka has more records than counted.
         """
         state = self._state
         with state.lock.first:
-            inside = state.rdkafka.queued()
+            inside = state.rdkafka.queued()  # first: the counts below can only fall meanwhile
             stamped = sum(w.in_flight for f in state.send_states() for w in f.all_writers())
             plain = self._count.sent - self._count.done if self._count else 0
             if inside > stamped + plain:

@@ -43,7 +43,7 @@ from kpsplit.splitter.records.stamp import HEADER, prefix
 log = logging.getLogger(__name__)
 
 _GIVEN_UP = KafkaError(KafkaError._PURGE_INFLIGHT)
-"""The error of a record that was acknowledged and will not be looked after any more."""
+"""The error of a record that was acknowledged, and that the producer gave up before it was final."""
 STICKY_SECONDS = 0.01
 """Records without a key stay on one partition for so long, so that they share batches."""
 
@@ -253,7 +253,7 @@ class ProducerState:
         self.forked = False
 
     def lease_valid(self) -> bool:
-        """Tell whether the view of the control topic is still good."""
+        """Return whether the view of the control topic is still good."""
         return monotonic() < self.lease_until
 
     def add_route(self, topic: str, route: TopicRoute) -> None:
@@ -294,6 +294,7 @@ class ProducerState:
         for writer in send_state.closing:
             writer.good_until = 0.0
         for writer in send_state.writers:
+            # 0 while this thread collects: callbacks may run in the application's thread only.
             writer.good_until = 0.0 if writer.fenced or self.collecting else self.lease_until
             writer.stamp_as(send_state.state, self.instance)
 
@@ -315,6 +316,7 @@ class ProducerState:
     def lapse(self) -> None:
         """Hold everything until the lease is renewed (``lock`` held)."""
         self.lease_until = 0.0
+        # Without a lease the view may be old: a topic that passed through may be enrolled by now.
         for topic in [t for t, r in self.routes.items() if r is PASS_THROUGH]:
             self.remove_route(topic)
         for send_state in self.send_states():
@@ -322,7 +324,7 @@ class ProducerState:
             self.refresh(send_state)
 
     def end(self) -> None:
-        """Give up the lease for good (``lock`` held): nobody asks or waits for a producer that is closed."""
+        """Give up the lease for good (``lock`` held): operators do not wait for a closed producer."""
         self.ended = True
         self.lapse()
 

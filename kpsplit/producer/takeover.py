@@ -83,6 +83,7 @@ class Takeover:
         self._waits = isinstance(decision, WaitForTurn) and not ours
         if self._waits:
             self._next = max(self._next, now + self._spread)
+        # A claim fences the operator, so it is announced first: another producer that sees it does not claim.
         if isinstance(decision, Go) and decision.claim not in announced:
             self._announce_once(decision.claim)
         return decision
@@ -91,8 +92,8 @@ class Takeover:
         """Return whether to begin the claim now; announce first what is to be announced.
 
         So only one producer opens clients and asks brokers that may be slow already. It does so as soon as
-        the turn is reserved, and waits for the moment. An announcement that is not seen (another operator's
-        open transaction hides it, say) keeps nobody from looking for itself once it is due.
+        the turn is reserved, and waits for the moment. An announcement may stay unseen (another operator's
+        open transaction hides it, for example); once the takeover is due, this producer goes on without it.
         """
         now = monotonic()
         if now < self._next:
@@ -108,7 +109,7 @@ class Takeover:
             self._announce(claim)
 
     def roll_back(self, connection: Connection) -> bool:
-        """Roll back, as the function does; give up when the turn is seen to be somebody else's."""
+        """Roll back, as the function does; give up when the view shows that another producer has the turn."""
         return roll_back(connection, self._parent, self.attempt_id, self._queue, lambda: self._waits)
 
     def rest(self) -> None:
@@ -119,7 +120,7 @@ class Takeover:
         try:
             self.roll_back(self._connection)
         except ConflictError as error:
-            log.info("somebody else takes over %s: %s", self._parent, error)
+            log.info("another producer takes over %s: %s", self._parent, error)
         except KpsplitError as error:
             log.warning("could not take over %s: %s", self._parent, error)
         finally:
@@ -136,10 +137,10 @@ def roll_back(
     """Claim an operation and roll back the attempt if it still holds its fence. Return whether it did.
 
     Of all producers that want to do this one does, and the others wait; ``queue`` is what an earlier try
-    knows of them. ``waits``: somebody else has the turn, which is known without asking; this one gives up.
+    knows of them. ``waits`` returns True when the view shows that another has the turn; this one gives up.
 
     Raises:
-        KpsplitError: the claim failed; nothing was changed, or somebody else is at it.
+        KpsplitError: the claim failed; nothing was changed, or another operator works on it.
     """
     deadline = Deadline(AHEAD_SECONDS + GRACE_SECONDS + CLAIM_SECONDS)
     operation = OperationLog(connection, parent, queue)
@@ -147,7 +148,7 @@ def roll_back(
 
     def fit(state: PartitionState) -> bool:
         if waits():
-            raise ConflictError(f"{parent}: the turn to claim it is somebody else's", retriable=True)
+            raise ConflictError(f"{parent}: another operator has the turn to claim it", retriable=True)
         return _holds_its_fence(state, attempt_id)
 
     try:

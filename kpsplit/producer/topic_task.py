@@ -82,7 +82,7 @@ class TopicTask:
             own.answer_ready(str(state.parent), state.attempt.id, Deadline(self._feed.lease_seconds()))
 
     def _settled(self, topic: str, partition: int | None = None) -> bool:
-        """Tell whether no unstamped record of ours can be on its way to a topic (or one partition) still."""
+        """Return whether all unstamped records of ours to a topic (or one partition) are resolved."""
         since = self.transitions.get(topic)
         if since is None:
             return True
@@ -90,15 +90,15 @@ class TopicTask:
         if self._plain.settled():
             self.transitions.clear()
             return True
+        # librdkafka has failed whatever it had by then.
         if monotonic() - since > producer.settings.message_timeout:
             del self.transitions[topic]
             return True
         route = producer.routes.get(topic)
         if not isinstance(route, TopicRoute) or partition is None or partition >= route.count:
             return False
-        return any(
-            w.done for w in route.send_states[partition].writers
-        )  # a later record is through: so are they
+        # Brokers take a producer's records of one partition in order: a later one is through, so these are.
+        return any(w.done for w in route.send_states[partition].writers)
 
     # -- enrolled topics ---------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class TopicTask:
         failed: KpsplitError | None = None
         for topic in list(producer.unrouted):
             if not producer.lease_valid():
-                return
+                return  # the view may be old: a topic could be enrolled by now
             try:
                 if topic not in producer.routes and topic in tail.view.enrolments:
                     self._route_enrolled(topic, tail)
@@ -128,8 +128,8 @@ class TopicTask:
     def _route_enrolled(self, topic: str, tail: ControlTail) -> None:
         """Register an enrolled topic and make its send states.
 
-        A PREPARE that is in the view already is answered in the same record: an operator whose patience is
-        at its end would otherwise remove the whole registration, other topics' lease or not.
+        A PREPARE that is in the view already is answered in the same record. Otherwise an operator that has
+        waited long enough could remove the whole registration, with the lease of all other topics.
         """
         states = [s for s in tail.view.states.values() if s.parent.topic == topic]
         preparing = [s for s in states if s.phase is Phase.PREPARING]
@@ -148,6 +148,7 @@ class TopicTask:
         count = self._new.take(topic)
         if count is None:
             return
+        # Before the first record: from here on an operator waits for this producer's answers.
         self._feed.registration.add_topic(topic, ready, deadline)
         send_states = [self._new_send_state(enrolment, p, tail.view) for p in range(count)]
         with self._producer.lock.first:
