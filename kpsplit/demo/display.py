@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Self, TextIO
@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from kpsplit.demo.endpoints import Endpoint, MemberNews, WriterNews, WriterStage
 from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.driver import StepDone
 
@@ -44,35 +45,13 @@ class PlaceLine:
 
 
 @dataclass(frozen=True, slots=True)
-class WriterLine:
-    """One writer on the board."""
-
-    name: str
-    stage: str
-    sent: int
-    reported: int
-    waiting: int
-    strays: int
-
-
-@dataclass(frozen=True, slots=True)
-class MemberLine:
-    """One member of the group on the board."""
-
-    name: str
-    stage: str
-    worked_on: int
-    slots: int
-
-
-@dataclass(frozen=True, slots=True)
 class Board:
-    """Everything that the live table shows."""
+    """Everything that the live tables show."""
 
     phase: str
     places: tuple[PlaceLine, ...]
-    writers: tuple[WriterLine, ...]
-    members: tuple[MemberLine, ...] = ()
+    writers: Sequence[Endpoint[WriterNews]]
+    members: Sequence[Endpoint[MemberNews]]
 
 
 class Display:
@@ -102,7 +81,7 @@ class Display:
         if now < self._next:
             return
         self._next = now + LINE_SECONDS
-        sent = sum(w.sent for w in board.writers)
+        sent = sum(w.news.sent for w in board.writers)
         busy = "  ".join(f"{_last(p.name)}:{p.rate:.0f}" for p in board.places if p.rate >= 1)
         self.say(f"  {board.phase}: {sent:,} sent; records/s by partition: {busy or 'none'}")
 
@@ -181,17 +160,21 @@ def _places(places: tuple[PlaceLine, ...]) -> Table:
     return table
 
 
-def _writers(writers: tuple[WriterLine, ...]) -> Table:
+def _writers(writers: Sequence[Endpoint[WriterNews]]) -> Table:
     table = _table("writer", "stage", "sent", "reported", "waiting", "strays", texts=("writer", "stage"))
-    for w in writers:
-        numbers = (f"{n:,}" for n in (w.sent, w.reported, w.waiting, w.strays))
-        table.add_row(w.name, Text(w.stage, style="yellow" if w.stage == "suspended" else ""), *numbers)
+    for writer in writers:
+        news = writer.news
+        stage = WriterStage.WRITING if news.stage is WriterStage.STOPPING else news.stage
+        shown = Text("suspended", style="yellow") if writer.suspended else Text(stage)
+        numbers = (f"{n:,}" for n in (news.sent, news.ok + news.failed, news.waiting, news.strays))
+        table.add_row(writer.name, shown, *numbers)
     return table
 
 
-def _members(members: tuple[MemberLine, ...]) -> Table:
+def _members(members: Sequence[Endpoint[MemberNews]]) -> Table:
     table = _table("group member", "stage", "worked on", "slots", texts=("group member", "stage"))
-    for m in members:
-        style = "" if m.stage == "working" else "yellow"
-        table.add_row(m.name, Text(m.stage, style=style), f"{m.worked_on:,}", f"{m.slots}")
+    for member in members:
+        stage = "killed" if member.killed else "suspended" if member.suspended else "joins later"
+        shown = Text("working") if member.working else Text(stage, style="yellow")
+        table.add_row(member.name, shown, f"{member.news.worked_on:,}", f"{member.news.slots}")
     return table

@@ -17,8 +17,8 @@ from pathlib import Path
 from kpsplit.admin import Admin
 from kpsplit.control.group_progress import PartitionProgress, RangeProgress
 from kpsplit.control.plans import Plan
-from kpsplit.demo.display import Board, Display, MemberLine, PlaceLine, WriterLine, show_step
-from kpsplit.demo.endpoints import PATIENCE_SECONDS, Endpoint, Endpoints, MemberNews, WriterNews, WriterStage
+from kpsplit.demo.display import Board, Display, PlaceLine, show_step
+from kpsplit.demo.endpoints import PATIENCE_SECONDS, Endpoints, MemberNews, WriterNews
 from kpsplit.demo.judge import Victim
 from kpsplit.demo.records import Worked
 from kpsplit.demo.timeline import FENCE_OFF, DrainWatch, OperationTimeline, Timeline, TimeSpan, Watch
@@ -334,9 +334,7 @@ class Scenario:
             )
             for place in watch.places
         )
-        writers = tuple(_writer_line(writer) for writer in self._parts.writers.all)
-        members = tuple(_member_line(member) for member in self._parts.members.all)
-        self._display.show(Board(self._phase, places, writers, members))
+        self._display.show(Board(self._phase, places, self._parts.writers.all, self._parts.members.all))
 
     def _role(self, place: PhysicalPartition) -> str:
         if self._state is None or place not in self._state.lineage.sources():
@@ -355,19 +353,6 @@ def short(place: PhysicalPartition) -> str:
 
 def _role_of(segment: Segment) -> str:
     return segment.kind.value if segment.kind is SegmentKind.OVERFLOW else f"{segment.kind} {segment.range}"
-
-
-def _writer_line(writer: Endpoint[WriterNews]) -> WriterLine:
-    news = writer.news
-    stage = WriterStage.WRITING if news.stage is WriterStage.STOPPING else news.stage
-    name = "suspended" if writer.suspended else stage.value
-    return WriterLine(writer.name, name, news.sent, news.ok + news.failed, news.waiting, news.strays)
-
-
-def _member_line(member: Endpoint[MemberNews]) -> MemberLine:
-    stage = "killed" if member.killed else "suspended" if member.suspended else "working"
-    stage = stage if member.begun else "joins later"
-    return MemberLine(member.name, stage, member.news.worked_on, member.news.slots)
 
 
 def _percentages(shares: Iterable[float]) -> str:
