@@ -28,14 +28,14 @@ Result = TypeVar("Result")
 
 
 class Call:
-    """What every verb gets. Nothing is imported or opened before it is needed."""
+    """What every verb gets. Modules are imported and clients opened when they are needed, not before."""
 
     def __init__(self, given: Given) -> None:
         self.given = given
 
     @property
     def as_json(self) -> bool:
-        """Tell whether data is printed as JSON."""
+        """Return whether data is printed as JSON."""
         return self.given.as_json
 
     @functools.cached_property
@@ -82,7 +82,7 @@ class Call:
 
 
 def can_ask() -> bool:
-    """Tell whether somebody sits at a terminal."""
+    """Return whether stdin is a terminal: without one a question has no answer."""
     return sys.stdin.isatty()
 
 
@@ -100,6 +100,7 @@ def pass_call(
     @click.pass_context
     def wrapped(ctx: click.Context, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         given = given_in(ctx)
+        # Before the verb: what it logs while it opens clients may hold secrets.
         show_logs(given.verbose, redactor_for(given))
         return function(Call(given), *args, **kwargs)
 

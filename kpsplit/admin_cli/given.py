@@ -23,7 +23,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 @dataclass
 class Given:
-    """What the global options say. After the verb wins over before it; ``-X`` and ``-v`` add up."""
+    """The values of the global options. After the verb overrides before it; ``-X`` and ``-v`` add up."""
 
     bootstrap_server: str | None = None
     command_config: Path | None = None
@@ -35,7 +35,7 @@ class Given:
 
     @property
     def as_json(self) -> bool:
-        """Tell whether data is printed as JSON."""
+        """Return whether data is printed as JSON."""
         return self.output == JSON
 
 
@@ -59,7 +59,7 @@ def _take(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 
 
 def _take_properties(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    """Take properties; those of the environment (one a line) count wherever -X does not say otherwise."""
+    """Take properties; -X overrides those of the environment, which has one a line."""
     given = given_in(ctx)
     if ctx.parent is None:
         lines = LINE_END.split(os.environ.get(PROPERTIES_VARIABLE, ""))

@@ -20,7 +20,7 @@ what has taken effect is best finished."""
 
 
 class Interrupts:
-    """While it is entered, the first signal raises KeyboardInterrupt; further ones only say why not.
+    """While it is entered, the first signal raises KeyboardInterrupt; later ones print why they do not.
 
     ``terminated`` tells which one it was. Only for the main thread.
     """
@@ -50,6 +50,7 @@ class Interrupts:
 
     def _arrived(self, number: int, _frame: FrameType | None) -> None:
         self.count += 1
+        # Only the first: another exception in the middle of the roll-back would leave the fence up.
         if self.count == 1:
             self.terminated = number != signal.SIGINT
             raise KeyboardInterrupt
@@ -63,7 +64,7 @@ _entered: list[Interrupts] = []
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Tell whether an error is an interruption, also where C code has made another error of it."""
+    """Return whether an error is an interruption, also where C code has made another error of it."""
     if isinstance(error, KeyboardInterrupt):
         return True
     return isinstance(error, SystemError) and isinstance(error.__cause__, KeyboardInterrupt)

@@ -28,7 +28,7 @@ def partition_count(connection: Connection, topic: str) -> int:
 
 
 def check_partition(connection: Connection, parent: PhysicalPartition) -> None:
-    """Do nothing if the partition exists.
+    """Raise unless the partition exists.
 
     Raises:
         UsageError: there is no such topic or partition.
@@ -59,22 +59,22 @@ Wanted = Callable[[PartitionState], bool]
 
 
 def can_be_resumed(state: PartitionState) -> bool:
-    """Tell whether an operation is under way, be it of a dead operator or of one at work."""
+    """Return whether an operation is under way, be it of a dead operator or of one at work."""
     return state.attempt is not None
 
 
 def can_be_aborted(state: PartitionState) -> bool:
-    """Tell whether an operation is under way that can be rolled back still."""
+    """Return whether an operation is under way that can be rolled back still."""
     return state.attempt is not None and state.phase is not Phase.COMMITTED
 
 
 def can_be_thawed(state: PartitionState) -> bool:
-    """Tell whether the partition is frozen."""
+    """Return whether the partition is frozen."""
     return state.phase is Phase.FROZEN
 
 
 def can_be_begun_anew(state: PartitionState) -> bool:
-    """Tell whether the latest operation was rolled back for its operator was gone: resume begins it anew."""
+    """Return whether a producer rolled back the last operation of a dead operator: resume starts it again."""
     last = state.last
     given_up = last is not None and (last.result, last.ended_by) == (Result.ROLLED_BACK, EndedBy.TAKEOVER)
     return state.attempt is None and state.phase is Phase.STEADY and given_up

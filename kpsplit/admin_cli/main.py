@@ -80,12 +80,13 @@ def run(command: click.Command, args: list[str], extra: MutableMapping[str, Any]
         return shell_complete(command, {}, PROGRAM, COMPLETE_VARIABLE, instruction)
     _open_what_is_closed()
     _never_fail_on_a_character()
+    # Ours, not click's context: what the options said is needed after click has torn its context down.
     settings = {"auto_envvar_prefix": ENVIRONMENT, "obj": Given(), **(extra or {})}
     given = settings["obj"]
     with Interrupts() as interrupts:
         try:
             code = _invoke(command, args, settings)
-            sys.stdout.flush()
+            sys.stdout.flush()  # here, where a reader that is gone becomes an exit code
             return code
         except BrokenPipeError:
             _drop_stdout()

@@ -1,4 +1,4 @@
-"""What split, merge and resume share: show the plan, ask, run it, say what became of it."""
+"""What split, merge and resume share: show the plan, ask, run it, report the outcome."""
 
 from __future__ import annotations
 
@@ -89,6 +89,7 @@ def carry_out(
         check_runnable(plan, force)
         call.say("dry run: nothing was changed")
         return
+    # On stderr: stdout has the report only, as JSON where that is asked for.
     show_plan(plan, stderr(), brief=True)
     check_runnable(plan, force)
     call.confirm(f"{plan.kind.capitalize()} {plan.parent} now?", yes)
@@ -96,7 +97,7 @@ def carry_out(
 
 
 def check_runnable(plan: Plan, force: bool) -> None:
-    """Do nothing if the plan may be run.
+    """Raise unless the plan may be run.
 
     Raises:
         KpsplitError: it may not; the error of the first failed check, with its exit code.
@@ -149,7 +150,7 @@ def _run(call: Call, operations: Admin, plan: Plan, max_pause: float, force: boo
 
 @contextmanager
 def explained_interrupt(call: Call, operations: Admin, parent: PhysicalPartition) -> Iterator[None]:
-    """Say what became of the operation if it is interrupted inside.
+    """Report the outcome of the operation if the block is interrupted.
 
     Raises:
         Interrupted: it was, and what had not taken effect was rolled back.
@@ -157,7 +158,7 @@ def explained_interrupt(call: Call, operations: Admin, parent: PhysicalPartition
     before = operations.view().state(parent)
     try:
         yield
-    except BaseException as error:
+    except BaseException as error:  # C code turns a Ctrl-C into other errors: is_interrupt knows them
         if not is_interrupt(error):
             raise
         raise Interrupted(_what_became_of(call, parent, before)) from None
@@ -167,6 +168,7 @@ def _what_became_of(call: Call, parent: PhysicalPartition, before: PartitionStat
     """Read back how a partition stands, roll back what the driver could not; never raises."""
     state = None
     try:
+        # New clients: the interruption may have hit the old ones in the middle of a call.
         with call.operations() as operations:
             state = operations.view().state(parent)
             if state is not None and _is_ours(state):
@@ -180,7 +182,7 @@ def _what_became_of(call: Call, parent: PhysicalPartition, before: PartitionStat
 
 
 def _is_ours(state: PartitionState) -> bool:
-    """Tell whether an attempt of this very process is under way and can still be rolled back."""
+    """Return whether an attempt of this very process is under way and can still be rolled back."""
     from kpsplit.control.session import operator_name
 
     attempt = state.attempt

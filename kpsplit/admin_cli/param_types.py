@@ -32,7 +32,7 @@ else:
 
 
 def is_sendable(text: str) -> bool:
-    """Tell whether the client library takes a text unchanged: valid characters, and no NUL."""
+    """Return whether the client library takes a text unchanged: valid characters, and no NUL."""
     return "\0" not in text and is_unicode(text)
 
 

@@ -20,6 +20,7 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         forms = {form for secret in secrets for form in _forms(secret) if len(form) >= SHORTEST}
+        # A secret may contain another one; replacing the shorter first would leave the rest of it.
         longest_first = sorted(forms, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if forms else None
 

@@ -110,7 +110,7 @@ def _check_names(properties: Mapping[str, str], where: Where) -> None:
 
 
 def check_brokers(text: str) -> None:
-    """Do nothing if these are addresses of brokers.
+    """Raise unless these are addresses of brokers.
 
     Raises:
         ConfigurationError: one is not; the client library would try to reach it without end.
@@ -127,7 +127,7 @@ def check_brokers(text: str) -> None:
 
 
 def check_sendable(properties: Mapping[str, str]) -> None:
-    """Do nothing if the client library takes every property as it is.
+    """Raise unless the client library takes every property as it is.
 
     Raises:
         ConfigurationError: one has a character that it would cut the value at, or cannot take.
@@ -167,7 +167,9 @@ def reach(connection: Connection, seconds: float, where: Where = lambda _: "") -
             translated = translate(error_of(exception), "reach the cluster")
             if not isinstance(translated, UnreachableError):
                 raise translated from exception
-            patience *= 2
+            patience *= (
+                2  # a slow broker answers the longer request; a frozen one costs little time before it
+            )
         else:
             return
 
@@ -189,7 +191,7 @@ def refused_setting(text: str, where: Where = lambda _: "") -> ConfigurationErro
 
 
 def _reason(text: str) -> str:
-    """Return what a connection failed of, without the client library's own bookkeeping."""
+    """Return why a connection failed, without the client library's own details."""
     return re.sub(r"^\S+/bootstrap: |\s*\(after \d+ms in state [^)]*\)", "", text)
 
 

@@ -34,7 +34,7 @@ def spark_size_options(function: Decorated) -> Decorated:
 
 
 def require_spark(memory: str, cores: int | None, master: str | None) -> None:
-    """Do nothing if Spark can be started with so much memory, so many threads, or on that master.
+    """Raise unless Spark can be started with so much memory, so many threads, or on that master.
 
     Raises:
         UsageError: there is no PySpark, that is no size of memory or no master, or two things contradict.

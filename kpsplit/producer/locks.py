@@ -120,7 +120,7 @@ def holds_lock(function: F) -> F:
 
 
 def refuse_reentry(lock: QuickLock, depth: int = 1) -> None:
-    """Do nothing for a call that may wait for the lock; ``depth``: how many frames are its own.
+    """Raise unless this call may wait for the lock; ``depth``: how many frames are its own.
 
     Raises:
         KpsplitError: this thread is inside the Producer already.

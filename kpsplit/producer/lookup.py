@@ -242,7 +242,7 @@ class Lookup:
         return not self._thread.is_alive()
 
     def check(self) -> None:
-        """Do nothing if the search is over; only when ``done``.
+        """Raise unless the search came to its end; only when ``done``.
 
         Raises:
             KpsplitError: why the last try ended before. The next one has begun, where that one ended.

@@ -71,7 +71,7 @@ def _key(text: str | None, base64: bytes | None, hexadecimal: bytes | None) -> b
 
 
 def _bytes_of(text: str) -> bytes:
-    """Return what was typed, byte for byte, UTF-8 or not."""
+    """Return the bytes that were typed, also where they are not UTF-8."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

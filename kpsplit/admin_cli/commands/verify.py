@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from kpsplit.spark_jobs import Verdict
 
 TIMES_SECONDS = 20.0
-"""Limit for reading the clock times of the report; those that are not read by then are left out."""
+"""Limit for reading the clock times of the report; a time that is not read by then is left out."""
 
 
 @contextmanager
 def judging() -> Iterator[None]:
-    """Whatever keeps a verification from judging ends with exit code 1, also that the time ran out.
+    """Turn a timeout into an error with exit code 1, as for everything else that keeps a job from judging.
 
     Raises:
         NotJudgedError: the time ran out.

@@ -61,7 +61,7 @@ _UNLIMITED = 10_000
 
 
 def fits(table: Table, console: Console, width: int) -> bool:
-    """Tell whether a table can be drawn in that width without breaking any of its words."""
+    """Return whether a table can be drawn in that width without breaking any of its words."""
     return Measurement.get(console, console.options.update_width(_UNLIMITED), table).maximum <= width
 
 
