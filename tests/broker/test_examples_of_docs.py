@@ -77,6 +77,7 @@ def test_a_program_on_a_page_works_on_every_record(
         assert all(f"`{name}`" in (DOCS / page).read_text(encoding="utf-8") for name in headers)
 
 
+@pytest.mark.usefixtures("operations")
 def test_the_program_that_operates_splits_and_merges(bootstrap: str, make_topic: MakeTopic) -> None:
     topic = make_topic(1)
     text = (DOCS / "admin.md").read_text(encoding="utf-8")

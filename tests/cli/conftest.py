@@ -17,10 +17,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit.admin_cli.main import cli
+from tests.broker.operating import operating
 
 WriteKeys = Callable[[str, Mapping[str, int]], None]
-LEASE_MS = "1000"
-CONFLICT = 5
 
 
 @dataclass(frozen=True)
@@ -81,12 +80,8 @@ def offline() -> Kpsplit:
 @pytest.fixture(scope="session")
 def kpsplit(bootstrap: str) -> Kpsplit:
     """The command line on the cluster, where kpsplit is initialised."""
-    command = Kpsplit(bootstrap)
-    done = command("init", "--lease-ms", LEASE_MS)
-    if done.code == CONFLICT:  # other tests have enrolled topics already: their lease stays
-        done = command("init")
-    assert done.code == 0, done.err
-    return command
+    with operating(bootstrap):
+        return Kpsplit(bootstrap)
 
 
 class Inline:

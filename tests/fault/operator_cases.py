@@ -22,7 +22,7 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Phase
 from kpsplit.splitter.records.control import Partitioner
-from tests.broker.operating import PAUSE_MS, state_of
+from tests.broker.operating import PAUSE_MS, operating, state_of
 from tests.fault.live_writer import LiveWriter
 from tests.measured import measured
 
@@ -141,8 +141,7 @@ def writable_again(case: Case, what: str, seconds: float) -> tuple[str, object]:
 def make_topic(admin: AdminClient, bootstrap: str, name: str) -> str:
     """Make an enrolled topic with a partition for each case."""
     admin.create_topics([NewTopic(name, len(CASES), 3)])[name].result(30)
-    with Admin(Connection({"bootstrap.servers": bootstrap})) as operations:
-        operations.initialise()
+    with operating(bootstrap) as operations:
         operations.enrol(name, Partitioner.EXPLICIT, slots=2)
     return name
 
