@@ -40,10 +40,7 @@ def examine(connection: Connection, admin: ClusterAdmin, deadline: Deadline) -> 
         offsets.read(connection, deadline)
     view, newer = _view(connection, names, deadline)
     gatherer = FactsGatherer(connection, admin)
-    logs = {}
-    for parent, state in view.states.items():
-        places = {s.source for s in state.lineage}
-        logs[parent] = gatherer.logs(state, places, deadline)
+    logs = gatherer.logs([(s, set(s.lineage.sources())) for s in view.states.values()], deadline)
     return Findings(
         view=view,
         brokers=len(admin.brokers()),

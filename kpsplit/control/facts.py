@@ -95,7 +95,7 @@ class FactsGatherer:
             return facts
         closing = closing_segments(state, attempt)
         sources = [s.source for s in closing]
-        logs = self.logs(state, {s.source for s in state.lineage if s.is_open}, deadline)
+        logs = self.logs([(state, {s.source for s in state.lineage if s.is_open})], deadline)[state.parent]
         return replace(
             facts,
             closing=closing,
@@ -117,35 +117,45 @@ class FactsGatherer:
         return lacking(topic, allowed_on(self._admin, {topic, *sources, *OWN_TOPICS}))
 
     def logs(
-        self, state: PartitionState, looked_into: Collection[PhysicalPartition], deadline: Deadline
-    ) -> dict[PhysicalPartition, LogFacts]:
-        """Return the facts about every log of a lineage whose topic has not been retired.
+        self,
+        asked: Iterable[tuple[PartitionState, Collection[PhysicalPartition]]],
+        deadline: Deadline,
+    ) -> dict[PhysicalPartition, dict[PhysicalPartition, LogFacts]]:
+        """Return, by parent, the facts about every log of its lineage whose topic has not been retired.
 
-        In those that are ``looked_into`` the newest marker is read as well.
+        In those logs that are given with a state the newest marker is read as well. One client reads the
+        markers of all parents: each client takes a moment, and a cluster may have hundreds of parents.
         """
-        dropped = {
-            t.name for t in state.subtopics if t.state in (SubTopicState.RETIRED, SubTopicState.ABANDONED)
-        }
-        places = [p for p in state.lineage.sources() if p.topic not in dropped]
-        ends, starts = self._admin.end_offsets(places), self._admin.start_offsets(places)
-        marks = {
-            place: mark
-            for place in set(looked_into) & set(ends) & set(starts)
-            if (mark := newest_mark(state, place)) is not None and starts[place] <= mark < ends[place].offset
-        }
-        unmarked = self._unmarked(marks, deadline)
+        found: dict[PhysicalPartition, dict[PhysicalPartition, LogFacts]] = {}
+        marks: dict[PhysicalPartition, int] = {}
+        for state, looked_into in asked:
+            dropped = {
+                t.name for t in state.subtopics if t.state in (SubTopicState.RETIRED, SubTopicState.ABANDONED)
+            }
+            places = [p for p in state.lineage.sources() if p.topic not in dropped]
+            ends, starts = self._admin.end_offsets(places), self._admin.start_offsets(places)
+            marks |= {
+                place: mark
+                for place in set(looked_into) & set(ends) & set(starts)
+                if (mark := newest_mark(state, place)) is not None
+                and starts[place] <= mark < ends[place].offset
+            }
+            found[state.parent] = {
+                p: LogFacts(starts.get(p), ends[p].offset if p in ends else None) for p in places
+            }
+        unmarked = self._unmarked(marks, _MARKER_SECONDS * len(found), deadline)
         return {
-            place: LogFacts(
-                starts.get(place), ends[place].offset if place in ends else None, unmarked.get(place)
-            )
-            for place in places
+            parent: {
+                place: replace(log, marker_missing_at=unmarked.get(place)) for place, log in logs.items()
+            }
+            for parent, logs in found.items()
         }
 
     def _unmarked(
-        self, marks: Mapping[PhysicalPartition, int], deadline: Deadline
+        self, marks: Mapping[PhysicalPartition, int], seconds: float, deadline: Deadline
     ) -> dict[PhysicalPartition, int]:
         """Return those of the offsets at which another record is than a marker."""
-        limit = RealDeadline(min(_MARKER_SECONDS, deadline.left()))
+        limit = RealDeadline(min(seconds, deadline.left()))
         there = read_at(self._connection, marks, limit)
         return {
             place: offset

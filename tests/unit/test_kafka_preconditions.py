@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
+from kpsplit.control.facts import FactsGatherer
 from kpsplit.control.plans import Check
 from kpsplit.control.preconditions import Facts, LogFacts, checks, refusal
 from kpsplit.errors import CheckFailedError, ConflictError, UsageError
-from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
+from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.cluster_admin import ClusterAdmin, LogEnd, PartitionFacts, TopicFacts
+from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import Freeze, OperationKind
+from kpsplit.splitter.partition_state import Freeze, OperationKind, PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.rights import Role, rights_for
 from tests.unit.samples import PARENT, UNSPLIT, committed, phantom, split_attempt
@@ -120,3 +125,26 @@ def test_an_enrolment_that_is_not_settled_is_waited_for_not_refused() -> None:
 def test_a_failed_check_becomes_an_error_with_the_remedy_as_hint(name: str, kind: type[Exception]) -> None:
     error = refusal(Check(name, False, "what", "do this"))
     assert type(error) is kind and str(error) == "what; do this"
+
+
+class Ends:
+    """Logs of 101 records, wherever it is asked."""
+
+    def end_offsets(self, places: list[PhysicalPartition]) -> dict[PhysicalPartition, LogEnd]:
+        return {place: LogEnd(101, 0) for place in places}
+
+    def start_offsets(self, places: list[PhysicalPartition]) -> dict[PhysicalPartition, int]:
+        return dict.fromkeys(places, 0)
+
+
+def test_one_client_reads_the_markers_of_all_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = PhysicalPartition("orders", 4)
+    unsplit = PartitionState.unsplit(other, "id-of-orders")
+    states = [SPLIT, committed(unsplit, split_attempt(unsplit, 0, WHOLE.split_evenly(2)), {0: 50})]
+    read: list[dict[PhysicalPartition, int]] = []
+    monkeypatch.setattr("kpsplit.control.facts.read_at", lambda _, marks, limit: read.append(marks) or {})
+    gatherer = FactsGatherer(cast(Connection, None), cast(ClusterAdmin, Ends()))
+    logs = gatherer.logs([(state, set(state.lineage.sources())) for state in states], Deadline(1))
+    assert read == [{PARENT: 100, other: 50}]
+    assert logs.keys() == {PARENT, other} and logs[PARENT].keys() == set(SPLIT.lineage.sources())
+    assert logs[other][other] == LogFacts(0, 101)
