@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError
 
 from kpsplit import Consumer
 from tests.broker.consuming import REMOTE, Log, Member, consumer, shared, wait_for
-from tests.broker.operating import operating, write
+from tests.broker.operating import write
 
 pytestmark = pytest.mark.broker
 
@@ -29,11 +29,12 @@ def first_error(member: Consumer) -> KafkaError:
 
 
 @pytest.mark.parametrize("name", ["range", "roundrobin"])
-def test_a_member_with_another_strategy_gets_no_slot_of_an_enrolled_topic(bootstrap, make_topic, name):
+def test_a_member_with_another_strategy_gets_no_slot_of_an_enrolled_topic(
+    bootstrap, operations, make_topic, name
+):
     topic, log = make_topic(), Log()
     group = f"g-{topic}"
-    with operating(bootstrap) as operations:
-        shared(operations, topic, 4)
+    shared(operations, topic, 4)
     write(bootstrap, topic, 20)
     first = Member(bootstrap, group, [topic], log, "first")
     first.start()
@@ -47,10 +48,9 @@ def test_a_member_with_another_strategy_gets_no_slot_of_an_enrolled_topic(bootst
     first.stop()
 
 
-def test_an_assignor_that_the_brokers_do_not_have_is_named(bootstrap, make_topic):
+def test_an_assignor_that_the_brokers_do_not_have_is_named(bootstrap, operations, make_topic):
     topic = make_topic()
-    with operating(bootstrap) as operations:
-        shared(operations, topic, 2)
+    shared(operations, topic, 2)
     write(bootstrap, topic, 20)
     with consumer(bootstrap, f"g-{topic}", group_remote_assignor="by-tenant", **REMOTE) as member:
         member.subscribe([topic])

@@ -11,7 +11,7 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.leaders import reassign
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.broker.consuming import consumer, drain, shared, wait_for
-from tests.broker.operating import operating, write
+from tests.broker.operating import write
 
 pytestmark = pytest.mark.broker
 
@@ -37,11 +37,13 @@ def move_leader(bootstrap: str, admin: AdminClient, place: PhysicalPartition) ->
     wait_for(moved, "another leader", SECONDS)
 
 
-def test_a_range_commit_has_the_leader_epoch_of_the_record_before_its_position(bootstrap, make_topic, admin):
+def test_a_range_commit_has_the_leader_epoch_of_the_record_before_its_position(
+    bootstrap, operations, make_topic, admin
+):
     topic = make_topic()
     group, parent = f"g-{topic}", PhysicalPartition(topic, 0)
     seen: list[int | None] = []
-    with operating(bootstrap) as operations, consumer(bootstrap, group, enable_auto_commit=False) as member:
+    with consumer(bootstrap, group, enable_auto_commit=False) as member:
         shared(operations, topic, 2)
         member.subscribe([topic])
         for _ in range(2):

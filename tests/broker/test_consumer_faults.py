@@ -29,22 +29,21 @@ def event_of(member, seconds=180.0):
             return message
 
 
-def test_an_offset_log_that_would_forget_commits_is_refused_by_name(bootstrap, make_topic):
+def test_an_offset_log_that_would_forget_commits_is_refused_by_name(bootstrap, operations, make_topic):
     topic = make_topic()
-    with operating(bootstrap) as operations:
-        shared(operations, topic, 2)
-        write(bootstrap, topic, 10)
-        set_config(bootstrap, OFFSETS_TOPIC, "cleanup.policy", "delete")
-        try:
-            with consumer(bootstrap, f"g-{topic}") as member:
-                member.subscribe([topic])
-                error = event_of(member).error()
-                assert "cleanup.policy" in error.str()
-                assert "cleanup.policy" in member.stats()["trouble"]
-                set_config(bootstrap, OFFSETS_TOPIC, "cleanup.policy", "compact")
-                assert len(drain(member, 10)) == 10
-        finally:
+    shared(operations, topic, 2)
+    write(bootstrap, topic, 10)
+    set_config(bootstrap, OFFSETS_TOPIC, "cleanup.policy", "delete")
+    try:
+        with consumer(bootstrap, f"g-{topic}") as member:
+            member.subscribe([topic])
+            error = event_of(member).error()
+            assert "cleanup.policy" in error.str()
+            assert "cleanup.policy" in member.stats()["trouble"]
             set_config(bootstrap, OFFSETS_TOPIC, "cleanup.policy", "compact")
+            assert len(drain(member, 10)) == 10
+    finally:
+        set_config(bootstrap, OFFSETS_TOPIC, "cleanup.policy", "compact")
 
 
 def test_garbage_in_the_offset_log_is_counted_and_skipped(kafka_runtime):
@@ -66,31 +65,30 @@ def test_garbage_in_the_offset_log_is_counted_and_skipped(kafka_runtime):
 
 
 @pytest.mark.parametrize("policy", ["error", "skip-and-report"])
-def test_records_that_are_gone_are_a_gap_that_is_told(bootstrap, make_topic, admin, policy):
+def test_records_that_are_gone_are_a_gap_that_is_told(bootstrap, operations, make_topic, admin, policy):
     topic = make_topic()
     told = []
-    with operating(bootstrap) as operations:
-        shared(operations, topic, 2)
-        write(bootstrap, topic, 30)
-        settings = {"kpsplit.gap.policy": policy, "error_cb": told.append}
-        with consumer(bootstrap, f"g-{topic}") as member:
-            member.subscribe([topic])
-            drain(member, 10)
-        asked = [TopicPartition(topic, 0, 20)]
-        for deleted in admin.delete_records(asked).values():
-            deleted.result(20)
-        with consumer(bootstrap, f"g-{topic}", **settings) as member:
-            member.subscribe([topic])
-            if policy == "error":
-                event = event_of(member)
-                assert event.error().code() == KafkaError._AUTO_OFFSET_RESET
-                assert (event.topic(), event.partition()) == (topic, 0)
-                assert "10 to 19" in event.error().str()
-                member.seek(TopicPartition(topic, 0, 20))
-            assert [m.offset() for m in drain(member, 10)] == list(range(20, 30))
-            assert member.stats()["gaps"] >= 1
-            if policy != "error":
-                wait_for(lambda: member.poll(0.05) is None and told, "error_cb")
+    shared(operations, topic, 2)
+    write(bootstrap, topic, 30)
+    settings = {"kpsplit.gap.policy": policy, "error_cb": told.append}
+    with consumer(bootstrap, f"g-{topic}") as member:
+        member.subscribe([topic])
+        drain(member, 10)
+    asked = [TopicPartition(topic, 0, 20)]
+    for deleted in admin.delete_records(asked).values():
+        deleted.result(20)
+    with consumer(bootstrap, f"g-{topic}", **settings) as member:
+        member.subscribe([topic])
+        if policy == "error":
+            event = event_of(member)
+            assert event.error().code() == KafkaError._AUTO_OFFSET_RESET
+            assert (event.topic(), event.partition()) == (topic, 0)
+            assert "10 to 19" in event.error().str()
+            member.seek(TopicPartition(topic, 0, 20))
+        assert [m.offset() for m in drain(member, 10)] == list(range(20, 30))
+        assert member.stats()["gaps"] >= 1
+        if policy != "error":
+            wait_for(lambda: member.poll(0.05) is None and told, "error_cb")
 
 
 def test_a_stalled_application_bounds_what_is_read_ahead(bootstrap, make_topic):
@@ -110,39 +108,37 @@ def test_a_stalled_application_bounds_what_is_read_ahead(bootstrap, make_topic):
         assert len(drain(member, 199)) == 199
 
 
-def test_an_application_that_stops_polling_loses_its_slots_and_comes_back(bootstrap, make_topic):
+def test_an_application_that_stops_polling_loses_its_slots_and_comes_back(bootstrap, operations, make_topic):
     topic = make_topic()
-    with operating(bootstrap) as operations:
-        shared(operations, topic, 4)
-        write(bootstrap, topic, 50)
-        group = f"g-{topic}"
-        with consumer(bootstrap, group, max_poll_interval_ms=6000, session_timeout_ms=6000) as sleeper:
-            lost = []
-            sleeper.subscribe([topic], on_lost=lambda _, parts: lost.append(parts))
-            first = [m.offset() for m in drain(sleeper, 10)]
-            with consumer(bootstrap, group) as other:
-                other.subscribe([topic])
-                rest = [m.offset() for m in drain(other, 41)]
-                assert set(first[:9]) | set(rest) == set(range(50))
-                assert set(first[:9]).isdisjoint(rest)
-                event = event_of(sleeper)
-                assert event.error().code() == KafkaError._MAX_POLL_EXCEEDED
-                assert lost
+    shared(operations, topic, 4)
+    write(bootstrap, topic, 50)
+    group = f"g-{topic}"
+    with consumer(bootstrap, group, max_poll_interval_ms=6000, session_timeout_ms=6000) as sleeper:
+        lost = []
+        sleeper.subscribe([topic], on_lost=lambda _, parts: lost.append(parts))
+        first = [m.offset() for m in drain(sleeper, 10)]
+        with consumer(bootstrap, group) as other:
+            other.subscribe([topic])
+            rest = [m.offset() for m in drain(other, 41)]
+            assert set(first[:9]) | set(rest) == set(range(50))
+            assert set(first[:9]).isdisjoint(rest)
+            event = event_of(sleeper)
+            assert event.error().code() == KafkaError._MAX_POLL_EXCEEDED
+            assert lost
 
-                def back():
-                    other.poll(0.02)
-                    sleeper.poll(0.02)
-                    return sleeper.assignment()
+            def back():
+                other.poll(0.02)
+                sleeper.poll(0.02)
+                return sleeper.assignment()
 
-                wait_for(back, "coming back")
+            wait_for(back, "coming back")
 
 
-def test_nothing_behind_a_seal_is_guessed_without_the_lineage(bootstrap, make_topic):
+def test_nothing_behind_a_seal_is_guessed_without_the_lineage(bootstrap, operations, make_topic):
     topic = make_topic()
-    with operating(bootstrap) as operations:
-        parent = shared(operations, topic, 2)
-        write(bootstrap, topic, 200)
-        split(operations, parent, 2)
+    parent = shared(operations, topic, 2)
+    write(bootstrap, topic, 200)
+    split(operations, parent, 2)
     with consumer(bootstrap, f"g-{topic}") as member:
         session = member._running()
         metadata = session.engine.metadata

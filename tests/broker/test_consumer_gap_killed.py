@@ -12,8 +12,9 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from kpsplit.admin import Admin
 from tests.broker.consuming import consumer, drain, shared, wait_for
-from tests.broker.operating import operating, write
+from tests.broker.operating import write
 
 pytestmark = pytest.mark.broker
 ROOT = Path(__file__).parents[2]
@@ -34,13 +35,12 @@ def child(bootstrap: str, group: str, topic: str) -> subprocess.Popen[bytes]:
 
 
 def test_a_gap_that_a_killed_member_had_not_told_is_told_by_the_next_owner(
-    bootstrap: str, make_topic: Callable[..., str], admin: AdminClient
+    bootstrap: str, operations: Admin, make_topic: Callable[..., str], admin: AdminClient
 ) -> None:
     """The commits of other partitions, begun behind the gap, show that it would have been committed."""
     topic = make_topic(partitions=2)
     group = f"g-{topic}"
-    with operating(bootstrap) as operations:
-        shared(operations, topic, 2)
+    shared(operations, topic, 2)
     write(bootstrap, topic, 30, partition=0)
     with consumer(bootstrap, group) as member:
         member.subscribe([topic])

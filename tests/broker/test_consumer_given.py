@@ -9,7 +9,7 @@ from confluent_kafka import OFFSET_END, Message, TopicPartition
 
 from kpsplit import Consumer, Producer
 from tests.broker.consuming import consumer, drain, shared, wait_for
-from tests.broker.operating import operating, split
+from tests.broker.operating import split
 
 pytestmark = pytest.mark.broker
 
@@ -30,7 +30,9 @@ def slots_of(member: Consumer) -> int:
     return list(member.stats()["slots"].values()).count("reading")
 
 
-def test_the_positions_that_a_program_gave_hold_for_slots_that_come_to_it_later(bootstrap, make_topic):
+def test_the_positions_that_a_program_gave_hold_for_slots_that_come_to_it_later(
+    bootstrap, operations, make_topic
+):
     topic = make_topic()
     at = 40
 
@@ -45,7 +47,6 @@ def test_the_positions_that_a_program_gave_hold_for_slots_that_come_to_it_later(
         who.assign(parts)
 
     with (
-        operating(bootstrap) as operations,
         Producer({"bootstrap.servers": bootstrap}) as producer,
         consumer(bootstrap, f"g-{topic}", **OWN) as keeps,
     ):

@@ -25,7 +25,6 @@ from tests.broker.operating import (
     commit,
     log_end,
     merge,
-    operating,
     split,
     state_of,
     write,
@@ -106,35 +105,36 @@ def sent(journal):
     return {key: found for (_, key), found in journal.sent.items()}
 
 
-def test_members_share_one_partition_through_splits_a_merge_a_death_and_a_suspension(bootstrap, make_topic):
+def test_members_share_one_partition_through_splits_a_merge_a_death_and_a_suspension(
+    bootstrap, operations, make_topic
+):
     topic, log = make_topic(), Log()
     group = f"g-{topic}"
-    with operating(bootstrap) as operations:
-        parent = shared(operations, topic)
-        with traffic(bootstrap, topic) as (journal, _):
-            stays = Member(bootstrap, group, [topic], log, "stays")
-            stays.start()
-            dies = Child(bootstrap, group, topic, log, "dies")
-            sleeps = Child(bootstrap, group, topic, log, "sleeps")
-            wait_for(lambda: dies.seen and sleeps.seen, "all members to have slots")
-            split(operations, parent, 4)
-            dies.signal(signal.SIGKILL)
-            sleeps.signal(signal.SIGSTOP)
-            wait_for(lambda: len(stays.consumer.stats()["slots"]) == 16, "the one that stays to take over")
-            phantom = state_of(operations, parent).lineage.open_segments()[1]
-            plan = operations.plan_split(parent, 2, of=phantom.range, even=True)
-            operations.run(plan, max_pause_ms=PAUSE_MS, force=True)
-            joins = Member(bootstrap, group, [topic], log, "joins")
-            joins.start()
-            sleeps.signal(signal.SIGCONT)
-            wait_for(lambda: [e for e in sleeps.events if e["event"] == "lost"], "the sleeper to hear of it")
-            merge(operations, parent)
-            before = sleeps.seen
-            wait_for(lambda: sleeps.seen > before, "the sleeper to work again")
-        wait_for(lambda: log.distinct() == len(journal.values), "every record")
-        for member in (stays, joins):
-            member.stop()
-        told = sleeps.end()
+    parent = shared(operations, topic)
+    with traffic(bootstrap, topic) as (journal, _):
+        stays = Member(bootstrap, group, [topic], log, "stays")
+        stays.start()
+        dies = Child(bootstrap, group, topic, log, "dies")
+        sleeps = Child(bootstrap, group, topic, log, "sleeps")
+        wait_for(lambda: dies.seen and sleeps.seen, "all members to have slots")
+        split(operations, parent, 4)
+        dies.signal(signal.SIGKILL)
+        sleeps.signal(signal.SIGSTOP)
+        wait_for(lambda: len(stays.consumer.stats()["slots"]) == 16, "the one that stays to take over")
+        phantom = state_of(operations, parent).lineage.open_segments()[1]
+        plan = operations.plan_split(parent, 2, of=phantom.range, even=True)
+        operations.run(plan, max_pause_ms=PAUSE_MS, force=True)
+        joins = Member(bootstrap, group, [topic], log, "joins")
+        joins.start()
+        sleeps.signal(signal.SIGCONT)
+        wait_for(lambda: [e for e in sleeps.events if e["event"] == "lost"], "the sleeper to hear of it")
+        merge(operations, parent)
+        before = sleeps.seen
+        wait_for(lambda: sleeps.seen > before, "the sleeper to work again")
+    wait_for(lambda: log.distinct() == len(journal.values), "every record")
+    for member in (stays, joins):
+        member.stop()
+    told = sleeps.end()
     log.check_order(sent(journal))
     assert {m for members in log.members.values() for m in members} == {"stays", "dies", "sleeps", "joins"}
     assert told["event"] == "closed"
@@ -146,129 +146,126 @@ def test_members_share_one_partition_through_splits_a_merge_a_death_and_a_suspen
 
 @pytest.mark.nightly
 def test_while_a_member_joins_and_leaves_every_two_seconds_order_holds_and_work_goes_on(
-    bootstrap, make_topic
+    bootstrap, operations, make_topic
 ):
     topic, log = make_topic(), Log()
     group = f"g-{topic}"
-    with operating(bootstrap) as operations:
-        parent = shared(operations, topic)
-        with traffic(bootstrap, topic) as (journal, _):
-            stays = Member(bootstrap, group, [topic], log, "stays")
-            stays.start()
-            for turn in range(CHURN_TURNS):
-                before = log.distinct()
-                comes = Member(bootstrap, group, [topic], log, f"comes-{turn}")
-                comes.start()
-                if turn == CHURN_TURNS // 2:
-                    split(operations, parent, 4)
-                time.sleep(CHURN_SECONDS)  # the scenario: it leaves then, with slots or before it had any
-                comes.stop()
-                wait_for(lambda before=before: log.distinct() > before, "work to go on")
-            merge(operations, parent)
-        wait_for(lambda: log.distinct() == len(journal.values), "every record")
-        stays.stop()
+    parent = shared(operations, topic)
+    with traffic(bootstrap, topic) as (journal, _):
+        stays = Member(bootstrap, group, [topic], log, "stays")
+        stays.start()
+        for turn in range(CHURN_TURNS):
+            before = log.distinct()
+            comes = Member(bootstrap, group, [topic], log, f"comes-{turn}")
+            comes.start()
+            if turn == CHURN_TURNS // 2:
+                split(operations, parent, 4)
+            time.sleep(CHURN_SECONDS)  # the scenario: it leaves then, with slots or before it had any
+            comes.stop()
+            wait_for(lambda before=before: log.distinct() > before, "work to go on")
+        merge(operations, parent)
+    wait_for(lambda: log.distinct() == len(journal.values), "every record")
+    stays.stop()
     log.check_order(sent(journal))
     assert log.duplicates() == 0, "who leaves in order commits what it worked on"
 
 
-def test_without_a_death_nothing_is_handed_out_twice(bootstrap, make_topic):
+def test_without_a_death_nothing_is_handed_out_twice(bootstrap, operations, make_topic):
     topic, log = make_topic(), Log()
     group = f"g-{topic}"
-    with operating(bootstrap) as operations:
-        parent = shared(operations, topic)
-        with traffic(bootstrap, topic) as (journal, _):
-            one = Member(bootstrap, group, [topic], log, "one")
-            one.start()
-            wait_for(lambda: log.count > 100, "the first member")
-            two = Member(bootstrap, group, [topic], log, "two")
-            two.start()
-            wait_for(lambda: any("two" in m for m in log.members.values()), "the second member")
-            split(operations, parent, 4)
-            before = log.count
-            wait_for(lambda: log.count > before + 100, "records of the phantoms")
-            one.stop()
-            merge(operations, parent)
-            before = log.count
-            wait_for(lambda: log.count > before + 100, "records behind the merge")
-        wait_for(lambda: log.distinct() == len(journal.values), "every record")
-        two.stop()
+    parent = shared(operations, topic)
+    with traffic(bootstrap, topic) as (journal, _):
+        one = Member(bootstrap, group, [topic], log, "one")
+        one.start()
+        wait_for(lambda: log.count > 100, "the first member")
+        two = Member(bootstrap, group, [topic], log, "two")
+        two.start()
+        wait_for(lambda: any("two" in m for m in log.members.values()), "the second member")
+        split(operations, parent, 4)
+        before = log.count
+        wait_for(lambda: log.count > before + 100, "records of the phantoms")
+        one.stop()
+        merge(operations, parent)
+        before = log.count
+        wait_for(lambda: log.count > before + 100, "records behind the merge")
+    wait_for(lambda: log.distinct() == len(journal.values), "every record")
+    two.stop()
     log.check_order(sent(journal))
     assert log.duplicates() == 0
 
 
-def test_a_group_that_was_down_through_a_split_and_a_merge_reads_all_of_it(bootstrap, make_topic):
+def test_a_group_that_was_down_through_a_split_and_a_merge_reads_all_of_it(bootstrap, operations, make_topic):
     topic, log = make_topic(), Log()
-    with operating(bootstrap) as operations:
-        parent = shared(operations, topic)
-        with traffic(bootstrap, topic) as (journal, writer):
-            member = Member(bootstrap, f"g-{topic}", [topic], log, "before")
-            member.start()
-            wait_for(lambda: log.count > 50, "the first records")
-            member.stop()
-            split(operations, parent, 4)
-            count = writer.count
-            wait_for(lambda: writer.count > count + 100, "records in the phantoms")
-            merge(operations, parent)
-        after = Member(bootstrap, f"g-{topic}", [topic], log, "after")
-        after.start()
-        wait_for(lambda: log.distinct() == len(journal.values), "every record")
-        after.stop()
+    parent = shared(operations, topic)
+    with traffic(bootstrap, topic) as (journal, writer):
+        member = Member(bootstrap, f"g-{topic}", [topic], log, "before")
+        member.start()
+        wait_for(lambda: log.count > 50, "the first records")
+        member.stop()
+        split(operations, parent, 4)
+        count = writer.count
+        wait_for(lambda: writer.count > count + 100, "records in the phantoms")
+        merge(operations, parent)
+    after = Member(bootstrap, f"g-{topic}", [topic], log, "after")
+    after.start()
+    wait_for(lambda: log.distinct() == len(journal.values), "every record")
+    after.stop()
     log.check_order(sent(journal))
     assert log.duplicates() == 0
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
-def test_a_group_that_begins_between_a_split_and_a_merge(bootstrap, make_topic, reset):
+def test_a_group_that_begins_between_a_split_and_a_merge(bootstrap, operations, make_topic, reset):
     topic = make_topic()
-    with operating(bootstrap) as operations:
-        parent = shared(operations, topic)
-        with Producer({"bootstrap.servers": bootstrap}) as producer:
+    parent = shared(operations, topic)
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
 
-            def send(name):
-                for n in range(20):
-                    producer.produce(topic, f"{name}-{n}".encode(), b"key-%d" % n)
-                assert producer.flush(30) == 0
+        def send(name):
+            for n in range(20):
+                producer.produce(topic, f"{name}-{n}".encode(), b"key-%d" % n)
+            assert producer.flush(30) == 0
 
-            send("before")
-            split(operations, parent, 4)
-            send("between")
-            with consumer(bootstrap, f"g-{topic}", auto_offset_reset=reset) as member:
-                member.subscribe([topic])
-                wait_for(
-                    lambda: (
-                        member.poll(0) is None and member.stats()["state"] == "stable"
-                        if reset == "latest"
-                        else True
-                    ),
-                    "the assignment",
-                )
-                send("later")
-                merge(operations, parent)
-                send("after")
-                expected = (
-                    ["later", "after"] if reset == "latest" else ["before", "between", "later", "after"]
-                )
-                found = [m.value().decode() for m in drain(member, 20 * len(expected))]
+        send("before")
+        split(operations, parent, 4)
+        send("between")
+        with consumer(bootstrap, f"g-{topic}", auto_offset_reset=reset) as member:
+            member.subscribe([topic])
+            wait_for(
+                lambda: (
+                    member.poll(0) is None and member.stats()["state"] == "stable"
+                    if reset == "latest"
+                    else True
+                ),
+                "the assignment",
+            )
+            send("later")
+            merge(operations, parent)
+            send("after")
+            expected = ["later", "after"] if reset == "latest" else ["before", "between", "later", "after"]
+            found = [m.value().decode() for m in drain(member, 20 * len(expected))]
     assert sorted(found) == sorted(f"{name}-{n}" for name in expected for n in range(20))
 
 
-def test_a_group_that_committed_to_the_plain_topic_is_taken_over_at_its_positions(bootstrap, make_topic):
+def test_a_group_that_committed_to_the_plain_topic_is_taken_over_at_its_positions(
+    bootstrap, operations, make_topic
+):
     topic = make_topic()
     group = f"g-{topic}"
     write(bootstrap, topic, 300)
     commit(bootstrap, group, {PhysicalPartition(topic, 0): 120})
-    with operating(bootstrap) as operations:
-        parent = shared(operations, topic)
-        split(operations, parent, 2)
-        with consumer(bootstrap, group) as member:
-            member.subscribe([topic])
-            found = drain(member, 180)
+    parent = shared(operations, topic)
+    split(operations, parent, 2)
+    with consumer(bootstrap, group) as member:
+        member.subscribe([topic])
+        found = drain(member, 180)
     assert [m.offset() for m in found] == list(range(120, 300))
 
 
-def test_a_topic_that_is_enrolled_while_a_group_reads_it_is_handed_over_to_slots(bootstrap, make_topic):
+def test_a_topic_that_is_enrolled_while_a_group_reads_it_is_handed_over_to_slots(
+    bootstrap, operations, make_topic
+):
     topic, log = make_topic(partitions=2), Log()
-    with operating(bootstrap) as operations, traffic(bootstrap, topic) as (journal, _):
+    with traffic(bootstrap, topic) as (journal, _):
         members = [Member(bootstrap, f"g-{topic}", [topic], log, name) for name in ("one", "two")]
         for member in members:
             member.start()
@@ -288,12 +285,11 @@ def test_a_topic_that_is_enrolled_while_a_group_reads_it_is_handed_over_to_slots
     assert log.duplicates() == 0
 
 
-def test_a_record_in_work_while_its_topic_is_enrolled_is_nobody_elses(bootstrap, make_topic):
+def test_a_record_in_work_while_its_topic_is_enrolled_is_nobody_elses(bootstrap, operations, make_topic):
     """Brokers that assign give slots away while the old owner of the partition still works."""
     topic, count = make_topic(partitions=1), 20
     write(bootstrap, topic, count)
     with (
-        operating(bootstrap) as operations,
         consumer(bootstrap, f"g-{topic}", **REMOTE) as old,
         consumer(bootstrap, f"g-{topic}", **REMOTE) as new,
     ):
@@ -331,41 +327,39 @@ def test_a_record_in_work_while_its_topic_is_enrolled_is_nobody_elses(bootstrap,
     ],
     ids=["range", "consumer", "consumer-range"],
 )
-def test_slots_are_shared_by_every_group_protocol(bootstrap, make_topic, settings):
+def test_slots_are_shared_by_every_group_protocol(bootstrap, operations, make_topic, settings):
     topic, log = make_topic(), Log()
-    with operating(bootstrap) as operations:
-        shared(operations, topic)
-        with traffic(bootstrap, topic) as (journal, _):
-            members = [Member(bootstrap, f"g-{topic}", [topic], log, n, **settings) for n in ("one", "two")]
-            for member in members:
-                member.start()
-            wait_for(
-                lambda: {m for found in log.members.values() for m in found} == {"one", "two"},
-                "both members to have slots",
-            )
-        wait_for(lambda: log.distinct() == len(journal.values), "every record")
+    shared(operations, topic)
+    with traffic(bootstrap, topic) as (journal, _):
+        members = [Member(bootstrap, f"g-{topic}", [topic], log, n, **settings) for n in ("one", "two")]
         for member in members:
-            member.stop()
+            member.start()
+        wait_for(
+            lambda: {m for found in log.members.values() for m in found} == {"one", "two"},
+            "both members to have slots",
+        )
+    wait_for(lambda: log.distinct() == len(journal.values), "every record")
+    for member in members:
+        member.stop()
     log.check_order(sent(journal))
 
 
-def test_the_ordinary_offsets_of_a_group_tell_its_true_lag(bootstrap, make_topic, admin):
+def test_the_ordinary_offsets_of_a_group_tell_its_true_lag(bootstrap, operations, make_topic, admin):
     topic = make_topic()
     group = f"g-{topic}"
-    with operating(bootstrap) as operations:
-        parent = shared(operations, topic)
-        write(bootstrap, topic, 200)
-        split(operations, parent, 2)
-        with Producer({"bootstrap.servers": bootstrap}) as producer:
-            for n in range(40):
-                producer.produce(topic, b"v", b"key-%d" % n)
-            producer.flush(30)
-        with consumer(bootstrap, group) as member:
-            member.subscribe([topic])
-            drain(member, 240)
-            [part] = member.commit(asynchronous=False)
-            assert part.offset >= 200
-        state = state_of(operations, parent)
+    parent = shared(operations, topic)
+    write(bootstrap, topic, 200)
+    split(operations, parent, 2)
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
+        for n in range(40):
+            producer.produce(topic, b"v", b"key-%d" % n)
+        producer.flush(30)
+    with consumer(bootstrap, group) as member:
+        member.subscribe([topic])
+        drain(member, 240)
+        [part] = member.commit(asynchronous=False)
+        assert part.offset >= 200
+    state = state_of(operations, parent)
     places = [TopicPartition(s.source.topic, s.source.partition) for s in state.lineage.open_segments()]
     client = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": group})
     try:
@@ -376,85 +370,81 @@ def test_the_ordinary_offsets_of_a_group_tell_its_true_lag(bootstrap, make_topic
     assert [p.offset for p in found] == ends
 
 
-def test_a_member_that_lost_its_slots_cannot_commit(bootstrap, make_topic):
+def test_a_member_that_lost_its_slots_cannot_commit(bootstrap, operations, make_topic):
     topic = make_topic()
     group = f"g-{topic}"
-    with operating(bootstrap) as operations:
-        shared(operations, topic)
-        write(bootstrap, topic, 20)
-        member = consumer(bootstrap, group, enable_auto_commit=False)
+    shared(operations, topic)
+    write(bootstrap, topic, 20)
+    member = consumer(bootstrap, group, enable_auto_commit=False)
+    member.subscribe([topic])
+    drain(member, 10)
+    stale = member.consumer_group_metadata()
+    member.commit(asynchronous=False)
+    drain(member, 5)
+    member._group.metadata = lambda: stale
+    with consumer(bootstrap, group) as other:
+        other.subscribe([topic])
+
+        def taken():
+            other.poll(0.05)
+            member.poll(0)
+            return other.assignment()
+
+        wait_for(taken, "the slots to be shared")
+        with pytest.raises(KafkaException) as refused:
+            member.commit(asynchronous=False)
+        assert refused.value.args[0].code() == KafkaError.ILLEGAL_GENERATION
+        assert member.stats()["commits_rejected"] == 1
+    member.close()
+
+
+def test_messages_tell_their_physical_place(bootstrap, operations, make_topic):
+    topic = make_topic()
+    parent = shared(operations, topic)
+    write(bootstrap, topic, 3)
+    split(operations, parent, 2)
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
+        producer.produce(topic, b"v", b"k")
+        producer.flush(30)
+    with consumer(bootstrap, f"g-{topic}") as member:
         member.subscribe([topic])
-        drain(member, 10)
-        stale = member.consumer_group_metadata()
-        member.commit(asynchronous=False)
-        drain(member, 5)
-        member._group.metadata = lambda: stale
-        with consumer(bootstrap, group) as other:
-            other.subscribe([topic])
-
-            def taken():
-                other.poll(0.05)
-                member.poll(0)
-                return other.assignment()
-
-            wait_for(taken, "the slots to be shared")
-            with pytest.raises(KafkaException) as refused:
-                member.commit(asynchronous=False)
-            assert refused.value.args[0].code() == KafkaError.ILLEGAL_GENERATION
-            assert member.stats()["commits_rejected"] == 1
-        member.close()
+        *before, last = drain(member, 4)
+        place = member.place(before[2])
+        assert (place.source_topic, place.source_offset, place.segment) == (topic, 2, 0)
+        assert last.topic() == topic
+        assert last.source()[0] == f"{topic}.split-0-1"
+        assert (last.segment, last.epoch) == (member.place(last).segment, 1)
 
 
-def test_messages_tell_their_physical_place(bootstrap, make_topic):
-    topic = make_topic()
-    with operating(bootstrap) as operations:
-        parent = shared(operations, topic)
-        write(bootstrap, topic, 3)
-        split(operations, parent, 2)
-        with Producer({"bootstrap.servers": bootstrap}) as producer:
-            producer.produce(topic, b"v", b"k")
-            producer.flush(30)
-        with consumer(bootstrap, f"g-{topic}") as member:
-            member.subscribe([topic])
-            *before, last = drain(member, 4)
-            place = member.place(before[2])
-            assert (place.source_topic, place.source_offset, place.segment) == (topic, 2, 0)
-            assert last.topic() == topic
-            assert last.source()[0] == f"{topic}.split-0-1"
-            assert (last.segment, last.epoch) == (member.place(last).segment, 1)
-
-
-def test_slots_assigned_by_hand_are_read_and_committed_without_a_group(bootstrap, make_topic):
+def test_slots_assigned_by_hand_are_read_and_committed_without_a_group(bootstrap, operations, make_topic):
     topic = make_topic()
     group = f"g-{topic}"
-    with operating(bootstrap) as operations:
-        shared(operations, topic, 4)
-        write(bootstrap, topic, 100)
-        found = []
-        for index in range(4):
-            with consumer(bootstrap, group) as member:
-                member.assign_slots([(topic, 0, index)])
-                wait_for(lambda m=member: m.stats()["state"] == "stable", "the slot")
-                while (message := member.poll(1.0)) is not None:
-                    assert message.error() is None, message.error()
-                    found.append(message.offset())
-        assert sorted(found) == list(range(100))
+    shared(operations, topic, 4)
+    write(bootstrap, topic, 100)
+    found = []
+    for index in range(4):
         with consumer(bootstrap, group) as member:
-            member.subscribe([topic])
-            wait_for(lambda: member.poll(0) is None and member.stats()["state"] == "stable", "the assignment")
-            assert member.poll(0.5) is None
+            member.assign_slots([(topic, 0, index)])
+            wait_for(lambda m=member: m.stats()["state"] == "stable", "the slot")
+            while (message := member.poll(1.0)) is not None:
+                assert message.error() is None, message.error()
+                found.append(message.offset())
+    assert sorted(found) == list(range(100))
+    with consumer(bootstrap, group) as member:
+        member.subscribe([topic])
+        wait_for(lambda: member.poll(0) is None and member.stats()["state"] == "stable", "the assignment")
+        assert member.poll(0.5) is None
 
 
-def test_a_static_member_that_comes_back_goes_on_without_a_rebalance(bootstrap, make_topic):
+def test_a_static_member_that_comes_back_goes_on_without_a_rebalance(bootstrap, operations, make_topic):
     topic = make_topic()
     settings = {"group_instance_id": "one"}
-    with operating(bootstrap) as operations:
-        shared(operations, topic, 4)
-        write(bootstrap, topic, 100)
-        with consumer(bootstrap, f"g-{topic}", **settings) as member:
-            member.subscribe([topic])
-            first = drain(member, 40)
-        with consumer(bootstrap, f"g-{topic}", **settings) as member:
-            member.subscribe([topic])
-            second = drain(member, 60)
+    shared(operations, topic, 4)
+    write(bootstrap, topic, 100)
+    with consumer(bootstrap, f"g-{topic}", **settings) as member:
+        member.subscribe([topic])
+        first = drain(member, 40)
+    with consumer(bootstrap, f"g-{topic}", **settings) as member:
+        member.subscribe([topic])
+        second = drain(member, 60)
     assert sorted(m.offset() for m in first + second) == list(range(100))

@@ -9,7 +9,7 @@ import pytest
 
 from kpsplit import Consumer, Producer, StepDone
 from tests.broker.consuming import consumer, drain
-from tests.broker.operating import PAUSE_MS, enrolled, operating
+from tests.broker.operating import PAUSE_MS, enrolled
 
 pytestmark = pytest.mark.broker
 
@@ -49,9 +49,11 @@ def check(found: Sequence[tuple[bytes, bytes]], names: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("step", ["CreateSubTopic", "Fence", "AppendMarkers"])
-def test_a_group_that_begins_in_the_middle_of_a_split_reads_all_of_it_in_order(bootstrap, make_topic, step):
+def test_a_group_that_begins_in_the_middle_of_a_split_reads_all_of_it_in_order(
+    bootstrap, operations, make_topic, step
+):
     topic = make_topic()
-    with operating(bootstrap) as operations, Producer({"bootstrap.servers": bootstrap}) as producer:
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
         parent = enrolled(operations, topic)
         send(producer, topic, "before")
         producer.flush(30)
@@ -68,9 +70,11 @@ def test_a_group_that_begins_in_the_middle_of_a_split_reads_all_of_it_in_order(b
 
 
 @pytest.mark.parametrize("step", ["CoLocateLeaders", "Fence", "AppendMarkers", "Commit"])
-def test_a_group_that_begins_in_the_middle_of_a_merge_reads_all_of_it_in_order(bootstrap, make_topic, step):
+def test_a_group_that_begins_in_the_middle_of_a_merge_reads_all_of_it_in_order(
+    bootstrap, operations, make_topic, step
+):
     topic = make_topic()
-    with operating(bootstrap) as operations, Producer({"bootstrap.servers": bootstrap}) as producer:
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
         parent = enrolled(operations, topic)
         send(producer, topic, "before")
         producer.flush(30)

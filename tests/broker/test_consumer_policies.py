@@ -11,7 +11,6 @@ from confluent_kafka import KafkaError
 
 from kpsplit import Producer
 from tests.broker.consuming import Log, Member, consumer, shared, wait_for
-from tests.broker.operating import operating
 from tests.broker.producing import Journal, Writer
 
 pytestmark = pytest.mark.broker
@@ -72,7 +71,7 @@ def reading(member: Any) -> int:
 
 @pytest.mark.parametrize(("policy", "times_waited"), [("leave", 0), ("retry-then-leave", 1), ("retry", None)])
 def test_a_callback_that_does_not_return_is_left_alone_or_waited_for_by_policy(
-    bootstrap, make_topic, caplog, policy, times_waited
+    bootstrap, operations, make_topic, caplog, policy, times_waited
 ):
     caplog.set_level(logging.WARNING, "kpsplit")
     topic, log, journal = make_topic(), Log(), Journal()
@@ -80,7 +79,7 @@ def test_a_callback_that_does_not_return_is_left_alone_or_waited_for_by_policy(
     def waited() -> int:
         return sum(WAITED in record.message for record in caplog.records)
 
-    with operating(bootstrap) as operations, Producer({"bootstrap.servers": bootstrap}) as producer:
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
         shared(operations, topic, SLOTS)
         writer = Writer(producer, topic, journal, "w")
         writer.start()

@@ -10,9 +10,10 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kpsplit import Producer
+from kpsplit.admin import Admin
 from kpsplit.errors import CheckFailedError
 from tests.broker.consuming import FAST, consumer, drain, shared, values, wait_for
-from tests.broker.operating import merge, operating, split, state_of
+from tests.broker.operating import merge, split, state_of
 
 pytestmark = pytest.mark.broker
 GROUP_CALL_SECONDS = 60.0
@@ -28,12 +29,12 @@ def send(producer: confluent_kafka.Producer, topic: str, name: str, count: int) 
 
 
 def test_what_is_deleted_of_the_parent_beyond_the_cut_is_a_gap_of_both_segments_and_nothing_else_is_missing(
-    bootstrap: str, make_topic: Callable[..., str], admin: AdminClient
+    bootstrap: str, operations: Admin, make_topic: Callable[..., str], admin: AdminClient
 ) -> None:
     topic = make_topic(partitions=1)
     group = f"g-{topic}"
     plain = confluent_kafka.Producer({"bootstrap.servers": bootstrap})
-    with operating(bootstrap) as operations, Producer({"bootstrap.servers": bootstrap}) as producer:
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
         parent = shared(operations, topic, 2)
         send(producer, topic, "parent", 40)
         with consumer(bootstrap, group) as member:
@@ -59,12 +60,12 @@ def test_what_is_deleted_of_the_parent_beyond_the_cut_is_a_gap_of_both_segments_
 
 
 def test_a_plain_group_reads_parent_and_overflow_blocks_retire_and_gets_the_phantoms_when_it_uses_kpsplit(
-    bootstrap: str, make_topic: Callable[..., str]
+    bootstrap: str, operations: Admin, make_topic: Callable[..., str]
 ) -> None:
     topic = make_topic(partitions=1)
     group = f"g-{topic}"
     plain = confluent_kafka.Producer({"bootstrap.servers": bootstrap})
-    with operating(bootstrap) as operations, Producer({"bootstrap.servers": bootstrap}) as producer:
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
         parent = shared(operations, topic, 2)
         before = send(producer, topic, "before", 12)
         split(operations, parent, 2)

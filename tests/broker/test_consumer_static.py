@@ -8,7 +8,6 @@ import pytest
 
 from kpsplit import Producer
 from tests.broker.consuming import REMOTE, Log, Member, reading, shared, wait_for
-from tests.broker.operating import operating
 from tests.broker.producing import Journal, Writer
 
 pytestmark = pytest.mark.broker
@@ -18,7 +17,7 @@ SLOTS = 8
 
 @pytest.mark.parametrize("settings", [{}, REMOTE], ids=["classic", "consumer"])
 def test_a_static_member_that_comes_back_finds_its_slots_and_the_other_keeps_its_own(
-    bootstrap, make_topic, settings
+    bootstrap, operations, make_topic, settings
 ):
     topic, log, journal = make_topic(), Log(), Journal()
 
@@ -27,7 +26,7 @@ def test_a_static_member_that_comes_back_finds_its_slots_and_the_other_keeps_its
         made.start()
         return made
 
-    with operating(bootstrap) as operations, Producer({"bootstrap.servers": bootstrap}) as producer:
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
         shared(operations, topic, SLOTS)
         one, stays = member("one", "first"), member("stays", "second")
         wait_for(lambda: len(reading(one)) == len(reading(stays)) == SLOTS // 2, "the slots to be shared")

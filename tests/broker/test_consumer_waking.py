@@ -10,7 +10,6 @@ import pytest
 
 from tests.broker.consuming import Log, Member, shared, wait_for
 from tests.broker.group_config import set_group_config
-from tests.broker.operating import operating
 from tests.broker.sleeping import COUNT, PATIENCE, REMOTE, SHORT_SESSION_MS, Sleeper, send
 
 pytestmark = pytest.mark.broker
@@ -19,12 +18,11 @@ pytestmark = pytest.mark.broker
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 @pytest.mark.parametrize(("how", "begin"), [("poll", 5), ("run", 2)])
 def test_a_member_suspended_until_another_has_its_slots_hands_out_nothing_of_them_when_it_wakes(
-    bootstrap, make_topic, how, begin, protocol
+    bootstrap, operations, make_topic, how, begin, protocol
 ):
     topic, log = make_topic(), Log()
     group = f"g-{topic}"
-    with operating(bootstrap) as operations:
-        shared(operations, topic, slots=2)
+    shared(operations, topic, slots=2)
     first = send(bootstrap, topic, "first")
     # Its session is short, because it is suspended for longer.
     settings: dict[str, Any] = {"session_timeout_ms": SHORT_SESSION_MS}
@@ -60,11 +58,10 @@ def test_a_member_suspended_until_another_has_its_slots_hands_out_nothing_of_the
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_member_suspended_for_less_than_its_session_goes_on_with_what_it_had(
-    bootstrap, make_topic, protocol
+    bootstrap, operations, make_topic, protocol
 ):
     topic = make_topic()
-    with operating(bootstrap) as operations:
-        shared(operations, topic, slots=2)
+    shared(operations, topic, slots=2)
     values = send(bootstrap, topic, "first")
     settings = REMOTE if protocol == "consumer" else {}
     with Sleeper(bootstrap, f"g-{topic}", topic, "poll", **settings) as sleeper:

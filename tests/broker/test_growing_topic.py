@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
@@ -17,7 +17,7 @@ from kpsplit.spark_jobs.verification.findings import Severity
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import slots_topic
 from tests.broker.consuming import Log, Member, shared, wait_for
-from tests.broker.operating import operating, split
+from tests.broker.operating import split
 from tests.broker.producing import Journal, eventually
 from tests.conftest import MakeTopic
 
@@ -26,12 +26,6 @@ pytestmark = pytest.mark.broker
 SLOTS = 2
 KEYS = [b"key-%d" % n for n in range(40)]
 REFRESH = {"topic.metadata.refresh.interval.ms": 1000}
-
-
-@pytest.fixture
-def operations(bootstrap: str) -> Iterator[Admin]:
-    with operating(bootstrap) as ready:
-        yield ready
 
 
 def add_partitions(admin: AdminClient, topic: str, count: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -25,12 +24,6 @@ pytestmark = pytest.mark.broker
 
 KIND = Partitioner.CONSISTENT_RANDOM
 LEFT, RIGHT = WHOLE.split_evenly(2)
-
-
-@pytest.fixture
-def operations(bootstrap: str) -> Iterator[Admin]:
-    with operating(bootstrap) as ready:
-        yield ready
 
 
 def test_retire_goes_by_the_lesser_of_a_groups_range_commits_and_its_ordinary_offsets(

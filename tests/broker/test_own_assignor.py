@@ -13,7 +13,7 @@ from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.splitter.key_range import key_hash, slot_index
 from tests.broker.consuming import REMOTE, Log, Member, reading, shared, wait_for
-from tests.broker.operating import operating, write
+from tests.broker.operating import write
 
 pytestmark = pytest.mark.broker
 
@@ -42,10 +42,11 @@ def admin(bootstrap: str) -> AdminClient:
     return AdminClient({"bootstrap.servers": bootstrap})
 
 
-def test_each_member_reads_the_key_ranges_that_the_assignor_gives_it(bootstrap, admin, make_topic):
+def test_each_member_reads_the_key_ranges_that_the_assignor_gives_it(
+    bootstrap, operations, admin, make_topic
+):
     topic, log = make_topic(rf=1), Log()
-    with operating(bootstrap) as operations:
-        shared(operations, topic, SLOTS)
+    shared(operations, topic, SLOTS)
     members = {name: member(bootstrap, topic, log, name) for name in MEMBERS}
     for each in members.values():
         each.start()

@@ -17,17 +17,11 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import GapReason
 from kpsplit.splitter.records.marker import MarkerKind
-from tests.broker.operating import PAUSE_MS, enrolled, merge, operating, state_of
+from tests.broker.operating import PAUSE_MS, enrolled, merge, state_of
 from tests.broker.slot_reading import Member, Writer, slots_of
 from tests.broker.test_lineage_reader import Log
 
 pytestmark = pytest.mark.broker
-
-
-@pytest.fixture
-def operations(bootstrap):
-    with operating(bootstrap) as running:
-        yield running
 
 
 @pytest.fixture

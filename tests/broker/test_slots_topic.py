@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Producer
@@ -23,12 +22,6 @@ from tests.conftest import MakeTopic
 pytestmark = pytest.mark.broker
 
 KIND = Partitioner.EXPLICIT
-
-
-@pytest.fixture
-def operations(bootstrap: str) -> Iterator[Admin]:
-    with operating(bootstrap) as ready:
-        yield ready
 
 
 def count_of(admin: AdminClient, topic: str) -> int:
