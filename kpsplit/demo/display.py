@@ -174,7 +174,15 @@ def _writers(writers: Sequence[Endpoint[WriterNews]]) -> Table:
 def _members(members: Sequence[Endpoint[MemberNews]]) -> Table:
     table = _table("group member", "stage", "worked on", "slots", texts=("group member", "stage"))
     for member in members:
-        stage = "killed" if member.killed else "suspended" if member.suspended else "joins later"
-        shown = Text("working") if member.working else Text(stage, style="yellow")
+        stage = _stage_of(member)
+        shown = Text(stage, style="yellow" if stage in ("killed", "suspended") else "")
         table.add_row(member.name, shown, f"{member.news.worked_on:,}", f"{member.news.slots}")
     return table
+
+
+def _stage_of(member: Endpoint[MemberNews]) -> str:
+    if member.killed or member.suspended:
+        return "killed" if member.killed else "suspended"
+    if member.news.done:
+        return "left"
+    return "working" if member.begun else "joins later"

@@ -221,11 +221,6 @@ class Endpoint(Generic[N]):
         return f"{self.name} {state}"
 
     @property
-    def working(self) -> bool:
-        """Whether it has its orders and was neither killed nor suspended."""
-        return self.begun and not (self.killed or self.suspended)
-
-    @property
     def alive(self) -> bool:
         """Whether the process runs, suspended or not."""
         return self._process.poll() is None

@@ -31,6 +31,7 @@ BOARD = Board(
     [
         AsIf("reader-1", MemberNews(), killed=True),
         AsIf("reader-2", MemberNews(1200, 8)),
+        AsIf("reader-3", MemberNews(done=True)),
         AsIf("reader-4", MemberNews(), begun=False),
     ],
 )
@@ -52,5 +53,5 @@ def test_a_terminal_shows_how_every_writer_and_member_stands() -> None:
     shown = [line.split()[:2] for line in stream.getvalue().splitlines()]
     for row in (["writer-1", "writing"], ["writer-4", "suspended"], ["reader-1", "killed"]):
         assert row in shown
-    for row in (["reader-2", "working"], ["reader-4", "joins"]):
+    for row in (["reader-2", "working"], ["reader-3", "left"], ["reader-4", "joins"]):
         assert row in shown
