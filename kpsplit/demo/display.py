@@ -113,7 +113,7 @@ class LiveDisplay(Display):
 
     def say(self, text: str) -> None:
         """Print a line above the tables."""
-        self._console.print(Text(f"{self._clock()} ", style="dim") + Text(text))
+        self._console.print(Text.assemble((self._clock(), "dim"), f" {text}"))
 
     def show(self, board: Board) -> None:
         """Draw the tables anew."""

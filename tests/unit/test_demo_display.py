@@ -55,3 +55,11 @@ def test_a_terminal_shows_how_every_writer_and_member_stands() -> None:
         assert row in shown
     for row in (["reader-2", "working"], ["reader-3", "left"], ["reader-4", "joins"]):
         assert row in shown
+
+
+def test_only_the_time_of_a_line_is_dim() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=120, color_system="standard")
+    with LiveDisplay(console) as display:
+        display.say("the group drains")
+    assert "s]\x1b[0m the group drains" in stream.getvalue()
