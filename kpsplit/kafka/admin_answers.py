@@ -10,7 +10,6 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from kpsplit.errors import AuthorizationError, ConfigurationError, UnreachableError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import MISSING, error_of, translate
 
@@ -20,30 +19,7 @@ ANSWER_SECONDS = 8.0
 GRACE = 0.5
 """Seconds for which an answer is waited for beyond the time that the brokers were given."""
 
-CERTAIN_SECONDS = 10.0
-"""A broker that lags behind the controller may not know every topic: so long "no" is asked for again."""
-
 _REFUSALS = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL}
-
-
-class Absence:
-    """Decides whether a topic that a broker does not know is gone. Not thread safe.
-
-    Admin clients ask any broker, another one each time. A topic is gone when nothing but "no such topic" was
-    answered for ``CERTAIN_SECONDS``.
-    """
-
-    def __init__(self) -> None:
-        self._since: Deadline | None = None
-
-    def denied(self) -> bool:
-        """Take the answer that there is no such topic; return whether that is certain by now."""
-        self._since = self._since or Deadline(CERTAIN_SECONDS)
-        return self._since.expired()
-
-    def doubted(self) -> None:
-        """Take any other answer, or none: what was denied before is not certain."""
-        self._since = None
 
 
 class AdminAnswers:

@@ -80,6 +80,13 @@ class AbandonedError(Exception):
     """The call has not returned; its thread goes on, and what it was given must not be used any more."""
 
 
+def in_thread(call: Callable[[], T], name: str) -> Future[T]:
+    """Run a call in a daemon thread of its own, called ``name``."""
+    future: Future[T] = Future()
+    threading.Thread(target=_settle, args=(future, call), name=name, daemon=True).start()
+    return future
+
+
 def bounded(call: Callable[[], T], seconds: float, name: str, give_up: Callable[[], None]) -> T:
     """Run a call in a thread of its own, called ``name``, and wait that long for it.
 
@@ -90,9 +97,8 @@ def bounded(call: Callable[[], T], seconds: float, name: str, give_up: Callable[
     Raises:
         AbandonedError: it has not returned.
     """
-    future: Future[T] = Future()
     try:
-        threading.Thread(target=_settle, args=(future, call), name=name, daemon=True).start()
+        future = in_thread(call, name)
     except RuntimeError:  # the interpreter ends: newer Pythons start no threads then
         return call()
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaException, TopicCollection
@@ -20,13 +22,13 @@ from confluent_kafka.admin import (
 
 from kpsplit.errors import AuthorizationError, DeadlineExceededError, UsageError
 from kpsplit.kafka.admin_answers import ANSWER_SECONDS, ExistsError, MissingError
-from kpsplit.kafka.clock import monotonic
+from kpsplit.kafka.clock import Deadline, in_thread, monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of
-from kpsplit.kafka.log_ends import LogEnd, LogEndQueries
+from kpsplit.kafka.log_ends import LogEnd, LogEndQueries, exists
 from kpsplit.kafka.topic_facts import PartitionFacts, TopicFacts
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.ports import Deadline
+from kpsplit.splitter.ports import Deadline as PortDeadline
 from kpsplit.splitter.rights import Operation
 
 _LOOK_PAUSE = 0.02
@@ -37,7 +39,7 @@ def await_served(
     connection: Connection,
     brokers: Mapping[int, str],
     topics: Mapping[str, int],
-    deadline: Deadline,
+    deadline: PortDeadline,
 ) -> None:
     """Return when each broker's own metadata has the topics, with leaders and every replica in sync.
 
@@ -69,13 +71,73 @@ def _limited_to(address: str) -> dict[str, object]:
     return {"bootstrap_servers": address, "metadata_broker_list": address, "enable_sparse_connections": True}
 
 
-def _serves(one: AdminClient, topic: str, partitions: int, deadline: Deadline) -> bool:
+def _serves(one: AdminClient, topic: str, partitions: int, deadline: PortDeadline) -> bool:
     try:
         listed = one.list_topics(topic, timeout=max(0.05, min(_ASK_SECONDS, deadline.left())))
     except KafkaException:
         return False
     found = listed.topics.get(topic)
     return found is not None and found.error is None and complete(found, partitions)
+
+
+CERTAIN_SECONDS = 10.0
+"""A broker that lags behind the controller may not know every topic: so long "no" is asked for again."""
+
+
+class Absence:
+    """Decides whether a topic that a broker does not know is gone. Not thread safe.
+
+    Admin clients ask any broker that answers. That may be a stale one for as long as the others are frozen or
+    cannot be reached. So a topic is gone when two things hold: for ``CERTAIN_SECONDS`` nothing but "no such
+    topic" was answered, and then most brokers, each asked by itself, do not know it and none knows it.
+    """
+
+    def __init__(self, connection: Connection, topic: str) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._since: Deadline | None = None
+        self._vote: Future[bool] | None = None
+
+    def denied(self) -> bool:
+        """Take the answer that there is no such topic; return whether that is certain by now.
+
+        It does not wait. The brokers are asked by a thread of its own.
+        """
+        self._since = self._since or Deadline(CERTAIN_SECONDS)
+        if not self._since.expired():
+            return False
+        if self._vote is None:
+            ask = partial(most_brokers_lack, self._connection, self._topic)
+            self._vote = in_thread(ask, "kpsplit-absence")
+        if not self._vote.done():
+            return False
+        if self._vote.exception() is None and self._vote.result():
+            return True
+        self.doubted()
+        return False
+
+    def doubted(self) -> None:
+        """Take any other answer, or none: what was denied before is not certain."""
+        self._since = self._vote = None
+
+
+def most_brokers_lack(connection: Connection, topic: str) -> bool:
+    """Ask each broker by itself whether it knows a topic; return whether most do not, and none does.
+
+    A broker that does not answer counts as one that may know it.
+
+    Raises:
+        KafkaException: no broker names the brokers of the cluster.
+    """
+    brokers = connection.shared_admin().list_topics(timeout=ANSWER_SECONDS).brokers
+    lacking = 0
+    for broker in brokers.values():
+        one = connection.open_admin("absence", **_limited_to(f"{broker.host}:{broker.port}"))
+        known = exists(one, topic)
+        if known:
+            return False
+        lacking += known is False
+    return lacking * 2 > len(brokers)
 
 
 def complete(topic: TopicMetadata, partitions: int) -> bool:
@@ -144,6 +206,18 @@ class ClusterAdmin(LogEndQueries):
         """
         end = monotonic() + _PATIENCE
         while (found := self.layout(topic)) is None and monotonic() < end:
+            time.sleep(_PAUSE)
+        return found
+
+    def certain(self, topic: str, deadline: PortDeadline) -> TopicFacts | None:
+        """Return a topic without its settings; None only if it is certain that there is none (``Absence``).
+
+        Raises:
+            DeadlineExceededError: the brokers did not agree in time.
+        """
+        absence = Absence(self._connection, topic)
+        while (found := self.layout(topic)) is None and not absence.denied():
+            deadline.check(f"most brokers to agree that there is no topic {topic}")
             time.sleep(_PAUSE)
         return found
 

@@ -19,8 +19,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollectio
 from confluent_kafka.admin import AdminClient, TopicDescription
 
 from kpsplit.errors import DeadlineExceededError, KpsplitError, RecordError, UnreachableError
-from kpsplit.kafka.admin_answers import Absence
 from kpsplit.kafka.clock import Deadline, monotonic
+from kpsplit.kafka.cluster_admin import Absence
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.headers import headers_of
@@ -282,7 +282,7 @@ def search_log(connection: Connection, search: Search, deadline: Deadline) -> No
     """
     admin = connection.shared_admin()
     while not search.over:
-        if not _is_there(admin, search, deadline):
+        if not _is_there(connection, admin, search, deadline):
             search.gone()
             return
         consumer = connection.open_reader(
@@ -294,9 +294,10 @@ def search_log(connection: Connection, search: Search, deadline: Deadline) -> No
             consumer.close()
 
 
-def _is_there(admin: Any, search: Search, deadline: Deadline) -> bool:
+def _is_there(connection: Connection, admin: Any, search: Search, deadline: Deadline) -> bool:
     """Return whether the log can be read still; waits until brokers agree that it is missing."""
-    source, absence = search.segment.source, Absence()
+    source = search.segment.source
+    absence = Absence(connection, source.topic)
     while True:
         known = topic_id_of(admin, source.topic)
         if known is not None:

@@ -154,10 +154,11 @@ def test_a_probe_asks_for_a_log_s_bounds_until_it_is_told(
     alone: DevCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probing, "REQUEST_SECONDS", 0.5)
-    admin = AdminClient(Connection({"bootstrap.servers": alone.bootstrap}).client("probe"))
+    connection = Connection({"bootstrap.servers": alone.bootstrap})
+    admin = AdminClient(connection.client("probe"))
     assert ends(admin, SECONDS) == {0: RECORDS}
     with frozen(alone):
-        probe = LogProbe(admin, PLACE, 0, with_bounds=True, holds_up=False)
+        probe = LogProbe(admin, connection, PLACE, 0, with_bounds=True, holds_up=False)
         first = list(probe._asked)
         eventually(lambda: probe.done() or probe._asked != first, "another question", SECONDS)
         assert probe.found is None and probe.error is None

@@ -10,11 +10,13 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.fetch.gaps import Found
 from kpsplit.consumer.fetch.physical_reader import LogProbe
-from kpsplit.kafka import admin_answers, clock
+from kpsplit.kafka import clock, cluster_admin
+from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
 
 PLACE = PhysicalPartition("orders.split-3-1", 0)
 NO_SUCH = KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+CONNECTION = Connection({"bootstrap.servers": "127.0.0.1:1"})
 TIMED_OUT = KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
 
@@ -50,9 +52,27 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return time
 
 
+@pytest.fixture(autouse=True)
+def votes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What the vote of all brokers says, one after the other; the last one for ever."""
+    said = [True]
+
+    def vote(*_: object) -> bool:
+        return said.pop(0) if len(said) > 1 else said[0]
+
+    def at_once(call: Any, _name: str) -> Future[bool]:
+        future: Future[bool] = Future()
+        future.set_result(call())
+        return future
+
+    monkeypatch.setattr(cluster_admin, "most_brokers_lack", vote)
+    monkeypatch.setattr(cluster_admin, "in_thread", at_once)
+    return said
+
+
 def asked(admin: Admin, now: list[float], seconds: float, *, retired: bool = False) -> Found | None:
     """Ask for so many seconds; return what was found."""
-    probe = LogProbe(admin, PLACE, 7, with_bounds=False, holds_up=True, retired=retired)  # type: ignore[arg-type]
+    probe = LogProbe(admin, CONNECTION, PLACE, 7, with_bounds=False, holds_up=True, retired=retired)  # type: ignore[arg-type]
     end = now[0] + seconds
     while not probe.done() and now[0] < end:
         now[0] += 0.1
@@ -61,9 +81,16 @@ def asked(admin: Admin, now: list[float], seconds: float, *, retired: bool = Fal
 
 def test_a_topic_is_gone_when_nothing_else_was_answered_for_long_enough(now: list[float]) -> None:
     admin = Admin(NO_SUCH)
-    assert asked(admin, now, admin_answers.CERTAIN_SECONDS - 1) is None
-    assert asked(admin, now, admin_answers.CERTAIN_SECONDS + 1) == Found(None, None)
+    assert asked(admin, now, cluster_admin.CERTAIN_SECONDS - 1) is None
+    assert asked(admin, now, cluster_admin.CERTAIN_SECONDS + 1) == Found(None, None)
     assert admin.asked > 40
+
+
+def test_a_topic_is_not_gone_while_most_brokers_do_not_say_so(now: list[float], votes: list[bool]) -> None:
+    """A stale broker is the only one that answers: it may say no for as long as the others are frozen."""
+    votes[:] = [False, False, True]
+    assert asked(Admin(NO_SUCH), now, 2.9 * cluster_admin.CERTAIN_SECONDS) is None
+    assert asked(Admin(NO_SUCH), now, cluster_admin.CERTAIN_SECONDS + 1) == Found(None, None)
 
 
 def test_a_topic_that_one_broker_did_not_know_for_some_seconds_is_not_gone(now: list[float]) -> None:
@@ -76,7 +103,7 @@ def test_brokers_that_do_not_answer_in_between_make_it_uncertain_again(
     now: list[float], in_between: KafkaException
 ) -> None:
     admin = Admin(*[NO_SUCH] * 20, in_between, NO_SUCH)
-    assert asked(admin, now, admin_answers.CERTAIN_SECONDS) is None
+    assert asked(admin, now, cluster_admin.CERTAIN_SECONDS) is None
 
 
 def test_of_a_retired_sub_topic_the_first_no_is_believed(now: list[float]) -> None:

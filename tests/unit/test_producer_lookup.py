@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from kpsplit.errors import AuthorizationError, DeadlineExceededError
-from kpsplit.kafka import admin_answers
+from kpsplit.kafka import cluster_admin
 from kpsplit.kafka.clock import Deadline
 from kpsplit.producer import lookup
 from kpsplit.producer.lookup import Lookup, Search, search_log
@@ -85,7 +85,8 @@ class Log:
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "ASK_SECONDS", 0.01)
-    monkeypatch.setattr(admin_answers, "CERTAIN_SECONDS", 0.1)
+    monkeypatch.setattr(cluster_admin, "CERTAIN_SECONDS", 0.1)
+    monkeypatch.setattr(cluster_admin, "most_brokers_lack", lambda *_: True)
 
 
 def searched(log: Any, search: Search, seconds: float = 30.0) -> Search:

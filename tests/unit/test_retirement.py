@@ -59,7 +59,7 @@ class Runner:
 class Admin:
     """Knows no sub-topic any more."""
 
-    def known(self, _name: str) -> None:
+    def certain(self, _name: str, _deadline: Any) -> None:
         return None
 
 
@@ -93,7 +93,7 @@ class Scene:
         self.at_the_claim: PartitionState | None = None
         self.claims = 0
         self.there, self.refusal = True, cast(KpsplitError | None, None)
-        self.deleted, self.behind = False, False
+        self.deleted, self.behind, self.stale = False, False, False
         monkeypatch.setattr(Retirement, "_undrained", lambda *_: [])
         self.retirement = Retirement(
             cast(Any, None), cast(Any, self), cast(Any, self), lambda step: self.done.append(step.name)
@@ -123,6 +123,12 @@ class Scene:
         facts = (PartitionFacts(0, (0,), (0,)),) * 2
         return TopicFacts(name, MERGED.subtopics[0].topic_id or "", facts) if self.there else None
 
+    def certain(self, name: str, deadline: Any) -> TopicFacts | None:
+        if self.stale:  # one broker does not know it, and the others do not answer
+            deadline.check("most brokers to agree")
+            raise DeadlineExceededError("waited for most brokers to agree")
+        return self.known(name)
+
     def delete(self, name: str, _seconds: float) -> bool:
         if self.deleted:
             return False
@@ -141,6 +147,16 @@ def test_a_retirement_is_recorded_before_the_sub_topic_is_deleted(monkeypatch: p
     assert scene.run() == [NAME]
     assert (scene.done, scene.there) == (["Retire", "Delete"], False)
     assert scene.run() == []
+
+
+def test_a_sub_topic_that_only_a_stale_broker_does_not_know_is_not_retired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(monkeypatch)
+    scene.stale = True
+    with pytest.raises(DeadlineExceededError):
+        scene.run()
+    assert not scene.done and scene.state == MERGED
 
 
 def test_what_is_deleted_already_and_a_broker_lists_still_is_not_deleted_again(

@@ -21,9 +21,8 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kpsplit.consumer.fetch.gaps import Found, LogBounds
 from kpsplit.errors import AuthorizationError, DeadlineExceededError, KpsplitError, UnreachableError
-from kpsplit.kafka.admin_answers import Absence
 from kpsplit.kafka.clock import Deadline
-from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.kafka.cluster_admin import Absence, ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import MISSING, TRANSIENT_READS, error_of, translate
 from kpsplit.kafka.log_ends import offset_answer
@@ -103,7 +102,7 @@ class PhysicalReader:
 
         A broker may not know every topic yet, so "no" is asked for more than once.
         """
-        absence = Absence()
+        absence = Absence(self._connection, topic)
         while (found := self._admin.layout(topic)) is None and not absence.denied():
             time.sleep(ASK_AGAIN_SECONDS)
         return None if found is None else found.topic_id
@@ -219,6 +218,7 @@ class LogProbe:
     def __init__(
         self,
         admin: AdminClient,
+        connection: Connection,
         source: PhysicalPartition,
         position: int,
         *,
@@ -235,7 +235,7 @@ class LogProbe:
         self.error: KpsplitError | None = None
         self._admin = admin
         self._with_bounds = with_bounds
-        self._absence = Absence()
+        self._absence = Absence(connection, source.topic)
         self._retired = retired
         self._again: Deadline | None = None
         self._asked: list[Future[Any]] = []

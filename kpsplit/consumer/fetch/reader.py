@@ -99,6 +99,7 @@ class SlotReader:
         self._on_gap = on_gap
         self._wrap_all = wrap_all
         self._consumer = _consumer(connection, settings)
+        self._connection = connection
         self._admin = AdminUse(connection)
         self._tickets = itertools.count(1)
         self._partitions: dict[PhysicalPartition, FetchState] = {}
@@ -396,6 +397,7 @@ class SlotReader:
         retired = fetch_state.state.is_retired(source.topic)
         self._probes[source] = LogProbe(
             self._admin(),
+            self._connection,
             source,
             position,
             with_bounds=with_bounds,
