@@ -63,7 +63,7 @@ class Admin:
     def __init__(self, config: Mapping[str, Any] | Connection, timeout_seconds: float = 60.0) -> None:
         connection = config if isinstance(config, Connection) else Connection(config)
         self._session = ClusterSession(connection, timeout_seconds)
-        self._planner = Planner(connection, self._session.admin)
+        self._planner = Planner(self._session.admin)
 
     def __enter__(self) -> Self:
         return self
@@ -294,7 +294,7 @@ class Admin:
         def view() -> ControlView:
             return session.read(deadline) if CONTROL_TOPIC in session.admin.topics() else ControlView()
 
-        return group_progress(session.connection, session.admin, view, group, topic, partition, deadline)
+        return group_progress(session.admin, view, group, topic, partition, deadline)
 
     def doctor(self) -> list[Check]:
         """Look at everything that kpsplit owns and return the checks, failed ones with a remedy."""
@@ -302,7 +302,7 @@ class Admin:
 
     def findings(self) -> Findings:
         """Look at everything that kpsplit owns and return what ``doctor`` judges."""
-        return examination.examine(self._session.connection, self._session.admin, self._session.begin())
+        return examination.examine(self._session.admin, self._session.begin())
 
     def view(self) -> ControlView:
         """Return the control topic's view, read to its present end."""
@@ -387,4 +387,4 @@ class Admin:
         return PartitionOperations(self._session, self._planner, parent, observer)
 
     def _seeker(self) -> Seeker:
-        return Seeker(self._session.connection, self._session.admin)
+        return Seeker(self._session.admin)

@@ -128,15 +128,14 @@ def topic_name(request: pytest.FixtureRequest) -> Callable[[], str]:
 @pytest.fixture
 def make_topic(bootstrap: str, admin: AdminClient, topic_name: Callable[[], str]) -> MakeTopic:
     """See MakeTopic."""
-    connection = Connection({"bootstrap.servers": bootstrap})
-    brokers = ClusterAdmin(connection).brokers()
+    cluster = ClusterAdmin(Connection({"bootstrap.servers": bootstrap}))
 
     def make(partitions: int = 1, rf: int = 3, config: Mapping[str, str] | None = None) -> str:
         name = topic_name()
         new = NewTopic(name, num_partitions=partitions, replication_factor=rf, config=dict(config or {}))
         for created in admin.create_topics([new], operation_timeout=30).values():
             created.result(timeout=30)
-        await_served(connection, brokers, {name: partitions}, Deadline(SERVED_SECONDS))
+        await_served(cluster, {name: partitions}, Deadline(SERVED_SECONDS))
         return name
 
     return make

@@ -15,7 +15,6 @@ from kpsplit.control.slots_topic import SlotsTopics
 from kpsplit.errors import ConflictError, DeadlineExceededError, UsageError, behind_a_change, duration
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
-from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.groups import range_commits
 from kpsplit.kafka.offset_log import offset_log_partitions
@@ -35,7 +34,6 @@ from kpsplit.splitter.records.keys import (
 
 
 def withdraw_commits(
-    connection: Connection,
     admin: ClusterAdmin,
     writer: Callable[[], AcknowledgedWriter],
     topic: TopicFacts,
@@ -47,7 +45,7 @@ def withdraw_commits(
     pass over the first 1000 records of the new topic without a word.
     """
     parents = [PhysicalPartition(topic.name, number) for number in range(len(topic.partitions))]
-    fold = range_commits(connection, admin, parents, deadline)
+    fold = range_commits(admin, parents, deadline)
     stale = [(p, key) for p in parents for group in fold.groups(p) for key in fold.keys(group, p)]
     if stale:
         count = offset_log_partitions(admin)
@@ -109,7 +107,6 @@ def existing_enrolment(topic: TopicFacts, partitioner: Partitioner, view: Contro
 
 
 def check_records(
-    connection: Connection,
     admin: ClusterAdmin,
     topic: TopicFacts,
     partitioner: Partitioner,
@@ -122,9 +119,7 @@ def check_records(
     if partitioner is not Partitioner.EXPLICIT and count > 1:
         for number in range(0, count, step):
             place = PhysicalPartition(topic.name, number)
-            everything.merge(
-                sample_partition(connection, admin, place, RECORDS_SAMPLED, (number, count), deadline)
-            )
+            everything.merge(sample_partition(admin, place, RECORDS_SAMPLED, (number, count), deadline))
     return partitioner_check(everything, partitioner, count)
 
 
@@ -234,7 +229,7 @@ class Enroller:
 
 def enroller(session: ClusterSession, observer: Observer) -> Enroller:
     """Return what writes enrolments."""
-    slots_topics = SlotsTopics(session.connection, session.admin)
+    slots_topics = SlotsTopics(session.admin)
     return Enroller(session.tail(), session.writer, slots_topics, observer)
 
 
@@ -250,12 +245,12 @@ def enrol(
     refuse_unfit(facts, view)
     known = existing_enrolment(facts, partitioner, view)
     if known is None:
-        check = check_records(session.connection, session.admin, facts, partitioner, deadline)
+        check = check_records(session.admin, facts, partitioner, deadline)
         if not check.ok and not check.forceable:
             raise UsageError(f"topic {topic}: {check.message}", hint=check.remedy)
     groups: tuple[str, ...] = ()
     if known is None and topic in view.enrolments:  # of the topic that had this name before
-        groups = withdraw_commits(session.connection, session.admin, session.writer, facts, deadline)
+        groups = withdraw_commits(session.admin, session.writer, facts, deadline)
         for group in groups:
             observer(StepDone("Withdraw", 0.0, f"what {group} had committed of the topic before"))
     with behind_a_change(done=bool(groups)):

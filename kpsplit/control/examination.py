@@ -31,15 +31,15 @@ OVERFLOW_SAMPLED = 200
 """So many of the newest records of an overflow are looked at."""
 
 
-def examine(connection: Connection, admin: ClusterAdmin, deadline: Deadline) -> Findings:
+def examine(admin: ClusterAdmin, deadline: Deadline) -> Findings:
     """Look at everything that kpsplit owns; with fresh readers, as other ones may have stopped."""
     counts = admin.topics()
     names = frozenset(counts)
     offsets = OffsetExamination(counts.get(OFFSETS_TOPIC, 0))
     if OFFSETS_TOPIC in names:
-        offsets.read(connection, deadline)
-    view, newer = _view(connection, names, deadline)
-    gatherer = FactsGatherer(connection, admin)
+        offsets.read(admin.connection, deadline)
+    view, newer = _view(admin.connection, names, deadline)
+    gatherer = FactsGatherer(admin)
     logs = gatherer.logs([(s, set(s.lineage.sources())) for s in view.states.values()], deadline)
     return Findings(
         view=view,
@@ -50,15 +50,14 @@ def examine(connection: Connection, admin: ClusterAdmin, deadline: Deadline) -> 
         now_ms=wall_ms(),
         newer=(newer,) if newer else (),
         set_aside=tuple(
-            sorted([*_of_producers(connection, view, names, deadline), *_of_offsets(offsets, view)])
+            sorted([*_of_producers(admin.connection, view, names, deadline), *_of_offsets(offsets, view)])
         ),
         open_transaction=gatherer.hung(_own_places(counts), deadline),
-        plain=_plain(connection, admin, view, logs, deadline),
+        plain=_plain(admin, view, logs, deadline),
     )
 
 
 def _plain(
-    connection: Connection,
     admin: ClusterAdmin,
     view: ControlView,
     logs: Mapping[PhysicalPartition, Mapping[PhysicalPartition, LogFacts]],
@@ -73,9 +72,7 @@ def _plain(
             continue
         most, count = min(OVERFLOW_SAMPLED, end - start), admin.partition_count(parent.topic)
         logical = parent.partition, count
-        found[parent] = sample_partition(
-            *(connection, admin, parent, most, logical, deadline, state.home(parent))
-        )
+        found[parent] = sample_partition(*(admin, parent, most, logical, deadline, state.home(parent)))
     return found
 
 
@@ -140,7 +137,7 @@ def forget(session: ClusterSession, records: Iterable[SetAside]) -> None:
             f"{record.name}: {record.why}: nothing was removed", hint="close that producer instead"
         )
     deadline = session.begin()
-    there = set(examine(session.connection, session.admin, deadline).set_aside)
+    there = set(examine(session.admin, deadline).set_aside)
     if not wanted <= there:
         missing = min(wanted - there).name
         raise ConflictError(f"{missing} is not what it was any more", hint="run: kpsplit doctor")

@@ -14,7 +14,6 @@ from kpsplit.control.preconditions import Facts, LogFacts
 from kpsplit.errors import KpsplitError, duration
 from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, allowed_on
-from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.kafka_python import describe_open_transaction
 from kpsplit.kafka.log_slice import read_at
 from kpsplit.kafka.markers import marker_of
@@ -65,8 +64,7 @@ class OpenTransaction:
 class FactsGatherer:
     """Asks the cluster. Not thread safe."""
 
-    def __init__(self, connection: Connection, admin: ClusterAdmin) -> None:
-        self._connection = connection
+    def __init__(self, admin: ClusterAdmin) -> None:
         self._admin = admin
 
     def gather(
@@ -156,7 +154,7 @@ class FactsGatherer:
     ) -> dict[PhysicalPartition, int]:
         """Return those of the offsets at which another record is than a marker."""
         limit = RealDeadline(min(seconds, deadline.left()))
-        there = read_at(self._connection, marks, limit)
+        there = read_at(self._admin.connection, marks, limit)
         return {
             place: offset
             for place, offset in marks.items()
@@ -183,7 +181,7 @@ class FactsGatherer:
     def _describe_hung(self, place: PhysicalPartition) -> str:
         text = f"a transaction on {place} has been open for more than {duration(TRANSACTION_SECONDS)}"
         try:
-            who = describe_open_transaction(self._connection, place)
+            who = describe_open_transaction(self._admin.connection, place)
         except KpsplitError:
             who = None
         return f"{text} ({who})" if who else text

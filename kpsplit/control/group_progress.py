@@ -11,7 +11,6 @@ from confluent_kafka import IsolationLevel
 
 from kpsplit.errors import UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
-from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.groups import Owner, describe_members, owners, positions_of, range_commits
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.control_view import ControlView
@@ -167,7 +166,6 @@ def _commit(fold: CommitFold, group: str, state: PartitionState, range_: KeyRang
 
 
 def group_progress(
-    connection: Connection,
     admin: ClusterAdmin,
     read_view: Callable[[], ControlView],
     group: str,
@@ -182,7 +180,7 @@ def group_progress(
         KpsplitError: the cluster could not be asked.
     """
     parents = _partitions(admin, topic, partition)
-    fold = range_commits(connection, admin, parents, deadline, group)
+    fold = range_commits(admin, parents, deadline, group)
     ordinary = positions_of(admin, group)
     members = describe_members(admin, group)
     view = read_view()  # after the commits, so that it knows every segment that they list

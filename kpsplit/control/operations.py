@@ -93,12 +93,12 @@ class PartitionOperations:
             return self._retirement(runner).plan(force, deadline)
 
     def _retirement(self, runner: Runner) -> Retirement:
-        return Retirement(self._session.connection, self._session.admin, runner, self._observer)
+        return Retirement(self._session.admin, runner, self._observer)
 
     def _runner(self) -> Runner:
         session = self._session
         log = session.registrations()
-        return Runner(session.connection, session.admin, log, self._parent, session.operator, self._observer)
+        return Runner(session.admin, log, self._parent, session.operator, self._observer)
 
 
 def _check_pause(max_pause_ms: int) -> None:

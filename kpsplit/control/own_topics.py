@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from kpsplit.control.session import ClusterSession, wait_a_lease
 from kpsplit.errors import CheckFailedError, ConflictError, UsageError, behind_a_change
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, await_served
-from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.ports import Deadline
@@ -84,9 +83,7 @@ def misfits(own: OwnTopic, found: TopicFacts, brokers: int) -> list[str]:
     return wrong
 
 
-def create_own_topics(
-    connection: Connection, admin: ClusterAdmin, offsets_partitions: int | None, deadline: Deadline
-) -> list[str]:
+def create_own_topics(admin: ClusterAdmin, offsets_partitions: int | None, deadline: Deadline) -> list[str]:
     """Create what is missing of kpsplit's topics; return the names of those that were created.
 
     Raises:
@@ -107,7 +104,7 @@ def create_own_topics(
                 continue
             together = own.name == CONTROL_TOPIC
             if together:
-                await_served(connection, brokers, {PRODUCERS_TOPIC: 1}, deadline)
+                await_served(admin, {PRODUCERS_TOPIC: 1}, deadline)
             if admin.create(
                 own.name,
                 topic_config(replication),
@@ -121,7 +118,7 @@ def create_own_topics(
             if found[own.name] is None and own.name not in created:  # somebody else has just made it
                 found[own.name] = admin.describe(own.name)
                 _refuse_misfit(own, found[own.name], len(brokers))
-        await_served(connection, brokers, _counts(wanted, found), deadline)
+        await_served(admin, _counts(wanted, found), deadline)
     return created
 
 
@@ -184,7 +181,7 @@ def initialise(session: ClusterSession, lease_ms: int | None, offsets_partitions
         raise UsageError(
             f"offset-log partitions must be 1 to {MOST_OFFSETS_PARTITIONS}, got {offsets_partitions}"
         )
-    created = create_own_topics(session.connection, session.admin, offsets_partitions, deadline)
+    created = create_own_topics(session.admin, offsets_partitions, deadline)
     with behind_a_change(AGAIN, done=bool(created)):
         settings = settings_to_write(session.read(deadline), lease_ms)
         if settings is not None:

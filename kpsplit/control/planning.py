@@ -21,7 +21,6 @@ from kpsplit.control.sampling import WRITERS, Sample, partitioner_check, sample_
 from kpsplit.errors import ConflictError, KpsplitError, UsageError, many
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
-from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.groups import Positions, committed_positions
 from kpsplit.splitter import sizing
 from kpsplit.splitter.control_view import ControlView
@@ -93,10 +92,9 @@ _PRECISION = 6
 class Planner:
     """Makes plans. Not thread safe."""
 
-    def __init__(self, connection: Connection, admin: ClusterAdmin) -> None:
-        self._connection = connection
+    def __init__(self, admin: ClusterAdmin) -> None:
         self._admin = admin
-        self._facts = FactsGatherer(connection, admin)
+        self._facts = FactsGatherer(admin)
 
     def split(
         self,
@@ -180,7 +178,7 @@ class Planner:
         parent, place = state.parent, segment.source
         logical = (parent.partition, self._admin.topics().get(parent.topic, 1))
         home = state.home(place)
-        return sample_partition(self._connection, self._admin, place, most, logical, deadline, home)
+        return sample_partition(self._admin, place, most, logical, deadline, home)
 
     def _plan(
         self,

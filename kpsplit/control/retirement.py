@@ -15,7 +15,6 @@ from kpsplit.control.runner import Runner
 from kpsplit.control.subtopics import SubTopics
 from kpsplit.errors import CheckFailedError, ConflictError, behind_a_change
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin
-from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.groups import (
     Positions,
     committed_positions,
@@ -89,14 +88,11 @@ def undrained(
 class Retirement:
     """Retires the sub-topics of one logical partition. Not thread safe."""
 
-    def __init__(
-        self, connection: Connection, admin: ClusterAdmin, runner: Runner, observer: Observer
-    ) -> None:
-        self._connection = connection
+    def __init__(self, admin: ClusterAdmin, runner: Runner, observer: Observer) -> None:
         self._admin = admin
         self._runner = runner
         self._observe = observer
-        self._subtopics = SubTopics(connection, admin)
+        self._subtopics = SubTopics(admin)
         self._gone: set[str] = set()
 
     def plan(self, force: bool, deadline: Deadline) -> Retirable:
@@ -172,7 +168,7 @@ class Retirement:
         if not ends:
             return []
         ordinary = committed_positions(self._admin, deadline)
-        fold = range_commits(self._connection, self._admin, [state.parent], deadline)
+        fold = range_commits(self._admin, [state.parent], deadline)
         positions = proven_positions(ordinary, fold, state)
         topics = topics_of(state)
         known = groups_of(ordinary, topics)

@@ -14,7 +14,6 @@ from kpsplit.control.subtopics import SubTopics, SubTopicTakenError
 from kpsplit.errors import ConflictError, FencedError, InvariantError, KpsplitError
 from kpsplit.kafka.clock import SystemClock, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
-from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import OperationLog
 from kpsplit.kafka.leaders import Leaders
 from kpsplit.kafka.markers import Markers
@@ -45,11 +44,11 @@ from kpsplit.splitter.steps import PlannedMarker, numbered
 class PartitionTopics:
     """Implements the driver's TopicsPort. Not thread safe; made anew for each operation."""
 
-    def __init__(self, connection: Connection, admin: ClusterAdmin, observer: Observer) -> None:
+    def __init__(self, admin: ClusterAdmin, observer: Observer) -> None:
         self._observe = observer
-        self._subtopics = SubTopics(connection, admin)
-        self._leaders = Leaders(connection, admin)
-        self._markers = Markers(connection, admin)
+        self._subtopics = SubTopics(admin)
+        self._leaders = Leaders(admin)
+        self._markers = Markers(admin)
 
     def prepare_markers(self, places: Iterable[PhysicalPartition]) -> None:
         """Get ready, outside the fence, to append markers to these partitions."""
@@ -108,7 +107,6 @@ class Runner:
 
     def __init__(
         self,
-        connection: Connection,
         admin: ClusterAdmin,
         writers: ProducersLog,
         parent: PhysicalPartition,
@@ -118,8 +116,8 @@ class Runner:
         self._parent = parent
         self._operator = operator
         self._writers = writers
-        self._log = OperationLog(connection, parent)
-        self._topics = PartitionTopics(connection, admin, observer)
+        self._log = OperationLog(admin.connection, parent)
+        self._topics = PartitionTopics(admin, observer)
         self._observer = observer
 
     def __enter__(self) -> Runner:

@@ -14,7 +14,6 @@ from kpsplit.control.plans import Check
 from kpsplit.errors import FutureVersionError, RecordError
 from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
-from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.headers import headers_of
 from kpsplit.kafka.log_slice import read_slice
 from kpsplit.splitter.key_range import key_hash
@@ -168,7 +167,6 @@ def writers_check(sample: Sample) -> Check:
 
 
 def sample_partition(
-    connection: Connection,
     admin: ClusterAdmin,
     place: PhysicalPartition,
     most: int,
@@ -179,7 +177,6 @@ def sample_partition(
     """Read the newest records of a physical partition, committed ones only; bounded in time and bytes.
 
     Args:
-        connection: how to reach the cluster.
         admin: for the ends of the log.
         place: which partition.
         most: how many records.
@@ -193,7 +190,7 @@ def sample_partition(
         return Sample()
     limit = RealDeadline(min(LONGEST_SECONDS, deadline.left()))
     start = max(low, end.offset - most)
-    return collected(read_slice(connection, place, start, end.offset, limit), *logical, home)
+    return collected(read_slice(admin.connection, place, start, end.offset, limit), *logical, home)
 
 
 def collected(

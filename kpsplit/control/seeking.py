@@ -15,7 +15,6 @@ from confluent_kafka import IsolationLevel
 from kpsplit.errors import ConflictError, UsageError, behind_a_change
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.commit_writer import CommitWriter
-from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.groups import (
     delete_positions,
     describe_members,
@@ -118,8 +117,7 @@ def cursor_at(
 class Seeker:
     """Plans and carries out seeks. Not thread safe."""
 
-    def __init__(self, connection: Connection, admin: ClusterAdmin) -> None:
-        self._connection = connection
+    def __init__(self, admin: ClusterAdmin) -> None:
         self._admin = admin
 
     def plan(
@@ -161,7 +159,7 @@ class Seeker:
             UnknownOutcomeError: look at the offsets.
         """
         parent, cursor = seek.state.parent, seek.cursor
-        fold = range_commits(self._connection, self._admin, [parent], deadline, seek.group)
+        fold = range_commits(self._admin, [parent], deadline, seek.group)
         positions = {segment: Position(at) for segment, at in cursor.positions.items()}
         record = RangeCommit(seek.group, parent, cursor.range, positions, operator, NO_GENERATION, Cause.SEEK)
         writer = self._writer(seek.group, deadline)
@@ -183,7 +181,7 @@ class Seeker:
         """
         topic, parents = states[0].parent.topic, [state.parent for state in states]
         self._refuse_active(group, topic, changed=False)
-        fold = range_commits(self._connection, self._admin, parents, deadline)
+        fold = range_commits(self._admin, parents, deadline)
         commits = tuple(key for parent in parents for key in fold.keys(group, parent))
         topics = set().union(*map(topics_of, states))
         positions = positions_of(self._admin, group)
@@ -212,13 +210,13 @@ class Seeker:
                     writer.commit([], keys, {}, None, deadline)
         with behind_a_change("run it again", done=bool(found.commits)):
             if found.offsets:
-                delete_positions(self._connection, found.group, found.offsets)
+                delete_positions(self._admin.connection, found.group, found.offsets)
         with behind_a_change():
             self._refuse_active(found.group, found.topic, changed=True)
 
     def _writer(self, group: str, deadline: Deadline) -> CommitWriter:
         writer = CommitWriter(
-            self._connection,
+            self._admin.connection,
             f"{group_ids('seek', group)}{uuid.uuid4().hex}",
             offset_log_partitions(self._admin),
         )
@@ -229,7 +227,7 @@ class Seeker:
         """Refuse a group that has neither members nor commits: a typo would hold up ``retire`` for ever."""
         if describe_members(self._admin, group).active or positions_of(self._admin, group):
             return
-        fold = range_commits(self._connection, self._admin, parents, deadline)
+        fold = range_commits(self._admin, parents, deadline)
         known = {name for parent in parents for name in fold.groups(parent)}
         if group not in known:
             hint = f"{self._name_hint(group, known)}, or give --new-group"
@@ -241,7 +239,7 @@ class Seeker:
 
     def _nobody(self, group: str) -> object:
         """Return the metadata of a group without members."""
-        consumer = self._connection.open_consumer("seek", group_id=group, enable_auto_commit=False)
+        consumer = self._admin.connection.open_consumer("seek", group_id=group, enable_auto_commit=False)
         try:
             return consumer.consumer_group_metadata()
         finally:

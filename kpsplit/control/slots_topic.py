@@ -22,7 +22,6 @@ from kpsplit.control.subtopics import TAKES_NOTHING
 from kpsplit.errors import CheckFailedError, ConflictError, KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts, await_served
-from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.splitter.key_range import MAX_SLOTS, check_slots, default_slots, unread_text, without_slots
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -86,8 +85,7 @@ def misfit(found: TopicFacts, wanted: int, replication: int, *, may_grow: int | 
 class SlotsTopics:
     """Creates and repairs slots topics. Not thread safe."""
 
-    def __init__(self, connection: Connection, admin: ClusterAdmin) -> None:
-        self._connection = connection
+    def __init__(self, admin: ClusterAdmin) -> None:
         self._admin = admin
 
     def decide(self, topic: TopicFacts, known: Enrolment | None, asked: int | None) -> int:
@@ -110,14 +108,13 @@ class SlotsTopics:
             DeadlineExceededError: not every broker serves it in time.
         """
         name, wanted = slots_topic(topic.name), len(topic.partitions) * slots
-        brokers = self._admin.brokers()
-        replication = min(REPLICATION, len(brokers))
+        replication = min(REPLICATION, len(self._admin.brokers()))
         created = name not in self._admin.topics() and self._create(name, wanted, replication, deadline)
         count = wanted if created else self._checked(name, wanted, replication, slots if recorded else None)
         if count < wanted:
             self._grow(name, wanted, deadline)
         if created or count < wanted:
-            await_served(self._connection, brokers, {name: wanted}, deadline)
+            await_served(self._admin, {name: wanted}, deadline)
         return created or count < wanted
 
     def _create(self, name: str, partitions: int, replication: int, deadline: Deadline) -> bool:

@@ -16,7 +16,6 @@ from kpsplit.errors import (
 )
 from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts, allowed_on, await_served
-from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import RIGHTS_HINT
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Attempt
@@ -64,8 +63,7 @@ class SubTopics:
     ``foreign`` are names that were found taken by topics of somebody else: never deleted by us.
     """
 
-    def __init__(self, connection: Connection, admin: ClusterAdmin) -> None:
-        self._connection = connection
+    def __init__(self, admin: ClusterAdmin) -> None:
         self._admin = admin
         self._foreign: set[str] = set()
 
@@ -154,7 +152,7 @@ class SubTopics:
     def _await(
         self, parent: PhysicalPartition, name: str, assignment: list[list[int]], deadline: Deadline
     ) -> str:
-        await_served(self._connection, self._admin.brokers(), {name: len(assignment)}, deadline)
+        await_served(self._admin, {name: len(assignment)}, deadline)
         self.check_rights(parent, {name})
         found = self._admin.layout(name)
         if found is None:

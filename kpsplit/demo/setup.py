@@ -118,14 +118,13 @@ def make_topic(connection: Connection, topic: str) -> None:
         UsageError: there is a topic of that name already.
     """
     admin = ClusterAdmin(connection)
-    brokers = admin.brokers()
-    replication = min(REPLICATION, len(brokers))
+    replication = min(REPLICATION, len(admin.brokers()))
     config = {"unclean.leader.election.enable": "false"}
     if replication >= REPLICATION:
         config["min.insync.replicas"] = "2"
     if not admin.create(topic, config, partitions=PARTITIONS, replication=replication):
         raise UsageError(f"there is a topic {topic} already", hint="choose another --topic")
-    await_served(connection, brokers, {topic: PARTITIONS}, Deadline(PATIENCE_SECONDS))
+    await_served(admin, {topic: PARTITIONS}, Deadline(PATIENCE_SECONDS))
 
 
 def enrol(operations: Admin, topic: str, say: Callable[[str], None]) -> None:

@@ -26,7 +26,7 @@ class AdminAnswers:
     """Holds the client, waits for its answers, explains its errors. Not thread safe."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self.connection = connection
         self._trouble = _Trouble()
         try:
             self.renew()
@@ -35,7 +35,7 @@ class AdminAnswers:
 
     def renew(self) -> None:
         """Take a new client; the old one ends, with the questions that nobody has answered."""
-        self._client: AdminClient | None = self._connection.open_admin("admin", error_cb=self._trouble.note)
+        self._client: AdminClient | None = self.connection.open_admin("admin", error_cb=self._trouble.note)
 
     def close(self) -> None:
         """End the client, with its threads and its connection to every broker."""

@@ -35,27 +35,22 @@ _LOOK_PAUSE = 0.02
 _ASK_SECONDS = 2.0
 
 
-def await_served(
-    connection: Connection,
-    brokers: Mapping[int, str],
-    topics: Mapping[str, int],
-    deadline: PortDeadline,
-) -> None:
+def await_served(admin: ClusterAdmin, topics: Mapping[str, int], deadline: PortDeadline) -> None:
     """Return when each broker's own metadata has the topics, with leaders and every replica in sync.
 
     A producer that asks any broker then finds the new partitions at once. A broker that ends while we wait
     is asked until the deadline: an operation is not begun on a cluster that is losing brokers.
 
     Args:
-        connection: how to reach them.
-        brokers: address by id.
+        admin: asks for the brokers.
         topics: partition count by name.
         deadline: of the whole wait.
 
     Raises:
         DeadlineExceededError: not in time; the message names the broker that was waited for.
     """
-    for broker, address in brokers.items():
+    connection = admin.connection
+    for broker, address in admin.brokers().items():
         # Limited to one broker: as long as this client has asked nothing else it is connected to no other.
         one = connection.open_admin(
             "served", reconnect_backoff_max_ms=connection.longest_pause(500), **_limited_to(address)
@@ -215,7 +210,7 @@ class ClusterAdmin(LogEndQueries):
         Raises:
             DeadlineExceededError: the brokers did not agree in time.
         """
-        absence = Absence(self._connection, topic)
+        absence = Absence(self.connection, topic)
         while (found := self.layout(topic)) is None and not absence.denied():
             deadline.check(f"most brokers to agree that there is no topic {topic}")
             time.sleep(_PAUSE)

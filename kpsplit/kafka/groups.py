@@ -230,7 +230,6 @@ def _refused(what: str, kind: type[BaseException]) -> KpsplitError:
 
 
 def range_commits(
-    connection: Connection,
     admin: ClusterAdmin,
     parents: Iterable[PhysicalPartition],
     deadline: Deadline,
@@ -247,7 +246,7 @@ def range_commits(
     if not count:
         return CommitFold()
     places = {offsets_partition(parent, count) for parent in parents}
-    tail = OffsetTail(connection, count, places, group)
+    tail = OffsetTail(admin.connection, count, places, group)
     try:
         return tail.read_all(deadline)
     finally:

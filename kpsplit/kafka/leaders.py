@@ -38,8 +38,7 @@ def reordered(replicas: Sequence[int], first: int) -> list[int]:
 class Leaders:
     """Moves leaders. Not thread safe."""
 
-    def __init__(self, connection: Connection, admin: ClusterAdmin) -> None:
-        self._connection = connection
+    def __init__(self, admin: ClusterAdmin) -> None:
         self._admin = admin
 
     def co_locate(
@@ -73,7 +72,7 @@ class Leaders:
         lists = {p: reordered(f.replicas, target) for p, f in movable.items()}
         changed = {p: wanted for p, wanted in lists.items() if wanted != list(movable[p].replicas)}
         if changed:
-            reassign(self._connection, changed, limit)
+            reassign(self._admin.connection, changed, limit)
         self._await(lists, limit, lambda facts, wanted: list(facts.replicas) == wanted)
         self._elect(lists, limit)
         left = self._await(lists, limit, lambda facts, _wanted: facts.leader == target)

@@ -58,8 +58,7 @@ class Markers:
     outcome the same call with the same markers reads the logs from there and reuses what it finds.
     """
 
-    def __init__(self, connection: Connection, admin: ClusterAdmin) -> None:
-        self._connection = connection
+    def __init__(self, admin: ClusterAdmin) -> None:
         self._admin = admin
         self._producers: list[_WarmProducer] = []
         self._known: dict[PhysicalPartition, LogEnd] = {}
@@ -70,7 +69,7 @@ class Markers:
         """Connect to the brokers and learn where these logs end; to be repeated when leaders have moved."""
         wanted = set(places) | set(self._known)
         while len(self._producers) < producers_for(len(wanted)):
-            self._producers.append(_WarmProducer(self._connection))
+            self._producers.append(_WarmProducer(self._admin.connection))
         limit = RealDeadline(_CONNECT_SECONDS)
         leaders = self._leaders(wanted)
         for producer in self._producers:
@@ -116,7 +115,7 @@ class Markers:
 
     def _send(self, appends: list[_Append], deadline: Deadline) -> None:
         attempts = {a.planned.marker.attempt_id for a in appends}
-        self._producers = self._producers or [_WarmProducer(self._connection)]
+        self._producers = self._producers or [_WarmProducer(self._admin.connection)]
         try:
             self._send_dated(appends, {}, deadline)
             misdated = [a for a in appends if a.misdated()]
@@ -160,7 +159,7 @@ class Markers:
 
     def _find(self, m: PlannedMarker, start: int, end: int, deadline: Deadline) -> int | None:
         limit = RealDeadline(deadline.left())
-        after = read_slice(self._connection, m.source, start, end, limit, "read_uncommitted")
+        after = read_slice(self._admin.connection, m.source, start, end, limit, "read_uncommitted")
         found = newest_of(((message.offset() or 0, marker_of(message)) for message in after), m.marker)
         limit.check(f"{m.source} to be read back")
         return found

@@ -110,7 +110,7 @@ def test_a_foreign_topic_of_the_subtopics_name_is_left_alone(
     plan = operations.plan_split(parent, 2, even=True)
     admin.create_topics([NewTopic(name, 2, 3)])[name].result(30)
     connection = Connection({"bootstrap.servers": bootstrap})
-    await_served(connection, ClusterAdmin(connection).brokers(), {name: 2}, Deadline(120))
+    await_served(ClusterAdmin(connection), {name: 2}, Deadline(120))
     with pytest.raises(ConflictError, match=f"a topic named {name} exists already"):
         operations.run(plan, max_pause_ms=PAUSE_MS)
     assert state_of(operations, parent).revision == 0
@@ -166,7 +166,7 @@ def test_what_groups_committed_of_a_topic_is_withdrawn_when_it_was_made_again(
     admin.delete_topics([topic])[topic].result(30)
     admin.create_topics([NewTopic(topic, 1, 3)])[topic].result(30)
     connection = Connection({"bootstrap.servers": bootstrap})
-    await_served(connection, ClusterAdmin(connection).brokers(), {topic: 1}, Deadline(60))
+    await_served(ClusterAdmin(connection), {topic: 1}, Deadline(60))
     write(bootstrap, topic, 30)
     steps: list[str] = []
     operations.enrol(
@@ -243,7 +243,7 @@ def test_markers_whose_outcome_was_unknown_are_found_again(operations, bootstrap
         PlannedMarker(i, place, Marker(MarkerKind.SEAL, places[0], "attempt"))
         for i, place in enumerate(places)
     ]
-    markers = Markers(operations._session.connection, ClusterAdmin(operations._session.connection))
+    markers = Markers(ClusterAdmin(operations._session.connection))
     markers.prepare(places)
     cuts = markers.append(planned, Deadline(120))
     assert [(c.segment, c.offset, c.leader_epoch) for c in cuts] == [(0, 3, 0), (1, 0, 0)]

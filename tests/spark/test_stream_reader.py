@@ -300,8 +300,7 @@ def test_a_topic_that_was_made_anew_ends_the_query(ask: Open, topic, send, admin
     limit = Deadline(180)
     while not made(admin, topic):
         limit.check("the topic to be made again")
-    connection = Connection({"bootstrap.servers": bootstrap})
-    await_served(connection, ClusterAdmin(connection).brokers(), {topic: 1}, limit)
+    await_served(ClusterAdmin(Connection({"bootstrap.servers": bootstrap})), {topic: 1}, limit)
     with pytest.raises(
         KpsplitError, match="does not hold what .* read of it: the topic was deleted and made"
     ):

@@ -65,7 +65,7 @@ class Admin:
 
 def test_retired_subtopics_stay_retired_when_the_next_one_fails() -> None:
     runner = Runner(times=1)
-    retirement = Retirement(cast(Any, None), cast(Any, Admin()), cast(Any, runner), lambda _: None)
+    retirement = Retirement(cast(Any, Admin()), cast(Any, runner), lambda _: None)
     with pytest.raises(DeadlineExceededError) as caught:
         retirement.run(force=False, deadline=Deadline(10))
     assert len(runner.retired) == 1
@@ -74,7 +74,7 @@ def test_retired_subtopics_stay_retired_when_the_next_one_fails() -> None:
 
 def test_all_that_is_left_over_is_retired() -> None:
     runner = Runner(times=2)
-    retirement = Retirement(cast(Any, None), cast(Any, Admin()), cast(Any, runner), lambda _: None)
+    retirement = Retirement(cast(Any, Admin()), cast(Any, runner), lambda _: None)
     assert retirement.run(force=False, deadline=Deadline(10)) == list(NAMES)
 
 
@@ -96,7 +96,7 @@ class Scene:
         self.deleted, self.behind, self.stale = False, False, False
         monkeypatch.setattr(Retirement, "_undrained", lambda *_: [])
         self.retirement = Retirement(
-            cast(Any, None), cast(Any, self), cast(Any, self), lambda step: self.done.append(step.name)
+            cast(Any, self), cast(Any, self), lambda step: self.done.append(step.name)
         )
         monkeypatch.setattr(self.retirement._subtopics, "check_rights", self._check_rights)
 

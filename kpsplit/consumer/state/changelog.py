@@ -148,7 +148,7 @@ class Changelogs:
         replication = min(REPLICATION, len(brokers))
         if name not in self._admin.topics():
             self._admin.create(name, topic_config(replication), partitions=wanted, replication=replication)
-            await_served(self._connection, brokers, {name: wanted}, deadline)
+            await_served(self._admin, {name: wanted}, deadline)
         found = self._admin.describe(name)
         wrong = misfits(OwnTopic(name, None), found, len(brokers))
         if wrong:
@@ -158,7 +158,7 @@ class Changelogs:
             )
         if len(found.partitions) != wanted:
             self._extend(found, slot, wanted)
-            await_served(self._connection, brokers, {name: wanted}, deadline)
+            await_served(self._admin, {name: wanted}, deadline)
         learn_leaders(self._admin.client, name, ANSWER_SECONDS)  # it may remember fewer partitions
         retention = int(found.config.get("delete.retention.ms", _DEFAULT_DELETE_RETENTION_MS))
         return _Checked(found.topic_id, slot.slots, wanted, retention)

@@ -95,7 +95,7 @@ def run(options: Options) -> Outcome:
 def _prepare(connection: Connection) -> None:
     admin = ClusterAdmin(connection)
     admin.create(TOPIC, {}, partitions=PARTITIONS, replication=REPLICAS)
-    await_served(connection, admin.brokers(), {TOPIC: PARTITIONS}, Deadline(SERVED_SECONDS))
+    await_served(admin, {TOPIC: PARTITIONS}, Deadline(SERVED_SECONDS))
     with Admin(connection, SERVED_SECONDS) as operations:
         operations.initialise(lease_ms=LEASE_MS)
         operations.enrol(TOPIC, Partitioner.CONSISTENT_RANDOM, slots=SLOTS)
