@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 from kpsplit.control.facts import closing_segments, under_way
 from kpsplit.control.plans import Plan, new_attempt_id, wall_ms
 from kpsplit.control.status import Report
-from kpsplit.control.subtopics import SubTopics, SubTopicTakenError
-from kpsplit.errors import ConflictError, FencedError, InvariantError, KpsplitError
+from kpsplit.control.subtopics import PartitionTopics, SubTopicTakenError
+from kpsplit.errors import ConflictError, FencedError, InvariantError
+from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.clock import SystemClock, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.control_log import OperationLog
-from kpsplit.kafka.leaders import Leaders
-from kpsplit.kafka.markers import Markers
 from kpsplit.kafka.producers_log import ProducersLog
-from kpsplit.splitter.driver import Driver, Observer, Ports, StepDone
+from kpsplit.splitter.driver import Driver, Observer, Ports
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import (
     Attempt,
-    Cut,
     EndedBy,
     Event,
     Freeze,
@@ -31,72 +28,10 @@ from kpsplit.splitter.partition_state import (
     PartitionState,
     Phase,
     Prepare,
-    SubTopic,
     Thaw,
 )
 from kpsplit.splitter.ports import Deadline, Fit
-from kpsplit.splitter.records.producers import PauseReport, ProducerRegistration
-from kpsplit.splitter.records.stamp import instance_name
-from kpsplit.splitter.registrations import Registrations
-from kpsplit.splitter.steps import PlannedMarker, numbered
-
-
-class PartitionTopics:
-    """Implements the driver's TopicsPort. Not thread safe; made anew for each operation."""
-
-    def __init__(self, admin: ClusterAdmin, observer: Observer) -> None:
-        self._observe = observer
-        self._subtopics = SubTopics(admin)
-        self._leaders = Leaders(admin)
-        self._markers = Markers(admin)
-
-    def prepare_markers(self, places: Iterable[PhysicalPartition]) -> None:
-        """Get ready, outside the fence, to append markers to these partitions."""
-        self._markers.prepare(places)
-
-    def keep_warm(self) -> None:
-        """Stay ready to append markers while answers are waited for; to be called now and then."""
-        self._markers.keep_warm()
-
-    def create_subtopic(self, attempt: Attempt, parent: PhysicalPartition, deadline: Deadline) -> str:
-        """Create the attempt's sub-topic beside the parent, wait until it is served; return its topic id."""
-        return self._subtopics.create(attempt, parent, deadline)
-
-    def co_locate(
-        self, parent: PhysicalPartition, sources: Iterable[PhysicalPartition], deadline: Deadline
-    ) -> None:
-        """Move the leaders of ``sources`` to the broker that leads the parent, as far as possible."""
-        started = time.monotonic()
-        places = list(sources)
-        self._leaders.co_locate(
-            parent,
-            places,
-            deadline,
-            lambda text: self._observe(StepDone("Leaders", time.monotonic() - started, text)),
-        )
-        self._markers.prepare([parent, *places])
-
-    def append_markers(self, markers: Iterable[PlannedMarker], deadline: Deadline) -> tuple[Cut, ...]:
-        """Append the markers with acks=all and return where they stand; a marker already there is reused."""
-        return self._markers.append(markers, deadline)
-
-    def seal(self, subtopics: Iterable[SubTopic], deadline: Deadline) -> None:
-        """Make the brokers reject every later write to these sub-topics; a missing one takes none anyway."""
-        for subtopic in subtopics:
-            if not self._subtopics.seal(subtopic.name, deadline):
-                self._observe(StepDone("Missing", 0.0, f"{subtopic.name} does not exist any more"))
-
-    def delete_abandoned(self, name: str, deadline: Deadline) -> None:
-        """Delete the sub-topic of an attempt that was rolled back; it may be missing."""
-        self._subtopics.delete_empty(name, deadline)
-
-    def close(self) -> None:
-        """End the clients."""
-        try:
-            self._markers.close()
-        except KpsplitError:
-            return
-
+from kpsplit.splitter.steps import numbered
 
 PAUSE_REPORT_SECONDS = 1.0
 """How long producers' reports of their pauses are waited for."""
@@ -208,56 +143,14 @@ class Runner:
         return self._log.claim(deadline, fit)
 
     def _driver(self) -> Driver:
-        writers = WarmingWriters(self._writers, self._topics.keep_warm)
-        return Driver(Ports(self._log, writers, self._topics, SystemClock()), self._observer)
+        return Driver(Ports(self._log, self._writers, self._topics, SystemClock()), self._observer)
 
     def _report(self, outcome: Outcome, started: float) -> Report:
         """Return the report. Nothing here may fail: it would look as if nothing had been done."""
         seconds = monotonic() - started
-        pauses = self._pauses(outcome.attempt.id)
+        limit = RealDeadline(PAUSE_REPORT_SECONDS)
+        pauses = self._writers.pause_reports(str(self._parent), outcome.attempt.id, limit)
         return Report(outcome, self._log.seen(), pauses, seconds)
-
-    def _pauses(self, attempt_id: str) -> dict[str, PauseReport]:
-        """Return the reports of the producers that acknowledged the fence, as far as they come in time."""
-        partition = str(self._parent)
-        limit = SystemClock().deadline(PAUSE_REPORT_SECONDS)
-        reported: dict[str, PauseReport] = {}
-        try:
-            while True:
-                held = [
-                    r for r in self._writers.read(limit).all() if r.acknowledged.get(partition) == attempt_id
-                ]
-                reported = {
-                    instance_name(r.instance): pause
-                    for r in held
-                    if (pause := r.pauses.get(partition)) and pause.attempt == attempt_id
-                }
-                if len(reported) == len({r.instance for r in held}) or limit.left() <= 0:
-                    return reported
-                self._writers.await_change(limit.left())
-        except KpsplitError:
-            return reported
-
-
-class WarmingWriters:
-    """The driver's WritersPort; keeps the markers' producers warm while answers are waited for."""
-
-    def __init__(self, log: ProducersLog, keep_warm: Callable[[], None]) -> None:
-        self._log = log
-        self._keep_warm = keep_warm
-
-    def read(self, deadline: Deadline) -> Registrations:
-        """Read the topic to the end that it has now."""
-        return self._log.read(deadline)
-
-    def await_change(self, seconds: float) -> None:
-        """Return when a record arrived, or after that many seconds."""
-        self._keep_warm()
-        self._log.await_change(seconds)
-
-    def remove(self, producers: Iterable[ProducerRegistration], deadline: Deadline) -> None:
-        """Remove registrations that are over."""
-        self._log.remove(producers, deadline)
 
 
 def refuse_moved_on(plan: Plan, state: PartitionState) -> None:

@@ -7,13 +7,14 @@ from contextlib import suppress
 
 from confluent_kafka import KafkaException, Message
 
-from kpsplit.errors import RecordError, UnknownOutcomeError
+from kpsplit.errors import KpsplitError, RecordError, UnknownOutcomeError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
-from kpsplit.splitter.records.producers import ProducerRegistration, decode_entry
+from kpsplit.splitter.records.producers import PauseReport, ProducerRegistration, decode_entry
+from kpsplit.splitter.records.stamp import instance_name
 from kpsplit.splitter.registrations import Registrations
 
 
@@ -136,6 +137,26 @@ class ProducersLog:
         """Remove registrations that are over, all together."""
         self._writer = self._writer or AcknowledgedWriter(self._connection, "registrations")
         self._writer.write_all(PRODUCERS_TOPIC, [(record.key, None) for record in producers], deadline)
+
+    def pause_reports(self, partition: str, attempt_id: str, deadline: Deadline) -> dict[str, PauseReport]:
+        """Return by instance name what producers report of an attempt's pause, as far as it comes in time.
+
+        Awaited are the producers that acknowledged the fence. Never raises: the operation is over.
+        """
+        reports: dict[str, PauseReport] = {}
+        with suppress(KpsplitError):
+            while True:
+                read = self.read(deadline).all()
+                held = [r for r in read if r.acknowledged.get(partition) == attempt_id]
+                reports = {
+                    instance_name(r.instance): pause
+                    for r in held
+                    if (pause := r.pauses.get(partition)) and pause.attempt == attempt_id
+                }
+                if len(reports) == len({r.instance for r in held}) or deadline.left() <= 0:
+                    break
+                self.await_change(deadline.left())
+        return reports
 
     def close(self) -> None:
         """End the clients."""

@@ -276,7 +276,7 @@ class Driver:
             began = self._ports.clock.now()
             known = self._read_registrations(limit, awaited)
             if known is None:
-                self._ports.writers.await_change(min(ANSWER_POLL_SECONDS, limit.left()))
+                self._await_change(min(ANSWER_POLL_SECONDS, limit.left()))
                 continue
             asked = known.to_ask(state.parent.topic)
             silence.reading(began, self._ports.clock.now(), asked)
@@ -285,7 +285,11 @@ class Driver:
             if not waiting or (left <= 0 and not registrations.in_doubt(state, waiting)):
                 return len(asked), waiting, silence
             patience = ANSWER_POLL_SECONDS if left <= 0 else min(left, ANSWER_POLL_SECONDS)
-            self._ports.writers.await_change(min(patience, limit.left()))
+            self._await_change(min(patience, limit.left()))
+
+    def _await_change(self, seconds: float) -> None:
+        self._ports.topics.keep_warm()
+        self._ports.writers.await_change(seconds)
 
     def _read_registrations(self, limit: Deadline, what: str) -> registrations.Registrations | None:
         """Read the registrations; None if the brokers cannot be asked now. That is nobody's silence."""

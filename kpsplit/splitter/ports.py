@@ -98,6 +98,10 @@ class TopicsPort(Protocol):
         """Move the leaders of ``sources`` to the broker that leads the parent."""
         ...
 
+    def keep_warm(self) -> None:
+        """Stay ready to append markers; called now and then while answers are awaited."""
+        ...
+
     def append_markers(self, markers: Iterable[PlannedMarker], deadline: Deadline) -> tuple[Cut, ...]:
         """Append the markers with acks=all and return where they stand; a marker already there is reused."""
         ...

@@ -123,7 +123,7 @@ def test_what_an_attempt_leaves_behind_is_retired_later(
         raise CheckFailedError("not now")
 
     with monkeypatch.context() as patched:
-        patched.setattr("kpsplit.control.runner.PartitionTopics.delete_abandoned", cannot)
+        patched.setattr("kpsplit.control.subtopics.PartitionTopics.delete_abandoned", cannot)
         operations.abort(parent, "not today")
     assert state_of(operations, parent).subtopics[0].state is SubTopicState.ABANDONED
     assert [c.name for c in operations.doctor() if not c.ok and name in c.message] == ["sub-topics"]

@@ -239,6 +239,9 @@ class Operator(ClaimedLog):
         places = (parent, *sources)
         self.process.call(lambda: self._co_locate(places))
 
+    def keep_warm(self) -> None:
+        """See TopicsPort."""
+
     def append_markers(self, markers: Iterable[PlannedMarker], deadline: Deadline) -> tuple[Cut, ...]:
         """See TopicsPort."""
         wanted = tuple(markers)

@@ -195,6 +195,9 @@ class Simulated:
 
         return self._around("create_subtopic", effect)
 
+    def keep_warm(self) -> None:
+        pass
+
     def co_locate(self, parent: Any, sources: Any, deadline: Any) -> None:
         self._around("co_locate", lambda: None)
 
