@@ -5,7 +5,6 @@ See the protocol, sections 6.10 and 10.10.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from kpsplit.control.plans import Check
@@ -15,10 +14,8 @@ from kpsplit.control.slots_topic import SlotsTopics
 from kpsplit.errors import ConflictError, DeadlineExceededError, UsageError, behind_a_change, duration
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
-from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.groups import range_commits
 from kpsplit.kafka.offset_log import offset_log_partitions
-from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -33,25 +30,20 @@ from kpsplit.splitter.records.keys import (
 )
 
 
-def withdraw_commits(
-    admin: ClusterAdmin,
-    writer: Callable[[], AcknowledgedWriter],
-    topic: TopicFacts,
-    deadline: Deadline,
-) -> tuple[str, ...]:
+def withdraw_commits(session: ClusterSession, topic: TopicFacts, deadline: Deadline) -> tuple[str, ...]:
     """Withdraw what all groups have committed for a topic; return these groups.
 
     Brokers forget ordinary offsets with the topic; nobody forgets these, and a group that stood at 1000 would
     pass over the first 1000 records of the new topic without a word.
     """
     parents = [PhysicalPartition(topic.name, number) for number in range(len(topic.partitions))]
-    fold = range_commits(admin, parents, deadline)
+    fold = range_commits(session.admin, parents, deadline)
     stale = [(p, key) for p in parents for group in fold.groups(p) for key in fold.keys(group, p)]
     if stale:
-        count = offset_log_partitions(admin)
+        count = offset_log_partitions(session.admin)
         for parent, key in stale:
             partition = offsets_partition(parent, count)
-            writer().write(OFFSETS_TOPIC, key.encode(), None, deadline, partition=partition)
+            session.writer().write(OFFSETS_TOPIC, key.encode(), None, deadline, partition=partition)
     return tuple(sorted({key.group for _, key in stale}))
 
 
@@ -133,15 +125,9 @@ class Enroller:
     waits a lease on its own.
     """
 
-    def __init__(
-        self,
-        tail: ControlTail,
-        writer: Callable[[], AcknowledgedWriter],
-        slots_topics: SlotsTopics,
-        observer: Observer,
-    ) -> None:
-        self._tail = tail
-        self._writer = writer
+    def __init__(self, session: ClusterSession, slots_topics: SlotsTopics, observer: Observer) -> None:
+        self._tail = session.tail()
+        self._writer = session.writer
         self._slots_topics = slots_topics
         self._observe = observer
 
@@ -208,7 +194,7 @@ class Enroller:
         known = self._tail.read_all(deadline).enrolments.get(settled.topic)
         if known is None or known not in (settled, replace(settled, settled=False)):
             raise ConflictError(
-                f"topic {settled.topic} was enrolled by somebody else at the same time",
+                f"topic {settled.topic} was enrolled by another process at the same time",
                 hint="look at: kpsplit status",
             )
         self._observe(StepDone("Settle", monotonic() - started, "one lease has passed"))
@@ -229,8 +215,7 @@ class Enroller:
 
 def enroller(session: ClusterSession, observer: Observer) -> Enroller:
     """Return what writes enrolments."""
-    slots_topics = SlotsTopics(session.admin)
-    return Enroller(session.tail(), session.writer, slots_topics, observer)
+    return Enroller(session, SlotsTopics(session.admin), observer)
 
 
 def enrol(
@@ -250,7 +235,7 @@ def enrol(
             raise UsageError(f"topic {topic}: {check.message}", hint=check.remedy)
     groups: tuple[str, ...] = ()
     if known is None and topic in view.enrolments:  # of the topic that had this name before
-        groups = withdraw_commits(session.admin, session.writer, facts, deadline)
+        groups = withdraw_commits(session, facts, deadline)
         for group in groups:
             observer(StepDone("Withdraw", 0.0, f"what {group} had committed of the topic before"))
     with behind_a_change(done=bool(groups)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -62,7 +63,8 @@ class World:
         return False
 
     def enrol(self, seconds: float) -> Enrolment:
-        enroller = Enroller(cast(Any, self.tail), lambda: cast(Any, self), cast(Any, self), lambda _: None)
+        session = SimpleNamespace(tail=lambda: self.tail, writer=lambda: self)
+        enroller = Enroller(cast(Any, session), cast(Any, self), lambda _: None)
         return enroller.enrol(TOPIC, Partitioner.EXPLICIT, None, None, Deadline(seconds))
 
 
