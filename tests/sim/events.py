@@ -344,11 +344,11 @@ def _call_on(world: World, what: int, second: int) -> Done:
 
 def _take_over(world: World, index: int) -> Done:
     producer = awake(world, index)
-    attempt_id = operators.due_for_takeover(world, producer.state) if producer else None
-    if attempt_id is None or producer is None or len(world.operators) >= 3:
+    due = operators.due_for_takeover(world, producer.state) if producer else None
+    if due is None or producer is None or len(world.operators) >= 3:
         return None
-    operator = world.new_operator("takeover", operators.take_over(attempt_id))
-    return f"{operator.name} of {attempt_id} by {producer.name} begins"
+    operator = world.new_operator("takeover", operators.take_over(*due))
+    return f"{operator.name} of {due[0]} by {producer.name} begins"
 
 
 def _operate(world: World, index: int, steps: int, fault: int) -> Done:

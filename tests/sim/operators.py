@@ -394,9 +394,17 @@ def abort(operator: Operator) -> object:
     return operator.driver.abort(EndedBy.REQUEST, "somebody asked for it", operator.deadline(CALL_SECONDS))
 
 
-def take_over(attempt_id: str) -> Work:
-    """Roll back an attempt whose operator is gone, as a producer does."""
-    return lambda operator: takeover.roll_back(cast(Any, operator), PARENT, attempt_id)
+def take_over(attempt_id: str, wait: float) -> Work:
+    """Roll back an attempt whose operator is gone, as a producer does that reserves the turn until it is due.
+
+    ``wait``: it is due in so many seconds.
+    """
+
+    def work(operator: Operator) -> object:
+        operator._queue = ClaimQueue(operator.name, operator.now() + wait)
+        return takeover.roll_back(cast(Any, operator), PARENT, attempt_id)
+
+    return work
 
 
 def retire(operator: Operator) -> int:
@@ -440,10 +448,15 @@ def _delete(operator: Operator, name: str) -> Effect:
     operator.world.count("retired")
 
 
-def due_for_takeover(world: World, state: PartitionState) -> str | None:
-    """Return the attempt that has held producers up for longer than it may, if there is one."""
+def due_for_takeover(world: World, state: PartitionState) -> tuple[str, float] | None:
+    """Return the attempt that will soon have held producers up for longer than it may, if there is one.
+
+    And in how many seconds.
+    """
     if state.phase is not Phase.FENCED or state.attempt is None:
         return None
     fenced_at = next((r.opened for r in world.control.records if r.state == state), world.timeline.now)
-    due = fenced_at + state.attempt.max_pause_ms / 1000 + takeover.GRACE_SECONDS
-    return state.attempt.id if world.timeline.now > due else None
+    pause = state.attempt.max_pause_ms / 1000
+    wait = fenced_at + pause + takeover.GRACE_SECONDS - world.timeline.now
+    soon = takeover.GRACE_SECONDS + min(takeover.AHEAD_SECONDS, pause / 2)
+    return (state.attempt.id, max(wait, 0.0)) if wait < soon else None

@@ -225,11 +225,11 @@ def _pass_time(world: World, number: int) -> None:
 def _operate(world: World) -> None:
     state = world.control.truth
     if not world.operators and state.phase is Phase.FENCED:
-        attempt_id = operators.due_for_takeover(world, state)
-        if attempt_id is None:
+        due = operators.due_for_takeover(world, state)
+        if due is None:
             world.timeline.now += 3.0
         else:
-            world.new_operator("takeover", operators.take_over(attempt_id))
+            world.new_operator("takeover", operators.take_over(*due))
     elif not world.operators and state.phase is not Phase.STEADY:
         world.new_operator("resume", operators.resume)
     for operator in list(world.operators):
