@@ -89,6 +89,8 @@ def works() -> None:
         stats: RunStats = consumer.run(
             handle, workers=4, transactional=True, on_error=Retry(attempts=3, on=(ValueError,), then=final)
         )
+        consumer.run(handle, worker=4)  # type: ignore[call-arg]
+        consumer.run(handle, on_error=Retry)  # type: ignore[arg-type]
     processed: int = stats.processed
     Retry(attempts="3")  # type: ignore[arg-type]
     Retry(then=Retry())  # type: ignore[arg-type]

@@ -55,7 +55,6 @@ from kpsplit.kafka.error_map import error_of
 
 log = logging.getLogger(__name__)
 
-DRAIN_SECONDS = 30.0
 COMMIT_SECONDS = 60.0
 COMMIT_TRIES = 5
 LOOK_SECONDS = 0.005
@@ -106,33 +105,14 @@ def run(
     consumer: Any,
     handler: Handler,
     *,
-    workers: int = 4,
-    executor: str = "thread",
-    on_error: Policy | None = None,
-    transactional: bool = False,
-    commit_seconds: float | None = None,
-    drain_seconds: float = DRAIN_SECONDS,
+    workers: int,
+    executor: str,
+    on_error: Policy | None,
+    transactional: bool,
+    commit_seconds: float | None,
+    drain_seconds: float,
 ) -> RunStats:
-    """Call the handler with each record until ``stop()``, Ctrl-C or SIGTERM; see ``Consumer.run``.
-
-    Args:
-        consumer: subscribed, or assigned by hand.
-        handler: a function, called with a message; or an ``async`` one.
-        workers: how many records are worked on at once, each of another key range.
-        executor: ``thread`` or ``process``. An ``async`` handler runs in one event loop.
-        on_error: what happens when the handler raises; ``Stop()`` if not given.
-        transactional: the handler returns outputs, which are committed together with its records.
-        commit_seconds: between commits; ``auto.commit.interval.ms`` if not given.
-        drain_seconds: how long records that are being worked on may take when the run ends.
-
-    Returns:
-        What became of the records.
-
-    Raises:
-        HandlerError: a handler failed and the policy is to stop; the cause is what it raised.
-        ConfigurationError, UsageError: handler, executor, policy or state do not fit.
-        KafkaException, KpsplitError: records cannot be read, or the last commit was refused.
-    """
+    """Do what ``Consumer.run`` says; it has the meaning of the options and their defaults."""
     if workers < 1:
         raise ConfigurationError(f"workers={workers}: at least one is needed")
     check_handler(handler, executor=executor)
