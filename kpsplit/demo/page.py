@@ -94,11 +94,12 @@ def throughput_chart(
     fences: Sequence[TimeSpan],
     suspension: TimeSpan | None,
     began: float,
+    seconds: float,
 ) -> Html:
     """Return the stacked picture: other partitions below, the affected one and its phantoms above them."""
     order = [*series[affected:], *series[:affected]]
     totals = [sum(v or 0.0 for v in values) for values in zip(*(s.values for s in series), strict=True)]
-    x = Scale(0, _seconds(series), LEFT, WIDTH - RIGHT)
+    x = Scale(0, seconds, LEFT, WIDTH - RIGHT)
     marks = ticks(usual_height(totals), 6)
     y = Scale(0, marks[-1], HEIGHT - BOTTOM, TOP)
     paint = colours(series, affected)
@@ -128,9 +129,11 @@ def throughput_chart(
     return _chart(parts, "Throughput by physical partition over time", named, fences)
 
 
-def slowness_chart(series: Sequence[Series], fences: Sequence[TimeSpan], began: float) -> Html:
+def slowness_chart(
+    series: Sequence[Series], fences: Sequence[TimeSpan], began: float, seconds: float
+) -> Html:
     """Return the slowest report by time, on a logarithmic scale."""
-    x = Scale(0, _seconds(series), LEFT, WIDTH - RIGHT)
+    x = Scale(0, seconds, LEFT, WIDTH - RIGHT)
     marks = powers(max((v for s in series for v in s.values if v is not None), default=0.0))
     y = LogScale(1, marks[-1], HEIGHT - BOTTOM, TOP)
     paint = {s.name: c for s, c in zip(series, LINE_COLOURS, strict=True)}
@@ -198,10 +201,6 @@ def _chart(
     return Html(svg(WIDTH, HEIGHT, parts, label) + legend([*named, *numbered]))
 
 
-def _seconds(series: Sequence[Series]) -> float:
-    return max((len(s.values) * s.width for s in series), default=1.0)
-
-
 def _axes(x: Scale, y: Scale | LogScale, marks: Sequence[float], unit: str) -> list[str]:
     bottom = HEIGHT - BOTTOM
     parts = [
@@ -254,6 +253,7 @@ def page(result: DemoResult) -> str:
     """Return the whole page."""
     timeline, parent = result.timeline, result.state.parent
     affected = len(result.state.lineage.sources())
+    seconds = timeline.ended - timeline.began
     paint = colours(result.throughput, affected)
     records = {i: seen.records for i, seen in result.back.segments[parent].items()}
     parts = [
@@ -269,7 +269,7 @@ def page(result: DemoResult) -> str:
             "the split partition and its phantoms. Red bands: fences, the only time in which writers of the "
             "split partition hold their records; what was held comes at once after them.",
             throughput_chart(
-                result.throughput, affected, timeline.fences, timeline.suspension, timeline.began
+                result.throughput, affected, timeline.fences, timeline.suspension, timeline.began, seconds
             ),
         ),
         html.section(
@@ -277,7 +277,7 @@ def page(result: DemoResult) -> str:
             "The slowest delivery report of each fifth of a second, from produce() to the report, nothing "
             "subtracted (kpsplit producers; the suspended one is left out until it has caught up). The plain "
             "writer is the control: no fence can hold it, so where it is slow as well the brokers are.",
-            slowness_chart(result.slowness, timeline.fences, timeline.began),
+            slowness_chart(result.slowness, timeline.fences, timeline.began, seconds),
         ),
         html.section(
             f"Lineage of {parent}",
