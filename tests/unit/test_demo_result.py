@@ -132,7 +132,7 @@ def test_any_finding_of_the_history_checker_fails_the_demo() -> None:
 
 def test_a_copy_that_the_client_library_wrote_fails_the_demo() -> None:
     history = replace(a_result().back.history, read=6, library_duplicates=1)
-    assert failed(with_back(history=history)).endswith("5 read back, 1 of them again")
+    assert failed(with_back(history=history)).endswith("5 read back in 6 deliveries")
 
 
 def test_a_failed_send_fails_the_demo() -> None:
