@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kpsplit.consumer.client import Consumer
     from kpsplit.consumer.deserializing import DeserializingConsumer
     from kpsplit.consumer.run.handlers import Output, Record
-    from kpsplit.consumer.run.policies import DeadLetter, HandlerError, Retry, Skip, Stop
+    from kpsplit.consumer.run.policies import DeadLetter, HandlerError, Retry, RunOptions, Skip, Stop
     from kpsplit.consumer.run.remote import WorkerDiedError
     from kpsplit.consumer.run.work_queue import RunStats
     from kpsplit.consumer.state.owned import SlotGoneError
@@ -61,6 +61,7 @@ __all__ = [
     "DeadLetter",
     "Output",
     "Record",
+    "RunOptions",
     "RunStats",
     "HandlerError",
     "WorkerDiedError",
@@ -127,6 +128,7 @@ _HOMES = {
         "Skip",
         "DeadLetter",
         "HandlerError",
+        "RunOptions",
     ),
     "kpsplit.consumer.run.work_queue": ("RunStats",),
     "kpsplit.consumer.run.remote": ("WorkerDiedError",),

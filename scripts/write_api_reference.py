@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, is_typeddict
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 PREFACE = """\
@@ -63,7 +63,10 @@ def _entry(module: ModuleType, name: str) -> Iterator[str]:
     if not (inspect.isclass(thing) or inspect.isfunction(thing)):
         yield _about_constant(module, name)
         return
-    if inspect.isclass(thing) and issubclass(thing, Exception | enum.Enum):
+    if is_typeddict(thing):
+        yield "Keywords with these types: " + ", ".join(f"`{n}: {t}`" for n, t in _keys_of(thing)) + "."
+        yield ""
+    elif inspect.isclass(thing) and issubclass(thing, Exception | enum.Enum):
         bases = ", ".join(base.__name__ for base in thing.__bases__)
         yield f"A class of `{bases}`."
         yield ""
@@ -79,6 +82,12 @@ def _entry(module: ModuleType, name: str) -> Iterator[str]:
         yield "Values: " + ", ".join(f"`{member.name}`" for member in thing) + "."
     for method_name, method in vars(thing).items():
         yield from _method(method_name, method)
+
+
+def _keys_of(typed_dict: Any) -> Iterator[tuple[str, str]]:
+    """Return the keys of a typed dictionary, each with its type as it is written."""
+    for name, reference in typed_dict.__annotations__.items():
+        yield name, reference.__forward_arg__
 
 
 def _method(name: str, method: Any) -> Iterator[str]:

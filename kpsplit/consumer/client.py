@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import confluent_kafka
 from confluent_kafka import (
@@ -39,7 +39,7 @@ from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
 
 if TYPE_CHECKING:
-    from kpsplit.consumer.run.policies import Policy
+    from kpsplit.consumer.run.policies import RunOptions
     from kpsplit.consumer.run.work_queue import RunStats
     from kpsplit.consumer.state.hooks import StateHooks
 
@@ -492,49 +492,19 @@ class Consumer(confluent_kafka.Consumer):
 
     # -- workers -----------------------------------------------------------------------------------
 
-    def run(
-        self,
-        handler: Callable[[Any], Any],
-        *,
-        workers: int = 4,
-        executor: Literal["thread", "process"] = "thread",
-        on_error: Policy | None = None,
-        transactional: bool = False,
-        commit_seconds: float | None = None,
-        drain_seconds: float = 30.0,
-    ) -> RunStats:
+    def run(self, handler: Callable[[Any], Any], **options: Unpack[RunOptions]) -> RunStats:
         """Call a handler with each record, several at once, until ``stop()``, Ctrl-C or SIGTERM.
 
         Each worker works on another key range: keys keep their order, and a slow or failing key holds up its
         own range only. Records count as processed when the handler returns; that is committed every
         ``auto.commit.interval.ms``, whatever ``enable.auto.commit`` says. Callbacks run in this thread.
 
-        Args:
-            handler: a function, called with a message; or an ``async`` one.
-            workers: how many records are worked on at once, each of another key range.
-            executor: ``thread`` or ``process``. An ``async`` handler runs in one event loop.
-            on_error: what happens when the handler raises; ``Stop()`` if not given.
-            transactional: the handler returns outputs, which are committed together with its records.
-            commit_seconds: between commits; ``auto.commit.interval.ms`` if not given.
-            drain_seconds: how long records that are being worked on may take when the run ends.
-
         Raises:
-            HandlerError: a handler failed and the policy is to stop; the cause is what it raised.
-            ConfigurationError, UsageError: handler, executor, policy or state do not fit.
-            KafkaException, KpsplitError: records cannot be read, or the last commit was refused.
+            HandlerError: a handler failed, and the policy is to stop. UsageError: the options do not fit.
         """
         from kpsplit.consumer.run.runner import run
 
-        return run(
-            self,
-            handler,
-            workers=workers,
-            executor=executor,
-            on_error=on_error,
-            transactional=transactional,
-            commit_seconds=commit_seconds,
-            drain_seconds=drain_seconds,
-        )
+        return run(self, handler, **options)
 
     def stop(self) -> None:
         """Make ``run()`` finish what is being worked on, commit and return; from any thread or handler."""
@@ -654,7 +624,7 @@ class Consumer(confluent_kafka.Consumer):
         return session
 
     def _all_processed(self) -> None:
-        """Whoever hands everything over, commits it, or closes, has processed what was returned."""
+        """Mark every returned record as processed."""
         self._buffer.wait(0)
 
     def _check_open(self) -> None:

@@ -13,10 +13,11 @@ import click
 import confluent_kafka
 import pytest
 
-from kpsplit import Consumer, DeadLetter, Producer, Retry, RunStats, Skip, Stop
+from kpsplit import DeadLetter, Producer, Retry, RunOptions, RunStats, Skip, Stop
 from kpsplit.admin_cli.verbs import BY_NAME, load
 from kpsplit.consumer import config as consumer_config
 from kpsplit.consumer import engine
+from kpsplit.consumer.run.runner import run
 from kpsplit.producer import config as producer_config
 from kpsplit.producer.metrics import LayoutStats, PartitionStats
 
@@ -54,7 +55,8 @@ def test_every_field_of_the_producers_statistics_has_a_row() -> None:
 
 
 def test_every_option_and_every_figure_of_a_run_has_a_row() -> None:
-    options = set(signature(Consumer.run).parameters) - {"self", "handler"}
+    options = set(signature(run).parameters) - {"consumer", "handler"}
+    assert options == set(RunOptions.__annotations__)
     policies = {kind.__name__ for kind in (Stop, Skip, DeadLetter, Retry)}
     rows = rows_of("consumer.md")
     assert options | {field.name for field in fields(RunStats)} <= rows.keys()

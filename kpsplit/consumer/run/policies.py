@@ -7,7 +7,7 @@ Attempts and back-off are tenacity's; its strategies can be given as they are.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import tenacity
 from tenacity.stop import stop_base
@@ -79,6 +79,26 @@ class Retry:
 
 Policy = Final | Retry
 """What ``run(on_error=...)`` takes."""
+
+
+class RunOptions(TypedDict, total=False):
+    """The keywords of ``Consumer.run``.
+
+    Args:
+        workers: how many records are worked on at once, each of another key range; 4.
+        executor: ``thread``, or ``process``. An ``async`` handler runs in one event loop.
+        on_error: what happens when the handler raises; ``Stop()``.
+        transactional: the handler returns outputs, which are committed together with its records; False.
+        commit_seconds: between commits; ``auto.commit.interval.ms``.
+        drain_seconds: how long records that are being worked on may take when the run ends; 30.
+    """
+
+    workers: int
+    executor: Literal["thread", "process"]
+    on_error: Policy | None
+    transactional: bool
+    commit_seconds: float | None
+    drain_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

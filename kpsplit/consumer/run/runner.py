@@ -105,14 +105,14 @@ def run(
     consumer: Any,
     handler: Handler,
     *,
-    workers: int,
-    executor: str,
-    on_error: Policy | None,
-    transactional: bool,
-    commit_seconds: float | None,
-    drain_seconds: float,
+    workers: int = 4,
+    executor: str = "thread",
+    on_error: Policy | None = None,
+    transactional: bool = False,
+    commit_seconds: float | None = None,
+    drain_seconds: float = 30.0,
 ) -> RunStats:
-    """Do what ``Consumer.run`` says; it has the meaning of the options and their defaults."""
+    """Do what ``Consumer.run`` says; ``RunOptions`` has the meaning of the options."""
     if workers < 1:
         raise ConfigurationError(f"workers={workers}: at least one is needed")
     check_handler(handler, executor=executor)
