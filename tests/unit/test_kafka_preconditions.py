@@ -13,7 +13,6 @@ from kpsplit.control.preconditions import Facts, LogFacts, checks, refusal
 from kpsplit.errors import CheckFailedError, ConflictError, UsageError
 from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin, LogEnd, PartitionFacts, TopicFacts
-from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
@@ -130,6 +129,8 @@ def test_a_failed_check_becomes_an_error_with_the_remedy_as_hint(name: str, kind
 class Ends:
     """Logs of 101 records, wherever it is asked."""
 
+    connection = None
+
     def end_offsets(self, places: list[PhysicalPartition]) -> dict[PhysicalPartition, LogEnd]:
         return {place: LogEnd(101, 0) for place in places}
 
@@ -143,7 +144,7 @@ def test_one_client_reads_the_markers_of_all_parents(monkeypatch: pytest.MonkeyP
     states = [SPLIT, committed(unsplit, split_attempt(unsplit, 0, WHOLE.split_evenly(2)), {0: 50})]
     read: list[dict[PhysicalPartition, int]] = []
     monkeypatch.setattr("kpsplit.control.facts.read_at", lambda _, marks, limit: read.append(marks) or {})
-    gatherer = FactsGatherer(cast(Connection, None), cast(ClusterAdmin, Ends()))
+    gatherer = FactsGatherer(cast(ClusterAdmin, Ends()))
     logs = gatherer.logs([(state, set(state.lineage.sources())) for state in states], Deadline(1))
     assert read == [{PARENT: 100, other: 50}]
     assert logs.keys() == {PARENT, other} and logs[PARENT].keys() == set(SPLIT.lineage.sources())
