@@ -44,7 +44,7 @@ _OVERRIDDEN = {"max.message.bytes"}
 OVERWRITTEN = "overwritten"
 """The check of garbage over a registration that did not close: to remove it would remove the registration."""
 _MOST_NAMED = 3
-_PLAIN = re.compile(rb"[A-Za-z0-9._/!-]{1,64}")
+_PLAIN = re.compile(rb"[A-Za-z0-9._/-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True, order=True)

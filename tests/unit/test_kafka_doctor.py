@@ -252,7 +252,8 @@ def test_a_record_is_named_so_that_any_shell_takes_it() -> None:
         return SetAside("garbage", "__kpsplit.offsets", "", 3, key).name
 
     assert name(b"0123abcd") == "offsets/3:0123abcd"
-    named = [name(key) for key in (b"", b"$(reboot)", b"two words", b"\xff", b"a" * 65, b"x\n")]
+    odd = (b"", b"$(reboot)", b"two words", b"\xff", b"a" * 65, b"x\n", b"!make", b"x!!")
+    named = [name(key) for key in odd]  # in a shell's prompt ! is replaced by an earlier command
     assert len(set(named)) == len(named)
     assert all(re.fullmatch(r"offsets/3:sha256-[0-9a-f]{16}", text) for text in named)
 
