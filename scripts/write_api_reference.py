@@ -133,7 +133,7 @@ def _default(value: Any) -> Any:
     """Return a default without the addresses of objects and the factories of dataclasses."""
     if value is inspect.Parameter.empty or isinstance(value, str | int | float | bytes | tuple | None):
         return value
-    if inspect.isfunction(value) or inspect.isclass(value):
+    if (inspect.isfunction(value) or inspect.isclass(value)) and value.__name__ != "<lambda>":
         return _Verbatim(value.__name__)
     if isinstance(value, enum.Enum):
         return _Verbatim(f"{type(value).__name__}.{value.name}")
@@ -161,15 +161,23 @@ def _sources(module: ModuleType) -> list[Path]:
     return sorted(Path(str(module.__file__)).parent.rglob("*.py"))
 
 
+_SECTIONS = {
+    "Args:": "Arguments:",
+    "Raises:": "Raises:",
+    "Returns:": "Returns:",
+    "Attributes:": "Attributes:",
+}
+
+
 def _as_markdown(text: str) -> str:
     """Return a docstring in Google's style as Markdown."""
     text = text.replace("``", "`")
     lines: list[str] = []
     section = ""
     for line in text.splitlines():
-        if line in ("Args:", "Raises:", "Returns:"):
+        if line in _SECTIONS:
             section = line
-            lines += ["", {"Args:": "Arguments:", "Raises:": "Raises:", "Returns:": "Returns:"}[line], ""]
+            lines += ["", _SECTIONS[line], ""]
         elif section and line.startswith("    ") and not line.startswith("     "):
             found = re.match(r"\s+([\w, *]+): (.*)", line)
             lines.append(f"* `{found[1]}`: {found[2]}" if found else f"* {line.strip()}")

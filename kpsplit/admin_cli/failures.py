@@ -72,7 +72,7 @@ def _parts(error: BaseException, verb: str | None) -> list[str]:
             return [_usage_message(error), f"see: {_help_command(error, verb)}"]
         case click.ClickException():
             return [error.format_message()]
-        case Declined():
+        case Declined():  # exit code 1: a script must see that nothing was done
             return ["not confirmed", UNCHANGED]
         case OSError():
             return [f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"]

@@ -96,6 +96,7 @@ def the_only_one(call: Call, verb: str, wanted: Wanted, yes: bool) -> PhysicalPa
         call.say(f"kpsplit {verb} {state.parent}    # {_in_words(state)}")
     if not found:
         return None
+    # The verb asks before it acts; without a terminal nobody could say that the wrong one was found.
     if len(found) == 1 and (yes or can_ask()):
         return found[0].parent
     if len(found) > 1:

@@ -103,7 +103,7 @@ class LazyGroup(click.Group):
         if args == ["help"]:
             click.echo(ctx.get_help())
             ctx.exit()
-        if args[0] == "help":
+        if args[0] == "help":  # as options: a verb named help would need every other verb's module
             args = [*args[1:], "--help"]
         name = args[0]
         if name not in BY_NAME and not name.startswith("-") and not ctx.resilient_parsing:

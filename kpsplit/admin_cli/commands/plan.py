@@ -89,7 +89,7 @@ def command(
         raise click.UsageError("--engine spark needs --ranges N, without --merge and --even")
     if engine != SPARK and any(given is not None for given in (since, weight, master)):
         raise click.UsageError("--since, --weight and --master need --engine spark")
-    if engine == SPARK:
+    if engine == SPARK:  # before brokers are asked: Spark may be missing
         require_spark(memory, cores, master)
     with call.operations() as operations:
         if ranges is None:
@@ -104,6 +104,7 @@ def command(
             plan = replace(plan, stretch=stretch)
     if save is not None:
         _save(save, plan.encode())
+    # A plan that may not be run is saved and shown all the same: it says why.
     call.show(plan_json(plan), lambda console: show_plan(plan, console))
     check_runnable(plan, force)
 

@@ -41,7 +41,7 @@ def command(call: Call, partition: PhysicalPartition | None, force: bool, dry_ru
     from kpsplit.admin_cli.render.steps import StepProgress
 
     if partition is None:
-        if force or yes:
+        if force or yes:  # the caller wants to delete, and a list is no deletion
             raise UsageError("no partition is named", hint="name one: kpsplit retire TOPIC/P")
         _list(call)
         return
@@ -67,7 +67,7 @@ def command(call: Call, partition: PhysicalPartition | None, force: bool, dry_ru
         raise CheckFailedError(
             f"{len(kept)} of {len(kept) + len(deleted)} sub-topics of {partition} had to be kept",
             hint="let the groups read on, or move them with kpsplit seek; then run it again",
-            changed=bool(deleted),
+            changed=bool(deleted),  # some may be gone although others were kept
         )
 
 

@@ -101,6 +101,7 @@ def command(
     reading the records has no limit. Exits with 3 if something is wrong, with 1 if something could not be
     checked, and says what and why.
     """
+    # What can be wrong with the arguments is found here, not after an hour of reading.
     require_spark(memory, cores, master)
     if parquet is not None and parquet.exists():
         raise ConfigurationError(f"{parquet} exists", hint="pass a --parquet folder that does not exist yet")
@@ -121,6 +122,7 @@ def command(
     with ExitStack() as stack:
         progress = stack.enter_context(StepProgress(stderr(), "reading kpsplit's own topics"))
         verdict = verify(
+            # Called after the brokers have answered: Spark takes seconds to start.
             lambda: stack.enter_context(running_session(cores, memory, master)),
             topic,
             connection,
