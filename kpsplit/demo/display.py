@@ -19,6 +19,8 @@ from kpsplit.splitter.driver import StepDone
 
 LINE_SECONDS = 5.0
 _BAR_WIDTH = 24
+_NUMBERS_WIDTH = 30
+"""Of the two columns of numbers, with what is between all columns."""
 _STEP_TEXTS = {
     "CreateSubTopic": "sub-topic created",
     "CoLocateLeaders": "leaders moved together",
@@ -119,7 +121,12 @@ class LiveDisplay(Display):
         """Draw the tables anew."""
         title = Text(board.phase, style="bold")
         self._live.update(
-            Group(title, _places(board.places), _writers(board.writers), _members(board.members))
+            Group(
+                title,
+                _places(board.places, self._console.width),
+                _writers(board.writers),
+                _members(board.members),
+            )
         )
 
 
@@ -141,21 +148,25 @@ def _table(*columns: str, texts: Collection[str]) -> Table:
     """Return an empty table; ``texts``: the columns that are no numbers."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in columns:
-        table.add_column(name, justify="left" if name in texts else "right", no_wrap=name in texts)
+        table.add_column(name, justify="left" if name in texts else "right", no_wrap=True)
     return table
 
 
-def _places(places: tuple[PlaceLine, ...]) -> Table:
-    table = _table("partition", "now", "records/s", "", "log end", texts=("partition", "now", ""))
+def _places(places: tuple[PlaceLine, ...], width: int) -> Table:
+    """Return the table of partitions; the bars take what the other columns leave of the ``width``."""
+    table = _table("partition", "now", "records/s", "log end", "", texts=("partition", "now", ""))
     most = max((p.rate for p in places), default=0.0)
+    names = max((len(p.name) for p in places), default=0) + max((len(p.role) for p in places), default=0)
+    taken = names + _NUMBERS_WIDTH
+    longest = max(0, min(_BAR_WIDTH, width - taken))
     for place in places:
-        bar = "█" * round(place.rate / most * _BAR_WIDTH) if most >= 1 else ""
+        bar = "█" * round(place.rate / most * longest) if most >= 1 else ""
         table.add_row(
             Text(place.name, style="bold" if place.hot else ""),
             Text(place.role, style="dim"),
             f"{place.rate:,.0f}",
-            Text(f"{bar:<{_BAR_WIDTH}}", style="red" if place.hot else "cyan"),
             f"{place.end:,}",
+            Text(f"{bar:<{longest}}", style="red" if place.hot else "cyan"),
         )
     return table
 

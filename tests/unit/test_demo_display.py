@@ -63,3 +63,10 @@ def test_only_the_time_of_a_line_is_dim() -> None:
     with LiveDisplay(console) as display:
         display.say("the group drains")
     assert "s]\x1b[0m the group drains" in stream.getvalue()
+
+
+def test_a_narrow_terminal_loses_the_bars_and_no_number() -> None:
+    stream = io.StringIO()
+    with LiveDisplay(Console(file=stream, force_terminal=True, width=60, color_system=None)) as display:
+        display.show(BOARD)
+    assert "120" in stream.getvalue() and "7,000" in stream.getvalue()
