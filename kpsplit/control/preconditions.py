@@ -249,7 +249,7 @@ def subtopic_name(facts: Facts, topic: TopicFacts, state: PartitionState) -> Che
         return Check(
             "sub-topic name",
             False,
-            f"{name} is no legal topic name ({len(name)} of {MAX_TOPIC_NAME} characters)",
+            f"{name} is not a legal topic name ({len(name)} of {MAX_TOPIC_NAME} characters)",
             "use a topic with a shorter name",
         )
     if name in facts.names:
