@@ -296,7 +296,7 @@ class Consumer(confluent_kafka.Consumer):
         if not self._events.running:
             return self._buffer.wait(deadline.left())
         # Another thread closes and is inside a callback: it attends, and the buffer would not wait.
-        self._buffer.wait(0)
+        self._buffer.processed()
         deadline.pause(LOOK_SECONDS)
         return not deadline.expired()
 
@@ -612,7 +612,7 @@ class Consumer(confluent_kafka.Consumer):
             self._query_client,
             buffer,
             self._events,
-            lambda: None if buffer.waited_for else pulse[0] + buffer.handed_out,
+            lambda: pulse[0] + buffer.handed_out + buffer.looks,
             self._state,
         )
         weakref.finalize(self, session.engine.close)
@@ -625,7 +625,7 @@ class Consumer(confluent_kafka.Consumer):
 
     def _all_processed(self) -> None:
         """Mark every returned record as processed."""
-        self._buffer.wait(0)
+        self._buffer.processed()
 
     def _check_open(self) -> None:
         if self._closed:

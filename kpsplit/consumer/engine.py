@@ -1,8 +1,10 @@
 """The engine: the background thread of a consumer (protocol, section 10).
 
-It owns the group consumer, the reader, the control topic's view and the slots, and waits for nobody: what
-brokers have to be asked runs in the executor's thread, what is the application's runs in the application's
-thread.
+It owns the group consumer, the control topic's view and the slots, and waits for nobody: what brokers have to
+be asked runs in the executor's thread, what is the application's runs in the application's thread.
+
+Records are read by the thread that wants them: the application's in ``poll()``, the engine's for ``run()``.
+Only who holds the lock reads, or changes what is read. The engine holds it whenever it does not rest.
 """
 
 from __future__ import annotations
@@ -44,10 +46,11 @@ from kpsplit.splitter.reading import GapReason
 log = logging.getLogger(__name__)
 
 SLICE_SECONDS = 0.01
-"""How long the engine waits for records before it looks at everything else."""
+"""How long the engine rests, or waits for records, before it looks at everything else."""
 STEPS = 8
 """A step reads one part in so many of the buffer at most: one lane that gets it all must not fill it."""
 REST_SECONDS = 0.25
+"""How long nothing is read after an error."""
 CLOSE_SECONDS = 30.0
 
 T = TypeVar("T")
@@ -59,7 +62,10 @@ _OUTSIDE = {GapReason.EXPIRED, GapReason.CUT_OFF}
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """What talks to brokers: made before the engine, closed after it. Each part gets those it uses."""
+    """What talks to brokers: made before the engine, closed after it. Each part gets those it uses.
+
+    The reader is the application's thread's as well: the engine closes it.
+    """
 
     group: GroupConsumer
     metadata: Metadata
@@ -68,13 +74,12 @@ class Clients:
     executor: BrokerExecutor[GroupOffsets]
 
     def close(self) -> None:
-        """Close all of them, whatever one raises."""
+        """Close all of them but the reader, whatever one raises."""
         closers: list[Callable[[], object]] = [
             self.group.close,
             lambda: self.executor.ask(lambda offsets: offsets.close()),
             lambda: self.executor.close(CLOSE_SECONDS),
             self.query_client.close,
-            self.reader.close,
             self.metadata.close,
         ]
         for closer in closers:
@@ -173,9 +178,9 @@ class Engine(threading.Thread):
     Args:
         settings: the application's.
         clients: what asks brokers.
-        slots: what this member holds.
+        slots: what this member holds; their sink is that of an application that polls.
         events: what goes to the application.
-        pulse: a number that changes whenever the application polls; None while it waits in a poll.
+        pulse: a number that changes whenever the application polls, and while it waits in a poll.
     """
 
     def __init__(
@@ -184,7 +189,7 @@ class Engine(threading.Thread):
         clients: Clients,
         slots: AssignedSlots,
         events: Events,
-        pulse: Callable[[], int | None],
+        pulse: Callable[[], int],
     ) -> None:
         super().__init__(name="kpsplit-consumer", daemon=True)
         group, executor, query_client = clients.group, clients.executor, clients.query_client
@@ -192,6 +197,14 @@ class Engine(threading.Thread):
         self.group, self.metadata, self.reader = group, clients.metadata, clients.reader
         self.executor = executor
         self._clients = clients
+        self._polled_sink = slots.sink
+        self._lock = threading.Lock()
+        self._reads = 0
+        """The thread that holds the lock, or held it last."""
+        self._resting = threading.Event()
+        """Whether the engine rests; while it wants the lock nobody else takes it."""
+        self._no_reading_until = 0.0
+        self._reader_closed = False
         self.reading = Reading(settings, slots, events)
         self.committer = Committer(settings, slots, group, executor, events)
         self.membership = Membership(settings, slots, group, self.committer, events, self)
@@ -213,7 +226,7 @@ class Engine(threading.Thread):
         self._missing_right: KpsplitError | None = None
         self.closing = False
         self._pulse = pulse
-        self._seen_pulse: int | None = None
+        self._seen_pulse = -1
         self._polled_at = monotonic()
         self._requests: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
@@ -252,14 +265,38 @@ class Engine(threading.Thread):
         """Tell whether the engine has ended, waiting for it so long."""
         return self._ended.wait(seconds)
 
+    def pull(self, seconds: float) -> bool | None:
+        """Read the next records for ``poll()``, waiting so long for the first. In the application's thread.
+
+        False if nothing can be read now, None if this thread reads already and a signal handler came between.
+        """
+        me = threading.get_ident()
+        if self._reads == me and self._lock.locked():
+            return None
+        if not self._polls() or monotonic() < self._no_reading_until:
+            return False
+        if self._resting.is_set() or self._resting.wait(max(seconds, SLICE_SECONDS)):
+            with self._lock:  # no exception comes between this and what lets it go
+                self._reads = me
+                if self._polls():
+                    self._duty(lambda: self._read(seconds))
+        return True
+
+    def _polls(self) -> bool:
+        """Tell whether there is something to read for an application that polls."""
+        reads = self.fatal is None and not self._reader_closed and self.slots.any_on(IN_SINK)
+        return reads and self.slots.sink is self._polled_sink
+
     # -- the thread --------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Turn until closed."""
         try:
-            while not self.closing:
-                self._turn()
-            self._hand_over_everything()
+            with self._lock:
+                self._reads = threading.get_ident()
+                while not self.closing:
+                    self._turn()
+                self._hand_over_everything()
         except BaseException as error:  # noqa: BLE001 - whoever asks for records hears of it
             self._die(error)
         finally:
@@ -292,14 +329,39 @@ class Engine(threading.Thread):
         self.reading.internal_error()
 
     def _turn(self, *, nested: bool = False) -> None:
-        """Do what can be done now; wait for records for a moment. A duty that fails stops no other."""
+        """Do what can be done now; read for ``run()``, or rest. A duty that fails stops no other."""
         self._serve_requests()
         now = monotonic()
         self._duty(lambda: self.ownership_guard.turned(now))
         if nested or now >= self._chores_at:
             self._chores_at = now + SLICE_SECONDS
             self._chores(nested)
-        self._duty(self._read)
+        self._duty(self._refresh)
+        self._duty(self._mend)
+        self._duty(self._push_or_rest)
+
+    def _push_or_rest(self) -> None:
+        """Read for the workers of ``run()`` what there is room for; else rest: an application reads."""
+        sink, pushes = self.slots.sink, False
+        if sink is not self._polled_sink and self.fatal is None:
+            full = sink.waiting_bytes() >= self.settings.buffer_bytes
+            self.reading.turns_without_room += full
+            pushes = not full and self.slots.any_on(IN_SINK)
+        if pushes:
+            self._read(0 if self._requests else SLICE_SECONDS)
+        else:
+            self._rest(SLICE_SECONDS)
+
+    def _rest(self, seconds: float) -> None:
+        """Let others have the lock for a moment."""
+        self._lock.release()
+        self._resting.set()
+        try:
+            self._wake.wait(seconds)
+        finally:
+            self._resting.clear()
+            self._lock.acquire()
+            self._reads = threading.get_ident()
 
     def _chores(self, nested: bool) -> None:
         """Do everything but reading.
@@ -340,7 +402,10 @@ class Engine(threading.Thread):
         if self.events.notice(error):
             log.warning("kpsplit: %s", error)
             self.events.warn(kafka_error(error))
-        self._wake.wait(REST_SECONDS)
+        if threading.get_ident() == self.ident:
+            self._rest(REST_SECONDS)
+        else:
+            self._no_reading_until = monotonic() + REST_SECONDS
 
     def _look(self) -> None:
         self.metadata.turn()
@@ -385,7 +450,7 @@ class Engine(threading.Thread):
     def _watch_application(self) -> None:
         """Leave the group when the application does not poll for too long; join again when it does."""
         now, pulse = monotonic(), self._pulse()
-        if pulse is None or pulse != self._seen_pulse:
+        if pulse != self._seen_pulse:
             self._seen_pulse, self._polled_at = pulse, now
             if self.membership.away and not self.events:
                 self.subscribing.come_back()
@@ -395,33 +460,35 @@ class Engine(threading.Thread):
         if in_group and idle > self.settings.max_poll_interval:
             self.membership.give_up(f"the application has not polled for {idle:.1f} s")
 
-    def _read(self) -> None:
-        """Read what there is room for, or wait for a moment.
+    def _read(self, seconds: float) -> None:
+        """Read what there is room for, waiting so long for the first record.
 
         The reader's positions move when a record is read, the sink's when it is offered. Both are certain to
         agree only when everything that was read was offered; whatever ends this before that, and whichever
         duty was ended by an internal error, reading begins anew from what was handed out.
         """
+        self._mend()
+        self._tell_ends()
         reading, sink = self.reading, self.slots.sink
-        if reading.torn or sink.torn:
-            self._read_anew()
-        room = self.settings.buffer_bytes - sink.waiting_bytes()
-        if room <= 0 or self.fatal is not None or not self.slots.any_on(IN_SINK):
-            reading.turns_without_room += room <= 0
-            self._wake.wait(SLICE_SECONDS)
-            return
         self.reader.hold_back(sink.backpressured())
+        room = self.settings.buffer_bytes - sink.waiting_bytes()
         room = min(room, max(1, self.settings.buffer_bytes // STEPS))
         ends, reading.ends = reading.ends, {}
         reading.torn = True
-        for batch in self.reader.step(0 if self._requests else SLICE_SECONDS, room):
+        for batch in self.reader.step(seconds, room):
             self.slots.offer(batch)
             if batch.messages:
                 ends.pop(batch.parent, None)
         reading.torn = False
         reading.ends = {**ends, **reading.ends}
-        self._refresh()
         self._tell_ends()
+        if self.reader.wants_refresh:
+            self._wake.set()
+
+    def _mend(self) -> None:
+        """Begin anew where an exception came between what is read and what is handed out."""
+        if self.reading.torn or self.slots.sink.torn:
+            self._read_anew()
 
     def _read_anew(self) -> None:
         """Begin to read from what was handed out; slots that the sink does not know begin from the log."""
@@ -490,6 +557,9 @@ class Engine(threading.Thread):
 
     def _close_clients(self) -> None:
         self._clients.close()
+        with self._lock, suppress(Exception):
+            self._reader_closed = True
+            self.reader.close()
         self.membership.closed = True
 
     def _refuse_requests(self) -> None:

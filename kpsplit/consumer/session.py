@@ -51,7 +51,7 @@ class ConsumerSession:
         query_client: QueryClient,
         buffer: FetchBuffer,
         events: Events,
-        pulse: Callable[[], int | None],
+        pulse: Callable[[], int],
         state: StateHooks | None,
     ) -> None:
         self.events = events
@@ -69,6 +69,7 @@ class ConsumerSession:
         slots = AssignedSlots(metadata, reader, buffer, StateBinding(state), auto_store=settings.auto_store)
         clients = Clients(group, metadata, reader, query_client, self.executor)
         self.engine = Engine(settings, clients, slots, events, pulse)
+        buffer.fetch = self.engine.pull
         self.calls = ApplicationRequests(self.engine, buffer)
         self.engine.start()
 

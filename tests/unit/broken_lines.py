@@ -77,6 +77,7 @@ OUTSIDE = {
     "_duty",
     "_chores",
     "_trouble",
+    "_rest",
     "_serve_requests",
     "statistics",
     "__init__",
@@ -95,6 +96,10 @@ Tracer = Callable[[FrameType, str, Any], Any]
 
 class InjectedError(MemoryError):
     """What no one expected."""
+
+
+class Interruption(KeyboardInterrupt):
+    """Ctrl-C in the application's thread."""
 
 
 def logs() -> dict[PhysicalPartition, list[Message]]:
@@ -248,7 +253,8 @@ class World:
             BrokerExecutor("errands", engine_world.GroupOffsets()),  # type: ignore[arg-type]
         )
         self.slots = AssignedSlots(clients.metadata, self.reader, self.buffer, StateBinding())
-        self.engine = Engine(settings, clients, self.slots, self.events, lambda: None)
+        self.engine = Engine(settings, clients, self.slots, self.events, lambda: self.buffer.looks)
+        self.buffer.fetch = self.engine.pull
         self.calls = ApplicationRequests(self.engine, self.buffer)
         if how == "lanes":
             self.work_queue = WorkQueue(2, 1 << 20, Judge(Stop()))
@@ -274,10 +280,11 @@ class World:
             assert self.turns < 400, (len(self.found), self.reader.fetch_states)
             before = len(self.found)
             self._orders()
-            sys.settrace(self.tracer)
-            self.engine._turn()
-            if self.how == "lanes":
-                sys.settrace(None)  # an exception in a worker ends a run
+            sys.settrace(self.tracer if self.how != "interrupted" else None)
+            with self.engine._lock:
+                self.engine._turn()
+            self.engine._resting.set()
+            sys.settrace(self.tracer if self.how != "lanes" else None)  # one in a worker ends a run
             self._take()
             sys.settrace(None)
             idle = 0 if len(self.found) != before or len(self.found) < len(expected) else idle + 1
@@ -309,9 +316,9 @@ class World:
     def _take(self) -> None:
         for _ in range(2 if self.turns % 3 else 1):
             try:
-                {"poll": self._poll, "consume": self._consume, "lanes": self._work}[self.how]()
-            except InjectedError:
-                self.buffer.wait(0)  # the application goes on
+                {"consume": self._consume, "lanes": self._work}.get(self.how, self._poll)()
+            except (InjectedError, Interruption):
+                self.buffer.processed()  # the application goes on
 
     def _attend(self) -> Message | None:
         if self.events or self.buffer.attention:
@@ -332,7 +339,7 @@ class World:
             _events=self.events,
             _pulse=[0],
             _attend=self._attend,
-            _wait=lambda deadline: False,
+            _wait=lambda deadline: self.buffer.wait(0),
         )
         application._give_back = lambda *given: Consumer._give_back(application, *given)
         found = Consumer.consume(application, 3, 0)
@@ -399,7 +406,7 @@ def broken_at(how: str, line: Line, hit: int) -> None:
             if left[0] == 0:
                 world.tracer = None
                 sys.settrace(None)
-                raise InjectedError
+                raise Interruption if how == "interrupted" else InjectedError
 
     world.tracer = tracer(seen, line)
     world.run()

@@ -341,6 +341,7 @@ class World:
             clients.metadata, clients.reader, self.buffer, StateBinding(), auto_store=chosen.auto_store
         )
         self.engine = Engine(chosen, clients, self.slots, self.events, lambda: self.pulse[0])
+        self.buffer.fetch = self.engine.pull
         self.told: list[tuple[str, list[int]]] = []
         self.inside: dict[str, Callable[[], None]] = {}
         self.engine.start()
@@ -405,6 +406,15 @@ class World:
             if message is not None:
                 found.append(message)
         return found
+
+    def fetch(self) -> bool:
+        """Have records read, though the application has not asked for more; tell whether some wait."""
+        self.engine.pull(0)
+        return self.slots.sink.waiting_bytes() > 0
+
+    def fetches(self, condition: Callable[[], Any], why: str) -> None:
+        """Have records read until a condition holds."""
+        self.until(lambda: [self.fetch()] and condition(), why)
 
     def until(self, condition: Callable[[], Any], why: str) -> None:
         """Wait, without polling, until a condition holds."""

@@ -11,8 +11,8 @@ from math import inf
 import pytest
 from confluent_kafka import Message
 
+from kpsplit.consumer.fetch.batch import SHUT
 from kpsplit.consumer.fetch.buffer import FetchBuffer
-from kpsplit.consumer.group.ownership import SHUT
 from kpsplit.splitter.cursor import Cursor
 from tests.unit.consumer_samples import FIRST, HIGH, SECOND, batch, message
 from tests.unit.samples import PARENT
@@ -151,7 +151,8 @@ def test_an_application_that_waits_is_woken_by_records_and_by_a_call_for_attenti
         came: list[bool] = []
         waiting = threading.Thread(target=lambda came=came: came.append(buffer.wait(600)), daemon=True)
         waiting.start()
-        while not buffer.waited_for:
+        looks = buffer.looks
+        while buffer.looks == looks:
             assert waiting.is_alive()
         wake()
         waiting.join(30)

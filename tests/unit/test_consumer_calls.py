@@ -62,7 +62,7 @@ def test_a_message_says_nothing_of_records_of_another_slot_that_wait(world):
     last = world.take(2)[-1]
     gets(world, 1)
     reads(world, 10, {1: 1, 3: 1})
-    world.until(world.buffer.waiting_bytes, "what was read")
+    world.until(world.fetch, "what was read")
     assert commits(world, last)[slot(1).range] == 1
     assert [m.offset() for m in world.take(2)] == [1, 3]
 

@@ -71,6 +71,7 @@ def test_a_slot_is_let_go_although_its_record_was_given_another_key_and_value(wo
     first.set_value(7)
     world.coordinator.take(0)
     world.until(lambda: world.state is State.PREPARE_REVOCATION, "the pause")
+    world.until(lambda: not world.buffer.waiting_bytes(), "the other record to be taken back")
     assert world.coordinator.held() == {0, 1}, "the record is being worked on"
     world.polls(lambda: world.coordinator.held() == {1}, "the hand-over")
     assert world.group_offsets.commits == [{slot(0).range: 1}]
@@ -138,7 +139,7 @@ def test_slots_that_stay_are_read_and_handed_out_during_a_hand_over(world):
     def handed_out_inside():
         before = world.reader.written
         world.reader.write(*[record(before + n) for n in range(50)])
-        world.until(lambda: world.buffer.waiting_bytes() > 0, "records of slots that stay")
+        world.until(world.fetch, "records of slots that stay")
         return [before]
 
     world.coordinator.take(0)
@@ -166,7 +167,7 @@ def test_lost_slots_are_dropped_without_a_commit_and_the_application_is_told(wor
     stable(world, 0, 1)
     handed_out(world, 3)
     world.reader.write(record(3), record(4))
-    world.until(lambda: world.buffer.waiting_bytes() > 0, "records in the buffer")
+    world.until(world.fetch, "records in the buffer")
     world.coordinator.lose(0, 1)
     world.until(lambda: world.state is State.PREPARING_REBALANCE, "the loss")
     assert world.polls(lambda: world.told[-1][0] == "lost", "on_lost") == []
@@ -448,7 +449,7 @@ def test_close_after_a_loss():
 def test_a_newer_format_stops_everything_and_poll_says_so(world):
     stable(world, 0)
     world.reader.write(record(0), record(1))
-    world.until(lambda: world.buffer.waiting_bytes() > 0, "records in the buffer")
+    world.until(world.fetch, "records in the buffer")
     world.metadata.failure = FutureVersionError("newer")
     world.until(lambda: world.engine.fatal is not None, "the engine to stop")
     found = world.polls(lambda: not world.events, "the event")

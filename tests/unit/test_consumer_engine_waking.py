@@ -55,7 +55,7 @@ def asleep(world: World) -> Iterator[None]:
 def buffered(world: World, *messages: Message) -> None:
     """Records wait in the buffer."""
     world.reader.write(*messages)
-    world.until(lambda: world.slots.sink.waiting_bytes() > 0, "records in the buffer")
+    world.until(world.fetch, "records in the buffer")
 
 
 def told(**names: int) -> Callable[[], Members]:
@@ -107,8 +107,9 @@ def test_an_application_that_waits_is_woken_by_the_confirmation(world: World) ->
     woken: list[bool] = []
     with asleep(world):
         waiter = threading.Thread(target=lambda: woken.append(world.buffer.wait(PATIENCE)))
+        looks = world.buffer.looks
         waiter.start()
-        world.until(lambda: world.buffer.waited_for, "the application to wait")
+        world.until(lambda: world.buffer.looks > looks, "the application to wait")
         assert not woken
     waiter.join(PATIENCE)
     assert woken == [True]

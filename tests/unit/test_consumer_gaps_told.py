@@ -87,7 +87,7 @@ class Scene:
         self.world.coordinator.give(0)
         self.world.until(lambda: self.world.events, "on_assign")
         self.world.poll()
-        self.world.until(lambda: self.world.count("gaps"), "the gap")
+        self.world.fetches(lambda: self.world.count("gaps"), "the gap")
         self.turn()
 
     def run(self) -> WorkQueue:
@@ -100,7 +100,7 @@ class Scene:
     def turn(self) -> None:
         """Let the engine do all that it can, again and again."""
         wanted = self.reader.turns + 30
-        self.world.until(lambda: self.reader.turns > wanted, "the engine")
+        self.world.fetches(lambda: self.reader.turns > wanted, "the engine")
 
     def commit(self) -> list[int]:
         """Commit what is processed; return every position that was ever committed."""

@@ -7,7 +7,8 @@ from math import inf
 import pytest
 
 from kpsplit.consumer.config import split_config
-from kpsplit.consumer.group.ownership import ASLEEP_SECONDS, SHUT, OwnershipCheck, OwnershipQuestion
+from kpsplit.consumer.fetch.batch import SHUT
+from kpsplit.consumer.group.ownership import ASLEEP_SECONDS, OwnershipCheck, OwnershipQuestion
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import AssignedSlot
 from kpsplit.consumer.slots.owned_slot import OwnedSlot

@@ -171,6 +171,8 @@ class RecordReader(Protocol):
 
 Backpressured = Mapping[PhysicalPartition, frozenset[KeyRange]]
 NOWHERE: Backpressured = {}
+SHUT = 0.0
+"""A moment that has always passed."""
 
 
 class RecordSink(Protocol):

@@ -1,17 +1,21 @@
-"""Records between the engine's thread and an application that polls (protocol, section 10). A sink.
+"""The records in hand of an application that polls (protocol, section 10). A sink.
 
-The application's thread takes records from ``_ready`` without a lock; the engine's thread alone adds to it,
-and takes back. Why that is safe:
+When none is left, ``wait`` reads on in the application's own thread: what is in hand came with one fetch.
+The engine takes records back from here: those of slots that leave, are moved or are paused.
 
-* ``deque.popleft`` and ``deque.pop`` are atomic, so each record goes to exactly one of the two threads. The
-  engine takes back from the *right* until nothing is left, so what the application got is a prefix of what
-  was there.
+The application's thread takes records from ``_ready`` without a lock; everything else is done with it. Why
+that is safe:
+
+* ``deque.popleft`` and ``deque.pop`` are atomic, so each record goes to exactly one thread. They are taken
+  back from the *right* until nothing is left, so what the application got is a prefix of what was there.
 * Records are numbered in order, so their number tells what was handed out: what was ever added less what is
   left. Nothing is counted per record.
 * Records count as processed when the next call asks for more. ``_last`` is how many the latest call may
   have handed out. The application's thread writes it *before* it takes the first record; the engine's
   thread reads it *after* it has read how many are left: then ``handed out - _last`` is never more than what
   is processed. It may be less for a moment; the progress never goes back.
+* Nothing is handed out after the moment ``_open_until``: the end of the lease on the slots, or a moment that
+  has passed while the application's thread is asked for attention.
 * What a ``consume()`` that waits for more has taken is *unreturned* besides: it is not processed whatever is
   called meanwhile, and goes back into the buffer if nobody gets it. Changed with the lock held.
 * Whatever exception ends a change, what was handed out is known, so reading can begin there again: ``torn``
@@ -27,15 +31,15 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import repeat, starmap
 from math import inf
 from operator import length_hint
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.fetch.batch import NOWHERE, Backpressured, Batch
+from kpsplit.consumer.fetch.batch import NOWHERE, SHUT, Backpressured, Batch
 from kpsplit.consumer.fetch.progress import HandoutProgress, without
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.clock import monotonic
@@ -46,25 +50,36 @@ FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
 NOTHING: frozenset[OwnedSlot] = frozenset()
 
 Poll = Callable[[float | None], Message | None]
+Fetch = Callable[[float], bool | None]
+"""Reads on, waiting so long for a record. False: nothing can be read now. None: this thread reads already."""
+
+SLICE_SECONDS = 0.01
+"""How long one look for records takes at most: in between, others change what is read."""
 
 
 class FetchBuffer:
     """Implements ``Sink`` for ``poll()`` and ``consume()``.
 
-    Threads: ``take``, ``consume``, ``wait`` and ``attended`` are for the application's, ``mark`` and
-    ``attention`` for both; everything else for the engine's. The lock is never held while anybody else's code
-    runs.
+    Threads: ``take``, ``consume``, ``wait`` and ``attended`` are for the application's, ``mark``,
+    ``attention`` and ``offer`` for both; everything else for the engine's. The lock is never held while
+    anybody else's code runs.
     """
 
     def __init__(self, *, locked: bool = FREE_THREADED) -> None:
+        self.fetch: Fetch = lambda _seconds: False
+        """Reads the next records into here."""
+        self.attention = False
+        """Whether the application's thread is asked for attention, and handed out nothing until then."""
+        self.looks = 0
+        """It grows while the application's thread waits."""
         self._ready: deque[Message] = deque()
         self._last = [0]
         self._unreturned = 0
         self._never_returned: int | None = None
         """The mark from which on records go back into the buffer, while they do."""
-        self._begun = self._ended = 0
-        """How many changes were begun, and how many came to their end."""
+        self._torn = False
         self._wanted = False
+        self._lease = inf
         self._open_until = [inf]
         self._found_shut = False
         self._progress = HandoutProgress()
@@ -72,8 +87,6 @@ class FetchBuffer:
         self._arrived = threading.Condition(self._lock)
         self._locked = locked
         self._guard: AbstractContextManager[object] = self._lock if locked else nullcontext()
-        self._waiters = 0
-        self._held_back: list[Batch] | None = None
         self._released = NOTHING
         self.take: Callable[[], Message] = self._locked_taker() if locked else self._taker()
         """Return the next record; IndexError if there is none, or not now: then ``wait``."""
@@ -136,18 +149,29 @@ class FetchBuffer:
         """Whether what is kept has to be returned now: a slot waits until it is processed."""
         return self._wanted
 
-    def wait(self, seconds: float | None) -> bool:
-        """Wait for records, for a call for attention, or until what is kept is wanted; False if none came.
-
-        Everything that was handed out counts as processed from now on, except for what is kept.
-        """
-        with self._arrived:
+    def processed(self) -> None:
+        """Count everything that was handed out as processed, except for what is kept."""
+        with self._lock:
             self._last[0] = 0
-            self._waiters += 1
-            try:
-                return self._arrived.wait_for(self._worth_waking, seconds)
-            finally:
-                self._waiters -= 1
+
+    def wait(self, seconds: float | None) -> bool:
+        """Read on, wait for records, for a call for attention, or until what is kept is wanted.
+
+        False if none came. What was handed out counts as processed from now on, except for what is kept.
+        Inside a signal handler that interrupts reading in the same thread nothing is waited for.
+        """
+        deadline = inf if seconds is None else monotonic() + seconds
+        self.processed()
+        while not self._worth_waking():
+            self.looks += 1
+            left = min(deadline - monotonic(), SLICE_SECONDS)
+            fetched = False if self._ready else self.fetch(max(left, 0.0))
+            if fetched is None or left <= 0:
+                return self._worth_waking()
+            if not fetched:
+                with self._arrived:
+                    self._arrived.wait_for(self._worth_waking, left)
+        return True
 
     def mark(self) -> int:
         """Return the mark after everything that was returned: what an explicit commit covers."""
@@ -156,9 +180,10 @@ class FetchBuffer:
 
     def attended(self) -> None:
         """The application's thread has done what attention was asked for: hand out records again."""
-        with self._lock, self._change():
-            batches, self._held_back = self._held_back or [], None
-            self._put(batches)
+        with self._lock:
+            self.attention = False
+            self._open_until[0] = self._lease
+            self._arrived.notify_all()
 
     # the engine's thread: what a sink is
 
@@ -175,18 +200,15 @@ class FetchBuffer:
         with self._lock:
             if self._released:
                 batch = without(batch, self._released)
-            if self._held_back is not None:
-                self._held_back.append(batch)
-                return
             self._put([batch])
-            if self._waiters and batch.messages:
+            if batch.messages:
                 self._arrived.notify_all()
 
     def waiting_bytes(self) -> int:
         """Return what the batches take that were not wholly handed out."""
         with self._lock:
             self._advance(len(self._ready))
-            return self._progress.waiting_bytes + sum(batch.bytes for batch in self._held_back or ())
+            return self._progress.waiting_bytes
 
     def backpressured(self) -> Backpressured:
         """See ``Sink``: an application that polls takes the records in their order."""
@@ -194,11 +216,12 @@ class FetchBuffer:
 
     def keep_open(self, until: float) -> None:
         """Hand out nothing once this moment has passed, until a later one is named."""
-        self._open_until[0] = until
-        if self._found_shut and until:
-            with self._lock:
-                self._found_shut = False
-                self._arrived.notify_all()
+        with self._lock:
+            self._lease = until
+            if not self.attention:
+                self._open_until[0] = until
+                if self._ready:
+                    self._arrived.notify_all()
 
     def cursor(self, slot: OwnedSlot) -> Sequence[Cursor]:
         """Return what of a slot is processed."""
@@ -255,30 +278,23 @@ class FetchBuffer:
     def torn(self) -> bool:
         """See ``Sink``; with the lock, so that no change of the application's thread is under way."""
         with self._lock:
-            return self._begun != self._ended
+            return self._torn
 
     def start_over(self) -> Mapping[OwnedSlot, Cursor]:
         """See ``Sink``: forget everything that was not handed out."""
         with self._lock:
             self._taken_back()
-            if self._held_back is not None:
-                self._held_back = []
             self._nobodys()
-            self._ended = self._begun
+            self._torn = False
             mine = [slot for slot in self._progress.slots if slot not in self._released]
             return {slot: self._progress.cursor(slot, self._progress.handed_out) for slot in mine}
 
     def ask_attention(self) -> None:
         """Make the application come out of ``wait``, and hand out nothing until it has ``attended``."""
-        with self._lock, self._change():
-            if self._held_back is None:
-                self._held_back = self._taken_back()
+        with self._lock:
+            self.attention = True
+            self._open_until[0] = SHUT
             self._arrived.notify_all()
-
-    @property
-    def attention(self) -> bool:
-        """Whether the application's thread is asked for attention, and handed out nothing until then."""
-        return self._held_back is not None
 
     @property
     def handed_out(self) -> int:
@@ -287,11 +303,6 @@ class FetchBuffer:
             self._advance(len(self._ready))
             return self._progress.handed_out
 
-    @property
-    def waited_for(self) -> bool:
-        """Whether the application's thread waits for records now."""
-        return self._waiters > 0
-
     def _want(self, waits: bool) -> None:
         """Have what is kept returned where somebody waits until it is processed."""
         if waits and self._unreturned:
@@ -299,12 +310,7 @@ class FetchBuffer:
             self._arrived.notify_all()
 
     def _worth_waking(self) -> bool:
-        if self._held_back is not None or self._wanted or not self._ready:
-            return self._held_back is not None or self._wanted
-        if monotonic() <= self._open_until[0]:
-            return True
-        self._found_shut = True  # noted with the lock held: whoever names a later moment wakes who waits
-        return False
+        return self.attention or self._wanted or (bool(self._ready) and monotonic() <= self._open_until[0])
 
     def _advance(self, left: int) -> None:
         self._advance_to(self._progress.added - left)
@@ -353,26 +359,15 @@ class FetchBuffer:
         self._never_returned = None
         return batches
 
-    @contextmanager
-    def _change(self) -> Iterator[None]:
-        """A change of what waits, with the lock held: unless it comes to its end the buffer is torn."""
-        self._begun += 1
-        yield
-        self._ended += 1
-
     def _keep(self, change: Callable[[Batch], Batch | None]) -> None:
         """Change what was not handed out, or leave it out."""
         self._rearrange(lambda batches: [new for batch in batches if (new := change(batch)) is not None])
 
     def _rearrange(self, change: Callable[[list[Batch]], list[Batch]]) -> None:
-        """Put others in the place of the batches that were not handed out, wherever these are now."""
-        with self._change():
-            held_back = self._held_back
-            batches = change(self._taken_back() if held_back is None else held_back)
-            if held_back is None:
-                self._put(batches)
-            else:
-                self._held_back = batches
+        """Put others in the place of the batches that were not handed out."""
+        before, self._torn = self._torn, True
+        self._put(change(self._taken_back()))
+        self._torn = before  # unless an exception came before it
 
     def _taker(self) -> Callable[[], Message]:
         last, popleft, until, now = self._last, self._ready.popleft, self._open_until, monotonic

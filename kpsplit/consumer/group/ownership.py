@@ -17,6 +17,7 @@ from math import inf
 from kpsplit.consumer.broker_executor import BrokerExecutor
 from kpsplit.consumer.commit.group_offsets import GroupOffsets
 from kpsplit.consumer.events import Events
+from kpsplit.consumer.fetch.batch import SHUT
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.membership import Membership
 from kpsplit.consumer.slots.assigned import AssignedSlot
@@ -33,8 +34,6 @@ ASLEEP_SECONDS = 2.0
 Sessions last longer; but heartbeats of before the gap may have been lost, and to ask costs little.
 """
 AGAIN_SECONDS = 0.5
-SHUT = 0.0
-"""A moment that has always passed."""
 
 
 @dataclass(frozen=True, slots=True)
