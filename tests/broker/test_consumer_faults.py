@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 import time
 from math import inf
 
@@ -91,21 +93,57 @@ def test_records_that_are_gone_are_a_gap_that_is_told(bootstrap, operations, mak
             wait_for(lambda: member.poll(0.05) is None and told, "error_cb")
 
 
-def test_a_stalled_application_bounds_what_is_read_ahead(bootstrap, make_topic):
-    topic = make_topic()
+def write_large(bootstrap: str, topic: str) -> None:
+    """Write 200 records of 100 kB."""
     producer = Producer({"bootstrap.servers": bootstrap})
     for n in range(200):
         producer.produce(topic, b"x" * 100_000, b"key-%d" % n, 0)
         producer.poll(0)
     assert producer.flush(60) == 0
+
+
+def test_a_stalled_application_bounds_what_is_read_ahead(bootstrap, make_topic):
+    topic = make_topic()
+    write_large(bootstrap, topic)
+    bound, client_bound, fetched = 2_000_000, 1000 * 1024, 1024 * 1024
+    read_ahead: list[int] = []
+
+    def statistics(text: str) -> None:
+        topics = json.loads(text)["topics"].values()
+        read_ahead.append(sum(p["fetchq_size"] for t in topics for p in t["partitions"].values()))
+
+    settings = {"kpsplit.fetch.buffer.bytes": bound, "queued.max.messages.kbytes": 1000}
+    told = {"stats_cb": statistics, "statistics.interval.ms": 100, "max.partition.fetch.bytes": fetched}
+    with consumer(bootstrap, f"g-{topic}", **settings, **told) as member:
+        member.subscribe([topic])
+        drain(member, 1)
+        time.sleep(2)
+        assert member.stats()["waiting_bytes"] <= bound - client_bound
+        assert len(drain(member, 199)) == 199
+    assert client_bound * 0.9 < max(read_ahead) < client_bound + fetched
+
+
+def test_handlers_that_are_stalled_bound_what_is_read_ahead(bootstrap, make_topic):
+    topic, go = make_topic(), threading.Event()
+    write_large(bootstrap, topic)
     bound = 2_000_000
     settings = {"kpsplit.fetch.buffer.bytes": bound, "queued.max.messages.kbytes": 1000}
     with consumer(bootstrap, f"g-{topic}", **settings) as member:
         member.subscribe([topic])
-        drain(member, 1)
-        wait_for(lambda: member.stats()["turns_without_room"] > 5, "the buffer to be full")
+        running = threading.Thread(target=member.run, args=(lambda _: go.wait(),))
+        running.start()
+
+        def full():
+            stats = member.stats()
+            return stats["turns_without_room"] > 5 or (stats["run"] or {}).get("crowded")
+
+        wait_for(full, "the lanes to be full")
+        time.sleep(1)
         assert member.stats()["waiting_bytes"] <= bound
-        assert len(drain(member, 199)) == 199
+        go.set()
+        wait_for(lambda: member.stats()["run"]["processed"] == 200, "all records")
+        member.stop()
+        running.join()
 
 
 def test_an_application_that_stops_polling_loses_its_slots_and_comes_back(bootstrap, operations, make_topic):

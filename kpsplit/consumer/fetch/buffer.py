@@ -81,7 +81,6 @@ class FetchBuffer:
         self._wanted = False
         self._lease = inf
         self._open_until = [inf]
-        self._found_shut = False
         self._progress = HandoutProgress()
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
