@@ -26,9 +26,10 @@ from kpsplit.consumer.commit.offset_queries import seconds_of
 from kpsplit.consumer.config import split_config
 from kpsplit.consumer.engine import statistics
 from kpsplit.consumer.events import Events
-from kpsplit.consumer.fetch.buffer import FetchBuffer, Poll
+from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.group.group_consumer import GroupConsumer, part_of
 from kpsplit.consumer.group.membership import Membership
+from kpsplit.consumer.polling import Poller
 from kpsplit.consumer.session import ConsumerSession, answer, with_deadline
 from kpsplit.consumer.slots.assigned_slots import Cursors
 from kpsplit.errors import KpsplitError
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 COMMIT_SECONDS = 60.0
 CLOSE_SECONDS = 60.0
 LOOK_SECONDS = 0.05
-FOREVER = 10.0**9
 
 Rebalanced = Callable[[Any, list[TopicPartition]], object]
 
@@ -90,6 +90,7 @@ class Consumer(confluent_kafka.Consumer):
         merged = {**(config or {}), **{k: v for k, v in kwargs.items() if k != "logger"}}
         self._buffer = FetchBuffer()
         self._events = Events(self._buffer.ask_attention)
+        self._poller = Poller(self._buffer, self._events)
         callbacks = {n: merged[n] for n in ("error_cb", "throttle_cb", "stats_cb") if callable(merged.get(n))}
         later = {name: self._events.in_application(callback) for name, callback in callbacks.items()}
         rdkafka, settings = split_config({**merged, **later})
@@ -102,14 +103,11 @@ class Consumer(confluent_kafka.Consumer):
         self._session: ConsumerSession | None = None
         self._first_call = threading.RLock()  # again in a signal handler
         self._beginning = False
-        self._closed = False
         self._state: StateHooks | None = None
         self._keep(state)
-        self._pulse = [0]
         self._stops: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._poll = self._make_poll()
         if type(self).poll is Consumer.poll:
-            self.__dict__["poll"] = self._poll  # one call less per record
+            self.__dict__["poll"] = self._poller.poll  # one call less per record
 
     # -- subscription ------------------------------------------------------------------------------
 
@@ -171,7 +169,7 @@ class Consumer(confluent_kafka.Consumer):
             at_start = [parent for parent in cursors if starts[parent] == OFFSET_BEGINNING]
             session.ask(lambda: session.calls.start(cursors, at_start))
             return
-        self._all_processed()
+        self._buffer.processed()
         session.ask(lambda: session.calls.assign(cursors, more=more))
 
     def assign_slots(self, slots: Sequence[tuple[str, int, int]]) -> None:
@@ -184,14 +182,14 @@ class Consumer(confluent_kafka.Consumer):
             UsageError: a topic has no such slot.
         """
         session = self._known_session()
-        self._all_processed()
+        self._buffer.processed()
         session.ask(lambda: session.calls.assign_slots(slots))
 
     def unassign(self) -> None:
         """Let go of partitions that were assigned by hand; in on_revoke this is done already."""
         if not self._events.inside_callback():
             session = self._running()
-            self._all_processed()
+            self._buffer.processed()
             session.ask(lambda: session.calls.let_go(list(session.engine.slots)))
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
@@ -199,12 +197,12 @@ class Consumer(confluent_kafka.Consumer):
         if not self._events.inside_callback():
             session = self._running()
             parents = [PhysicalPartition(p.topic, p.partition) for p in partitions]
-            self._all_processed()
+            self._buffer.processed()
             session.ask(lambda: session.calls.unassign(parents))
 
     def assignment(self) -> list[TopicPartition]:
         """Return the logical partitions of which at least one slot is assigned."""
-        self._check_open()
+        self._poller.check_open()
         session = self._session
         return [] if session is None else session.ask(session.calls.assignment)
 
@@ -218,7 +216,7 @@ class Consumer(confluent_kafka.Consumer):
         Raises:
             KpsplitError: a newer kpsplit writes its topics. Exception: what a callback raised.
         """
-        return self._poll(timeout)
+        return self._poller.poll(timeout)
 
     def consume(self, num_messages: int = 1, timeout: float | None = -1) -> list[Message]:
         """Return up to so many records and error events, those that come in time; run callbacks.
@@ -231,88 +229,7 @@ class Consumer(confluent_kafka.Consumer):
         """
         if not 0 <= num_messages <= 1_000_000:
             raise ValueError("num_messages must be between 0 and 1000000 (1M)")
-        deadline = Deadline(_forever(timeout))
-        found: list[Message] = []
-        records, kept = 0, False
-        buffer = self._buffer
-        mark = buffer.mark()
-        try:
-            while len(found) < num_messages:
-                self._pulse[0] += 1
-                event = self._attend()
-                if event is not None:
-                    found.append(event)
-                    continue
-                taken = buffer.consume(num_messages - len(found))
-                found += taken
-                records += len(taken)
-                if len(found) < num_messages:
-                    kept = True
-                    buffer.keep(records)
-                    if not self._wait(deadline) or buffer.wanted:
-                        break
-        except BaseException:
-            self._give_back(found, mark)
-            raise
-        if kept:
-            buffer.returned()
-        return found
-
-    def _give_back(self, found: list[Message], mark: int) -> None:
-        """What consume() has found since a mark is not returned, because of an exception: the next call does.
-
-        By the mark and not by what was found: an exception may have come before a record was noted.
-        """
-        self._events.give_back([message for message in found if message.error() is not None])
-        if self._buffer.handed_out > mark:
-            self._buffer.give_back(mark)
-
-    def _make_poll(self) -> Poll:
-        """Return ``poll``, which does not keep this consumer alive."""
-        slowly = weakref.WeakMethod(self._poll_slowly)
-
-        def poll_slowly(timeout: float | None) -> Message | None:
-            method = slowly()
-            return None if method is None else method(timeout)
-
-        return self._buffer.poller(poll_slowly)
-
-    def _poll_slowly(self, timeout: float | None) -> Message | None:
-        """There is no record now, or something else to do first."""
-        deadline = Deadline(_forever(timeout))
-        while True:
-            self._pulse[0] += 1
-            event = self._attend()
-            if event is not None:
-                return event
-            try:
-                return self._buffer.take()
-            except IndexError:
-                if not self._wait(deadline):
-                    return None
-
-    def _wait(self, deadline: Deadline) -> bool:
-        """Wait for something to do, False if nothing came in time."""
-        if not self._events.running:
-            return self._buffer.wait(deadline.left())
-        # Another thread closes and is inside a callback: it attends, and the buffer would not wait.
-        self._buffer.processed()
-        deadline.pause(LOOK_SECONDS)
-        return not deadline.expired()
-
-    def _attend(self) -> Message | None:
-        """Run callbacks; return the next error event."""
-        self._check_open()
-        session, events = self._session, self._events
-        if session is None:
-            return None
-        if session.engine.fatal is not None:
-            raise session.engine.fatal
-        if events or self._buffer.attention:
-            if events.inside_callback():
-                raise KpsplitError("poll() was called inside a callback", hint="return from it first")
-            return events.attend(self._buffer.attended)
-        return None
+        return self._poller.consume(num_messages, timeout)
 
     # -- commits -----------------------------------------------------------------------------------
 
@@ -336,7 +253,7 @@ class Consumer(confluent_kafka.Consumer):
             raise KafkaException(message.error())
         session = self._known_session()
         if message is None and offsets is None:
-            self._all_processed()
+            self._buffer.processed()
         mark = self._buffer.mark()
         future: Future[Parts] | None = None if asynchronous else Future()
 
@@ -446,22 +363,22 @@ class Consumer(confluent_kafka.Consumer):
 
     def list_topics(self, *args: Any, **kwargs: Any) -> Any:
         """Return the cluster's topics, as ``confluent_kafka.Consumer.list_topics`` does."""
-        self._check_open()
+        self._poller.check_open()
         return self._query_client.client.list_topics(*args, **kwargs)
 
     def cluster_id(self, *args: Any, **kwargs: Any) -> Any:
         """Return the cluster's id."""
-        self._check_open()
+        self._poller.check_open()
         return self._query_client.client.cluster_id(*args, **kwargs)
 
     def memberid(self) -> Any:
         """Return the member's id in the group."""
-        self._check_open()
+        self._poller.check_open()
         return self._of_group(self._group.memberid)
 
     def consumer_group_metadata(self) -> Any:
         """Return who this consumer is in its group, for a producer's transaction."""
-        self._check_open()
+        self._poller.check_open()
         return self._of_group(self._group.metadata)
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
@@ -473,7 +390,7 @@ class Consumer(confluent_kafka.Consumer):
             TypeError, ValueError: they are not text that can be sent; nothing is changed.
             RuntimeError: it is closed.
         """
-        self._check_open()
+        self._poller.check_open()
         before = self._connection.get("sasl.username")
         self._connection.set_sasl_credentials(username, password)
         if self._state is not None:
@@ -518,7 +435,7 @@ class Consumer(confluent_kafka.Consumer):
         Raises:
             KpsplitError: called inside a callback. Exception: what a callback raised first, after all ran.
         """
-        if self._closed:
+        if self._poller.closed:
             return
         if self._events.inside_callback():
             raise KpsplitError("close() was called inside a callback", hint="return from it first")
@@ -528,7 +445,7 @@ class Consumer(confluent_kafka.Consumer):
                 self._close_unused()
                 return
         raised: Exception | None = None
-        self._all_processed()
+        self._buffer.processed()
         session.engine.close()
         deadline = Deadline(CLOSE_SECONDS)
         while not session.engine.ended(LOOK_SECONDS) and deadline.left() > 0:
@@ -536,7 +453,7 @@ class Consumer(confluent_kafka.Consumer):
                 self._events.serve()
             except Exception as error:  # noqa: BLE001 - a callback's; it goes back to the application below
                 raised = raised or error
-        self._closed = True
+        self._poller.closed = True
         self._let_go_of_state()
         if raised is not None:
             raise raised
@@ -561,7 +478,7 @@ class Consumer(confluent_kafka.Consumer):
 
     def _close_unused(self) -> None:
         """Close before any call has begun a session; one that is being begun around us ends by itself."""
-        self._closed = True
+        self._poller.closed = True
         if not self._beginning:
             self._group.close()
             self._query_client.close()
@@ -573,11 +490,11 @@ class Consumer(confluent_kafka.Consumer):
 
     def _of_group(self, question: Callable[[], Any]) -> Any:
         """Ask the group consumer, in the thread that owns it."""
-        self._check_open()
+        self._poller.check_open()
         return question() if self._session is None else self._session.ask(question)
 
     def _running(self) -> ConsumerSession:
-        self._check_open()
+        self._poller.check_open()
         if self._session is not None:
             return self._session
         with self._first_call:
@@ -585,7 +502,7 @@ class Consumer(confluent_kafka.Consumer):
 
     def _begun_session(self) -> ConsumerSession:
         """Begin the session, under the lock, which a signal handler passes in the thread that holds it."""
-        self._check_open()
+        self._poller.check_open()
         if self._beginning:
             raise KpsplitError(
                 "this call came inside the first call, from a signal handler", hint="set a flag there"
@@ -595,26 +512,26 @@ class Consumer(confluent_kafka.Consumer):
             session = self._made_session()
         finally:
             self._beginning = False
-        if self._closed:  # by a signal handler
+        if self._poller.closed:  # by a signal handler
             session.engine.close()
             session.engine.ended(CLOSE_SECONDS)
             self._let_go_of_state()
-            self._check_open()
+            self._poller.check_open()
         self._session = session
         return session
 
     def _made_session(self) -> ConsumerSession:
-        pulse, buffer = self._pulse, self._buffer
         session = ConsumerSession(
             self._connection,
             self._settings,
             self._group,
             self._query_client,
-            buffer,
+            self._buffer,
             self._events,
-            lambda: pulse[0] + buffer.handed_out + buffer.looks,
+            self._poller.pulse,
             self._state,
         )
+        self._poller.engine = session.engine
         weakref.finalize(self, session.engine.close)
         return session
 
@@ -622,14 +539,6 @@ class Consumer(confluent_kafka.Consumer):
         session = self._running()
         session.until_known(with_deadline(timeout))
         return session
-
-    def _all_processed(self) -> None:
-        """Mark every returned record as processed."""
-        self._buffer.processed()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("Consumer closed")
 
 
 def _bound(
@@ -645,10 +554,6 @@ def _bound(
         return None if consumer is None else chosen(consumer, partitions)
 
     return call
-
-
-def _forever(timeout: float | None) -> float:
-    return FOREVER if timeout is None or timeout < 0 else timeout
 
 
 def _parents(partitions: Sequence[TopicPartition]) -> list[PhysicalPartition]:

@@ -19,7 +19,6 @@ from typing import Any
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 import kpsplit.consumer
-from kpsplit import Consumer
 from kpsplit.consumer.application_requests import ApplicationRequests
 from kpsplit.consumer.broker_executor import BrokerExecutor
 from kpsplit.consumer.config import split_config
@@ -32,6 +31,7 @@ from kpsplit.consumer.fetch.gaps import GapPolicy
 from kpsplit.consumer.fetch.reader import SlotReader
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.subscriptions import Mode
+from kpsplit.consumer.polling import Poller
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.consumer.slots.assigned import AssignedSlot, SlotStage, SlotStart
@@ -253,8 +253,10 @@ class World:
             BrokerExecutor("errands", engine_world.GroupOffsets()),  # type: ignore[arg-type]
         )
         self.slots = AssignedSlots(clients.metadata, self.reader, self.buffer, StateBinding())
+        self.poller = Poller(self.buffer, self.events)
         self.engine = Engine(settings, clients, self.slots, self.events, lambda: self.buffer.looks)
         self.buffer.fetch = self.engine.pull
+        self.poller.engine = self.engine
         self.calls = ApplicationRequests(self.engine, self.buffer)
         if how == "lanes":
             self.work_queue = WorkQueue(2, 1 << 20, Judge(Stop()))
@@ -320,13 +322,8 @@ class World:
             except (InjectedError, Interruption):
                 self.buffer.processed()  # the application goes on
 
-    def _attend(self) -> Message | None:
-        if self.events or self.buffer.attention:
-            return self.events.attend(self.buffer.attended)
-        return None
-
     def _poll(self) -> None:
-        if self._attend() is not None:
+        if self.poller.attend() is not None:
             return
         try:
             self.found.append(self.buffer.take().value() or b"")
@@ -334,19 +331,11 @@ class World:
             self.buffer.wait(0)
 
     def _consume(self) -> None:
-        application: Any = SimpleNamespace(
-            _buffer=self.buffer,
-            _events=self.events,
-            _pulse=[0],
-            _attend=self._attend,
-            _wait=lambda deadline: self.buffer.wait(0),
-        )
-        application._give_back = lambda *given: Consumer._give_back(application, *given)
-        found = Consumer.consume(application, 3, 0)
+        found = self.poller.consume(3, 0)
         self.found += [m.value() or b"" for m in found if m.error() is None]
 
     def _work(self) -> None:
-        self._attend()
+        self.poller.attend()
         with self.work_queue.lock:
             lane = self.work_queue.take()
         if lane is not None:

@@ -25,6 +25,7 @@ from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.membership import State
 from kpsplit.consumer.group.subscriptions import subscribed
+from kpsplit.consumer.polling import Poller
 from kpsplit.consumer.slots.assigned import SlotStart
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
@@ -450,3 +451,10 @@ KEYS = [key for key in (b"key-%d" % i for i in range(20_000)) if key_hash(key) i
 def record(number: int) -> Message:
     """A record of orders/0 whose key is in the first slot."""
     return Message(topic=TOPIC, partition=0, offset=number, key=KEYS[number], value=b"%d" % number)
+
+
+def poller_of(world: World) -> Poller:
+    """What an application has that polls."""
+    poller = Poller(world.buffer, world.events)
+    poller.engine = world.engine
+    return poller

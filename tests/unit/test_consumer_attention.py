@@ -148,11 +148,11 @@ def test_a_run_that_is_stopped_while_a_callback_runs_ends(stop) -> None:
 
 def test_a_run_that_is_stopped_just_before_it_looks_for_events_ends(stop, monkeypatch) -> None:
     consumer, stopped = stop
-    attend = consumer._attend
+    attend = consumer._poller.attend
 
     def late() -> Any:
         stopped()
         return attend()
 
-    monkeypatch.setattr(consumer, "_attend", late)
+    monkeypatch.setattr(consumer._poller, "attend", late)
     assert in_time(lambda: [consumer.run(print)])

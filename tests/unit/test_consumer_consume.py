@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError
 from kpsplit import Consumer
 from kpsplit.consumer.application_requests import ApplicationRequests
 from kpsplit.consumer.session import answer
-from tests.unit.engine_world import World, record, slot
+from tests.unit.engine_world import World, poller_of, record, slot
 
 PATIENCE = 20.0
 
@@ -38,6 +38,8 @@ class Application(threading.Thread):
         self.consumer = Consumer({"bootstrap.servers": "localhost:1", "group.id": "g", "log_level": 0})
         inside: Any = self.consumer
         inside._buffer, inside._events, inside._session = world.buffer, world.events, Session(world)
+        inside._poller = poller_of(world)
+        inside.poll = inside._poller.poll
         self._consume = lambda: self.consumer.consume(count, seconds)
         self.found: list[Any] | None = None
         self.raised: Exception | None = None

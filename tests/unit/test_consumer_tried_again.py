@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from kpsplit import Consumer
 from kpsplit.consumer.fetch import physical_reader as probing
 from kpsplit.consumer.fetch import reader as reading
 from kpsplit.consumer.fetch.batch import size_of
@@ -22,7 +21,7 @@ from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.partition_state import PartitionState
 from tests.unit.consumer_samples import message
-from tests.unit.engine_world import World
+from tests.unit.engine_world import World, poller_of
 from tests.unit.samples import PARENT, UNSPLIT, operated, split_attempt
 
 SLOT = OwnedSlot(PARENT, 0, 1)
@@ -122,13 +121,10 @@ def test_poll_raises_when_the_engines_thread_has_died(monkeypatch: pytest.Monkey
         raise SystemError("told by a test")
 
     with World() as world:
-        consumer = Consumer({"bootstrap.servers": "localhost:1", "group.id": "g", "log_level": 0})
-        inside: Any = consumer
-        inside._buffer, inside._events = world.buffer, world.events
-        inside._session = SimpleNamespace(engine=world.engine)
+        poller = poller_of(world)
         monkeypatch.setattr(world.engine, "_chores", die)
         assert world.engine.ended(20)
-        for call in (lambda: inside._poll_slowly(5), lambda: consumer.consume(1, 5)):
+        for call in (lambda: poller.poll(5), lambda: poller.consume(1, 5)):
             with pytest.raises(
                 KpsplitError, match="background thread has ended: SystemError: told by a test"
             ):

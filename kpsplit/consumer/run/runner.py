@@ -25,6 +25,7 @@ from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.engine import Engine, timed_out
 from kpsplit.consumer.fetch.batch import RecordSink
 from kpsplit.consumer.fetch.buffer import FetchBuffer
+from kpsplit.consumer.polling import Poller
 from kpsplit.consumer.run.handlers import (
     Handler,
     OutputError,
@@ -77,15 +78,12 @@ class Running(Protocol):
     """What ``run()`` needs of a Consumer."""
 
     _buffer: FetchBuffer
+    _poller: Poller
     _connection: Connection
     _settings: ConsumerSettings
     _stops: queue.SimpleQueue[bool]
 
     def _running(self) -> ConsumerSession: ...
-
-    def _attend(self) -> Any: ...
-
-    def _all_processed(self) -> None: ...
 
 
 class Workers(Protocol):
@@ -181,7 +179,7 @@ class _Run:
         work_queue.on_attention = consumer._buffer.ask_attention
         before: Attached | None = None
         try:
-            consumer._all_processed()
+            consumer._buffer.processed()
             before = session.ask(lambda: attach(session.engine, attached))
             with self._listening(), _terminated(consumer._stops):
                 self._serve(session)
@@ -204,9 +202,9 @@ class _Run:
         try:
             while not self._work_queue.over.is_set():
                 buffer.attended()
-                event = self._consumer._attend()
-                if event is not None:
-                    self._note(event.error())
+                event = self._consumer._poller.attend()
+                if event is not None and (error := event.error()) is not None:
+                    self._note(error)
                 elif self._work_queue.wants_commit():
                     self._ask_commit(session)
                 # Whoever attends takes back every call for attention, also that of the run's end.
