@@ -171,9 +171,8 @@ class Gatherer:
         self, states: Iterable[PartitionState]
     ) -> tuple[dict[PhysicalPartition, LogEnds], dict[PhysicalPartition, GapReason]]:
         owners = {source: state for state in states for source in state.lineage.sources()}
-        ids = {topic: self._topic_id(topic) for topic in {source.topic for source in owners}}
-        reasons = {source: wrong_topic(state, source, ids[source.topic]) for source, state in owners.items()}
-        there = [source for source, reason in reasons.items() if reason is None]
+        gone = wrong_topics(self._admin, owners)
+        there = [source for source in owners if source not in gone]
         high = self._admin.end_offsets(there)  # first: only an open transaction keeps stable below it
         stable = self._admin.end_offsets(there, IsolationLevel.READ_COMMITTED)
         low = self._admin.start_offsets(there)
@@ -182,7 +181,6 @@ class Gatherer:
             for s in there
             if s in low and s in stable and s in high
         }
-        gone = {s: reason for s, reason in reasons.items() if reason is not None}
         return bounds, gone | {s: GapReason.MISSING for s in there if s not in bounds}
 
     def _unread(self, states: Iterable[PartitionState]) -> frozenset[PhysicalPartition]:
@@ -196,10 +194,6 @@ class Gatherer:
         count = self._admin.partition_count(self._topic)
         unread = without_slots(count, self._slots, len(found.partitions))
         return frozenset(s.parent for s in states if s.parent.partition in unread)
-
-    def _topic_id(self, topic: str) -> str | None:
-        found = self._admin.known(topic)
-        return None if found is None else found.topic_id
 
     def _producers(self) -> tuple[ProducerRegistration, ...]:
         """Return every registration by its key: one that is forged for an instance hides no other of it."""
@@ -282,6 +276,16 @@ class Gatherer:
     def _note_garbage(self, tail: ControlTail) -> None:
         if (view := tail.view).garbage:
             self._garbage.append(f"{CONTROL_TOPIC}: {view.garbage} unreadable records ({view.last_garbage})")
+
+
+def wrong_topics(
+    admin: ClusterAdmin, owners: Mapping[PhysicalPartition, PartitionState]
+) -> dict[PhysicalPartition, GapReason]:
+    """Return which physical partitions hold nothing of the logical ones that own them any more, and why."""
+    known = {topic: admin.known(topic) for topic in {source.topic for source in owners}}
+    ids = {topic: None if found is None else found.topic_id for topic, found in known.items()}
+    reasons = {source: wrong_topic(state, source, ids[source.topic]) for source, state in owners.items()}
+    return {source: reason for source, reason in reasons.items() if reason is not None}
 
 
 def held_up(

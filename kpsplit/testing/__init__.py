@@ -3,7 +3,7 @@
 from kpsplit.testing.history import (
     Anomaly,
     Delivery,
-    Finding,
+    FoundAnomaly,
     HistoryChecker,
     HistoryReport,
     Send,
@@ -15,7 +15,7 @@ from kpsplit.testing.readings import RawRecord, ReadingChecker, ReadingReport
 __all__ = [
     "Anomaly",
     "Delivery",
-    "Finding",
+    "FoundAnomaly",
     "HistoryChecker",
     "HistoryReport",
     "RawRecord",

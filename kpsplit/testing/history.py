@@ -74,7 +74,7 @@ class Anomaly(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FoundAnomaly:
     """How often an anomaly was found, and the first examples in words."""
 
     anomaly: Anomaly
@@ -101,12 +101,12 @@ class FoundAnomalies:
         """Return findings of their own, with what these have so far."""
         return FoundAnomalies(self.examples, dict(self._counts), {a: list(t) for a, t in self._texts.items()})
 
-    def all(self) -> list[Finding]:
+    def all(self) -> list[FoundAnomaly]:
         """Return what was found, in the order of ``Anomaly``."""
-        return [Finding(a, self._counts[a], tuple(self._texts[a])) for a in Anomaly if a in self._counts]
+        return [FoundAnomaly(a, self._counts[a], tuple(self._texts[a])) for a in Anomaly if a in self._counts]
 
 
-def in_words(findings: Iterable[Finding]) -> str:
+def in_words(findings: Iterable[FoundAnomaly]) -> str:
     """Return findings for people, one line each with its first examples."""
     return "\n".join(f"{f.anomaly}: {f.count}, e.g. {'; '.join(f.examples)}" for f in findings)
 
@@ -178,7 +178,7 @@ class HistoryReport:
     failed_but_written: int
     unknown_but_written: int
     failed_out_of_order: int
-    findings: tuple[Finding, ...]
+    findings: tuple[FoundAnomaly, ...]
     aborted: int = 0
     library_duplicates: int = 0
     library_gaps: int = 0

@@ -27,7 +27,14 @@ from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Deliver, Skip, SkipReason, classify, reader_hash
 from kpsplit.splitter.records.marker import Marker
 from kpsplit.splitter.records.stamp import Stamp
-from kpsplit.testing.history import DEFAULT_EXAMPLES, Anomaly, Delivery, Finding, FoundAnomalies, in_words
+from kpsplit.testing.history import (
+    DEFAULT_EXAMPLES,
+    Anomaly,
+    Delivery,
+    FoundAnomalies,
+    FoundAnomaly,
+    in_words,
+)
 
 _Place = tuple[PhysicalPartition, int]
 
@@ -50,7 +57,7 @@ class ReadingReport:
     raw: int
     strays: int
     read: int
-    findings: tuple[Finding, ...]
+    findings: tuple[FoundAnomaly, ...]
 
     @property
     def clean(self) -> bool:

@@ -13,7 +13,7 @@ from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
-from kpsplit.spark_jobs.gather import Gatherer, state_of
+from kpsplit.spark_jobs.gather import Gatherer, state_of, wrong_topics
 from kpsplit.spark_jobs.regions import Bound, Region, timestamp_ms
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.streaming.plan import (
@@ -36,7 +36,7 @@ from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.reading import GapReason, wrong_topic
+from kpsplit.splitter.reading import GapReason
 
 
 def beginning(connection: Connection, settings: StreamSettings, start: Bound) -> StreamPositions:
@@ -149,8 +149,7 @@ class ClusterSnapshot:
     ) -> tuple[dict[PhysicalPartition, int], dict[PhysicalPartition, GapReason]]:
         """Return where logs begin, and which hold nothing of ours any more."""
         sources = {s.segment.source for s in stretches}
-        ids = {topic: self._topic_id(topic) for topic in {s.topic for s in sources}}
-        gone = {s: why for s in sources if (why := wrong_topic(state, s, ids[s.topic])) is not None}
+        gone = wrong_topics(self._admin, dict.fromkeys(sources, state))
         return self._admin.start_offsets(sources - gone.keys()), gone
 
     def _parents(self) -> list[PhysicalPartition]:
@@ -163,10 +162,6 @@ class ClusterSnapshot:
                 )
             wanted = tuple(range(len(found.partitions)))
         return [PhysicalPartition(topic, number) for number in wanted]
-
-    def _topic_id(self, topic: str) -> str | None:
-        found = self._admin.known(topic)
-        return None if found is None else found.topic_id
 
     def _watch_short(
         self,
@@ -190,7 +185,7 @@ class ClusterSnapshot:
         self._short_since = {s: self._short_since.get(s, monotonic()) for s in short}
         for source, since in self._short_since.items():
             if monotonic() - since > self.short_patience:
-                why = wrong_topic(short[source], source, self._topic_id(source.topic)) or GapReason.CUT_OFF
+                why = wrong_topics(self._admin, {source: short[source]}).get(source, GapReason.CUT_OFF)
                 raise KpsplitError(
                     f"{source} does not hold what the query has read of it: {why.phrase}",
                     hint=f"look at: kpsplit status {short[source].parent}; begin anew with a new checkpoint",
