@@ -5,8 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpsplit.spark_jobs.streaming.plan import Frontier, advance, between, readable_ends, tasks
-from kpsplit.spark_jobs.streaming.query import StreamOffset, StreamPosition
+from kpsplit.spark_jobs.streaming.plan import (
+    Frontier,
+    StreamOffset,
+    StreamPosition,
+    advance,
+    between,
+    readable_ends,
+    tasks,
+)
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition

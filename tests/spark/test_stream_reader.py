@@ -20,7 +20,7 @@ from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.regions import Bound
 from kpsplit.spark_jobs.streaming import fetch as fetching
-from kpsplit.spark_jobs.streaming.query import Query, StreamSettings
+from kpsplit.spark_jobs.streaming.plan import Query, StreamSettings
 from kpsplit.spark_jobs.streaming.source import LogicalStreamReader, options_of, query_of
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.broker.operating import (

@@ -10,13 +10,14 @@ from kpsplit.errors import FutureVersionError, RecordError
 from kpsplit.spark_jobs.streaming.plan import (
     Frontier,
     SegmentStretch,
+    StreamOffset,
+    StreamPosition,
     advance,
     between,
     readable_ends,
     tasks,
     without_lost,
 )
-from kpsplit.spark_jobs.streaming.query import StreamOffset, StreamPosition
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.reading import GapReason

@@ -18,19 +18,17 @@ from kpsplit.spark_jobs.regions import Bound, Region, timestamp_ms
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.streaming.plan import (
     Frontier,
+    Query,
     SegmentStretch,
+    StreamOffset,
+    StreamPosition,
+    StreamPositions,
+    StreamSettings,
     advance,
     between,
     readable_ends,
     tasks,
     without_lost,
-)
-from kpsplit.spark_jobs.streaming.query import (
-    Query,
-    StreamOffset,
-    StreamPosition,
-    StreamPositions,
-    StreamSettings,
 )
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE

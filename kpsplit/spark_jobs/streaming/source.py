@@ -6,7 +6,7 @@ How Spark 4.0 asks, which is not how it reads:
   last. After a restart Spark says it beforehand, by ``partitions(x, x)``.
 * A new query asks ``latestOffset`` first and ``initialOffset`` later, and asks for the latter again if it
   died before its first batch was done. So ``initialOffset`` is a constant, and the end of the first batch
-  carries where it began (``query``).
+  carries where it began (``plan``).
 * ``Trigger.AvailableNow`` asks ``latestOffset`` once and makes one batch of it. Where there is a checkpoint
   Spark 4.0.0 says beforehand where the query stands, as with every trigger. Should it ever not, the answer
   with a limit is that of a new query, and is refused by ``partitions`` if it was not one.
@@ -34,8 +34,8 @@ from kpsplit.spark_jobs.records import delivered
 from kpsplit.spark_jobs.regions import Bound, timestamp_ms
 from kpsplit.spark_jobs.schemas import PLACED
 from kpsplit.spark_jobs.session import warn_of_plain_rpc
+from kpsplit.spark_jobs.streaming.plan import Query, StreamOffset, StreamSettings
 from kpsplit.spark_jobs.streaming.planner import BatchPlanner, TaskRows
-from kpsplit.spark_jobs.streaming.query import Query, StreamOffset, StreamSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
