@@ -80,6 +80,8 @@ def test_a_partition_begins_anew_when_what_was_read_of_it_is_processed(
     found = world.polls(lambda: scene.position == 10, "the new beginning")
     assert not found, "no error event"
     assert [w.reset for w in scene.wanted] == [False, True]
+    [assigned] = world.slots
+    assert not assigned.reset, "it would begin anew again"
     assert world.count("offsets_reset") == 1
 
 
