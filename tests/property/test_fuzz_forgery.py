@@ -316,5 +316,5 @@ def test_a_forged_number_costs_a_verification_nothing(top: int, records: int) ->
     judged = extents(snapshot, JudgedFrom(), writers, spans, {(3, producer): 0})
     assert judged == {(3, producer): Extent(0, top + 1)}
     there = {(3, producer, n): SequenceBlock(1, 1, 0) for n in {0, top >> 16}}
-    assert incomplete(judged, there) <= there.keys()
+    assert incomplete(judged, there).keys() <= there.keys()
     assert absent(judged, there) == {(3, producer): [(1 << 16, (top >> 16 << 16) - 1)]}

@@ -48,7 +48,7 @@ from kpsplit.spark_jobs.verification.findings import (
     result_line,
     summary_lines,
 )
-from kpsplit.spark_jobs.verification.sequence_checks import joined, members, missing
+from kpsplit.spark_jobs.verification.sequence_checks import members
 from kpsplit.spark_jobs.verification.start import JudgedFrom
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import MAX_OFFSET, Lineage, PhysicalPartition, Progression, Segment, SegmentKind
@@ -56,22 +56,6 @@ from kpsplit.splitter.reading import GapReason, wrong_topic
 from kpsplit.splitter.records.producers import PauseReport
 from tests.spark.histories import World, lived
 from tests.unit.samples import life
-
-SMALL = st.integers(0, 400)
-
-
-@given(st.sets(SMALL), st.sets(SMALL), SMALL, SMALL)
-def test_missing_numbers_are_those_that_are_neither_there_nor_excused(
-    present, excused, first, behind
-) -> None:
-    bits: dict[int, int] = {}
-    for number in present:
-        bits[number // 64] = bits.get(number // 64, 0) | 1 << number % 64
-    signed = {bucket: b - (1 << 64) if b >> 63 else b for bucket, b in bits.items()}
-    runs = missing(first, behind, signed, frozenset(excused))
-    found = {number for a, b in runs for number in range(a, b + 1)}
-    assert found == set(range(first, behind)) - present - excused
-    assert runs == joined(runs)
 
 
 @given(st.sets(st.integers(0, 63)))

@@ -11,11 +11,14 @@ import pytest
 from kpsplit.spark_jobs.schemas import Fate
 from kpsplit.spark_jobs.verification import bitmaps
 from kpsplit.spark_jobs.verification.bitmaps import span_rows
+from kpsplit.spark_jobs.verification.counts import BLOCK, BUCKET
+from kpsplit.spark_jobs.verification.sequence_checks import missing
 
 JUDGED = (
     "logical_partition INT, segment BIGINT, fate TINYINT, misplaced BOOLEAN, instance BINARY, "
     "sequence BIGINT, offset BIGINT"
 )
+BUCKETS = "logical_partition INT, instance BINARY, bucket BIGINT, data BIGINT, strays BIGINT, records BIGINT"
 CHUNK = 1 << bitmaps.CHUNK_BITS
 STARTS = (0, 1, 50, CHUNK - 70, 3 * CHUNK - 1)
 RECORDS = 150
@@ -69,6 +72,41 @@ def test_numbers_that_do_not_rise_are_seen_wherever_logs_are_cut_and_no_others(s
     spans = span_rows(bitmaps.spans(condensed))
     assert {s.segment: (s.records, s.descents == 0, s.last) for s in spans} == expected
     assert {rises for _, rises, _ in expected.values()} == {True, False}
+
+
+def blocks_of_numbers() -> Iterator[set[int]]:
+    """The numbers of a block that are there: full buckets, some of which are emptied, or miss one number."""
+    random = Random(7)
+    whole = [set(range(bucket * BUCKET, (bucket + 1) * BUCKET)) for bucket in range(BLOCK // BUCKET)]
+    yield set.union(*whole)
+    yield from ({n} for n in (0, 63, 64, BLOCK - 1))
+    for _ in range(30):
+        first, last = sorted(random.sample(range(BLOCK // BUCKET), 2))
+        kept = [set(bucket) for bucket in whole[first : last + 1] if random.random() < 0.9]
+        for bucket in random.sample(kept, len(kept) // 10):
+            bucket.remove(random.choice(sorted(bucket)))
+        if kept:
+            yield set.union(*kept)
+
+
+def test_what_is_missing_on_a_block_is_told_from_the_buckets_around_its_gaps(spark) -> None:
+    expected, rows = {}, []
+    for name, there in enumerate(blocks_of_numbers()):
+        number = name % 3
+        bits: dict[int, int] = {}
+        for n in there:
+            bits[n // BUCKET] = bits.get(n // BUCKET, 0) | 1 << n % BUCKET
+        signed = {b: v - (1 << BUCKET) if v >> (BUCKET - 1) else v for b, v in bits.items()}
+        producer, first = f"{name:016x}", number * BLOCK // BUCKET
+        rows += [(0, bytes.fromhex(producer), first + b, v, 0, 1) for b, v in signed.items()]
+        expected[0, producer, number] = {number * BLOCK + n for n in set(range(BLOCK)) - there}
+    Random(8).shuffle(rows)
+    buckets = spark.createDataFrame(rows, BUCKETS).repartition(3)
+    close = bitmaps.around_gaps(buckets, bitmaps.keyed_frame(spark, expected, "block"))
+    found = sorted(bitmaps.bucket_rows(close), key=lambda b: b.bucket)
+    for key, absent in expected.items():
+        runs = list(missing(key[2], [b for b in found if b.block == key]))
+        assert {n for a, b in runs for n in range(a, b + 1)} == absent
 
 
 @pytest.mark.parametrize("sequence", [None, 7])

@@ -413,6 +413,27 @@ def a_number_that_was_under_way_is_not_missing(world: World) -> Expect:
 
 
 @case
+def numbers_of_many_open_writers_that_were_under_way_are_not_missing(world: World) -> Expect:
+    """Each has one such number: what is looked at is counted by numbers, not by writers."""
+    one, other = split_life_of_an_open_writer(world)
+    writers = range(0xC0DE_0000, 0xC0DE_0000 + 300)
+    world.open.update(writers)
+    for writer in writers:
+        world.send(writer, in_flight(world, other))
+    asked = {one: len(world.logs[one])}
+    for writer in writers:
+        world.send(writer, in_flight(world, one))
+        world.send(writer, in_flight(world, other))
+    world.ends_asked(asked)
+
+    def expect(verdict: Verdict) -> None:
+        clean(verdict)
+        assert len(verdict.of(Check.SEQUENCES_COMPLETE, Severity.NOTE)) == len(writers)
+
+    return expect
+
+
+@case
 def a_number_that_was_under_way_may_lie_in_a_log_that_is_newer_than_the_ends(world: World) -> Expect:
     """The producer held it back for a split."""
     one, other = split_life_of_an_open_writer(world)

@@ -18,6 +18,8 @@ from kpsplit.spark_jobs.verification.sequence_checks import (
     Decider,
     Holes,
     Run,
+    at_most,
+    common,
     holes,
     incomplete,
     joined,
@@ -66,6 +68,7 @@ def snapshot(bounds: LogEnds | None = None) -> Snapshot:
 @given(NUMBERS, NUMBERS, st.integers(0, 220))
 def test_runs_of_numbers_are_sets(a, b, at) -> None:
     assert minus(runs(a), runs(b)) == runs(a - b)
+    assert common(runs(a), sorted(b)) == runs(a & b)
     below, rest = split_at(runs(a), at)
     assert below == runs({n for n in a if n < at})
     assert rest == runs({n for n in a if n >= at})
@@ -126,7 +129,7 @@ def test_numbers_far_out_are_judged_as_any(far) -> None:
     judged = {ANNA: extent(found, [SegmentSpan(0, 0, NAME, 3, 0, far, far + 2)])}
     assert judged == {ANNA: Extent(far, far + 99, far)}
     block = (*ANNA, far // BLOCK)
-    assert incomplete(judged, {block: SequenceBlock(3, 3, 0)}) == {block}
+    assert incomplete(judged, {block: SequenceBlock(3, 3, 0)}) == {block: 2 * 96 + 3}
     bits = 0b111 << far % 64
     there = [Bucket(*ANNA, far // 64, bits, 0, 3)]
     (lost,) = holes(KnownProducers(found), judged, {block}, {block}, there)
@@ -238,11 +241,19 @@ def test_a_block_that_holds_numbers_that_were_never_given_is_no_proof() -> None:
     judged = {ANNA: Extent(0, 10)}
     beyond = reaching_beyond([SegmentSpan(0, 0, NAME, 10, 0, 0, 12)], judged)
     assert beyond == {ANNA}
-    assert incomplete(judged, {(*ANNA, 0): SequenceBlock(10, 10, 0)}) == set()
-    assert incomplete(judged, {(*ANNA, 0): SequenceBlock(10, 10, 0)}, beyond) == {(*ANNA, 0)}
+    assert incomplete(judged, {(*ANNA, 0): SequenceBlock(10, 10, 0)}) == {}
+    assert incomplete(judged, {(*ANNA, 0): SequenceBlock(10, 10, 0)}, beyond) == {(*ANNA, 0): 1024}
     late = {ANNA: Extent(5, 10)}
-    assert incomplete(late, {(*ANNA, 0): SequenceBlock(5, 5, 0)}) == set()
-    assert incomplete(late, {(*ANNA, 0): SequenceBlock(5, 5, 0)}, (), {ANNA}) == {(*ANNA, 0)}
+    assert incomplete(late, {(*ANNA, 0): SequenceBlock(5, 5, 0)}) == {}
+    assert incomplete(late, {(*ANNA, 0): SequenceBlock(5, 5, 0)}, (), {ANNA}) == {(*ANNA, 0): 1024}
+
+
+def test_as_many_blocks_are_looked_at_as_the_driver_has_room_for() -> None:
+    one, other, great = ((*ANNA, n) for n in range(3))
+    wanted = {great: 1024, one: 5, other: 7}
+    assert at_most(wanted, 2000) == {one, other, great}
+    assert at_most(wanted, 1035) == {one, other}
+    assert at_most(wanted, 11) == {one}
 
 
 def test_failed_numbers_are_not_missing_in_a_block_of_which_nothing_is_there() -> None:

@@ -238,7 +238,7 @@ def read_logical_stream(
             Certificates and keys that are files are handed over by content.
         partitions: logical partitions to read; all when not given, later ones included (from their start).
         starting_offsets: ``earliest``, ``latest``, a time, or ``{partition: logical offset}`` (a partition
-            that is not named is read from its start). SequenceScan at only when there is no checkpoint.
+            that is not named is read from its start). Looked at only when there is no checkpoint.
         max_offsets_per_trigger: how many offsets one micro-batch holds at most; no limit when not given.
         include_headers: add ``headers``, those of the application.
         fail_on_data_loss: end the query when records that it has not read are gone; else pass over them with

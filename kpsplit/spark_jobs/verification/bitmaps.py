@@ -187,6 +187,20 @@ def in_blocks(buckets_: DataFrame, wanted: DataFrame) -> DataFrame:
     )
 
 
+def around_gaps(buckets_: DataFrame, wanted: DataFrame) -> DataFrame:
+    """Return the buckets of some blocks that are not full, or beside which one is absent; each block's last.
+
+    What is not returned is full or absent. ``after_gap``: the bucket before it is absent.
+    """
+    found = in_blocks(buckets_, wanted)
+    path = Window.partitionBy("logical_partition", "instance", "block").orderBy("bucket")
+    is_first = F.col("bucket") == F.shiftleft("block", BLOCK_BITS - BUCKET_BITS)
+    after_gap = ~is_first & ~F.coalesce(F.lag("bucket").over(path) == F.col("bucket") - 1, F.lit(False))
+    before_gap = ~F.coalesce(F.lead("bucket").over(path) == F.col("bucket") + 1, F.lit(False))
+    found = found.withColumns({"after_gap": after_gap, "before_gap": before_gap})
+    return found.where("data != -1 OR after_gap OR before_gap").drop("block", "before_gap")
+
+
 def of_producers(buckets_: DataFrame, wanted: DataFrame) -> DataFrame:
     """Return the buckets of some producers (logical_partition, instance)."""
     return buckets_.join(F.broadcast(wanted), ["logical_partition", "instance"], "left_semi")
@@ -379,10 +393,9 @@ def block_rows(frame: DataFrame) -> dict[BlockKey, SequenceBlock]:
 
 
 def bucket_rows(frame: DataFrame) -> list[Bucket]:
-    """Read ``buckets`` of some blocks."""
+    """Read ``buckets`` or ``around_gaps``."""
     return [
-        Bucket(r.logical_partition, producer_name(r.instance), r.bucket, r.data, r.strays, r.records)
-        for r in frame.collect()
+        Bucket(partition, producer_name(instance), *rest) for partition, instance, *rest in frame.collect()
     ]
 
 

@@ -63,7 +63,10 @@ class SequenceBlock:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """64 numbers of a producer: which are data, which strays (bits), how many records the data are."""
+    """64 numbers of a producer: which are data, which strays (bits), how many records the data are.
+
+    ``after_gap``: nothing is there of the 64 numbers before, which are on the same block.
+    """
 
     partition: int
     producer: str
@@ -71,6 +74,7 @@ class Bucket:
     data: int
     strays: int
     records: int
+    after_gap: bool = False
 
     @property
     def block(self) -> BlockKey:

@@ -1,8 +1,8 @@
 """Completeness of sequence numbers: which are missing, which strays were never sent again. Pure.
 
 The driver looks at blocks first (2^16 numbers each). A block of which nothing is there is missing as a
-whole, with all its neighbours that are not there either: how far numbers reach costs nothing. Only blocks
-that are there and not full are fetched in detail.
+whole, with all its neighbours that are not there either: how far numbers reach costs nothing. Of blocks that
+are there and not full, only the buckets at which something is missing are fetched.
 """
 
 from __future__ import annotations
@@ -44,25 +44,22 @@ def members(bucket: int, bits: int) -> Iterator[int]:
         rest ^= lowest
 
 
-def missing(first: int, behind: int, present: Mapping[int, int], excused: frozenset[int]) -> list[Run]:
-    """Return the runs of numbers in [first, behind) that are neither present nor excused.
+def missing(block: int, buckets: Iterable[Bucket]) -> Iterator[Run]:
+    """Yield the runs of numbers of a block that are not there, rising.
 
     Args:
-        first: the first number.
-        behind: the number behind the last.
-        present: bits by bucket; a bucket that is not named is empty.
-        excused: numbers that need not be there.
+        block: its number.
+        buckets: what ``bitmaps.around_gaps`` returns of it, rising: the others are full or absent.
     """
-    found: list[Run] = []
-    for bucket in range(first // BUCKET, -(-behind // BUCKET)):
-        begin, end = max(first, bucket * BUCKET), min(behind, (bucket + 1) * BUCKET)
-        bits = unsigned(present.get(bucket, 0))
-        if bits == 0 and excused.isdisjoint(range(begin, end)):
-            found.append((begin, end - 1))
-        elif bits != _ALL:
-            absent = members(bucket, ~bits & _ALL)
-            found.extend((n, n) for n in absent if begin <= n < end and n not in excused)
-    return joined(found)
+    next_ = block * BLOCK
+    for b in buckets:
+        first = b.bucket * BUCKET
+        if b.after_gap:
+            yield next_, first - 1
+        yield from ((n, n) for n in members(b.bucket, ~unsigned(b.data)))
+        next_ = first + BUCKET
+    if next_ < (block + 1) * BLOCK:
+        yield next_, (block + 1) * BLOCK - 1
 
 
 def joined(runs: Iterable[Run]) -> list[Run]:
@@ -94,6 +91,23 @@ def minus(runs: Iterable[Run], others: Iterable[Run]) -> list[Run]:
     return found
 
 
+def common(runs: Iterable[Run], numbers: Iterable[int]) -> list[Run]:
+    """Return, as runs, the rising numbers that lie in rising runs."""
+
+    def inside() -> Iterator[Run]:
+        rest = iter(runs)
+        run = next(rest, None)
+        for n in numbers:
+            while run is not None and run[1] < n:
+                run = next(rest, None)
+            if run is None:
+                return
+            if run[0] <= n:
+                yield n, n
+
+    return joined(inside())
+
+
 def split_at(runs: Iterable[Run], number: int) -> tuple[list[Run], list[Run]]:
     """Return what of runs is below a number, and what is not."""
     below, rest = [], []
@@ -105,8 +119,8 @@ def split_at(runs: Iterable[Run], number: int) -> tuple[list[Run], list[Run]]:
     return below, rest
 
 
-MOST_BLOCKS = 256
-"""So many blocks of sequence numbers are looked at number by number: at most 16 million numbers."""
+MOST_BUCKETS = 1 << 18
+"""At so many buckets the driver looks number by number: bounds its memory."""
 
 _OPEN = "; lost, failed or still under way: the producer left no certificate"
 _UNDER_WAY = "was under way when the ends of the logs were asked for: it lies after them"
@@ -143,10 +157,11 @@ def incomplete(
     blocks: Mapping[BlockKey, SequenceBlock],
     beyond: Collection[Who] = (),
     before: Collection[Who] = (),
-) -> set[BlockKey]:
+) -> dict[BlockKey, int]:
     """Return the blocks that are there and not full as far as is judged, or hold strays never sent again.
 
-    A block only counts what it holds: where numbers that are not judged may be among them, it is no proof.
+    With each: how many of its buckets have to be looked at, at most. A block only counts what it holds: where
+    numbers that are not judged may be among them, it is no proof.
 
     Args:
         extents: which numbers are judged.
@@ -154,7 +169,7 @@ def incomplete(
         beyond: the producers with numbers that they never gave.
         before: the producers of which numbers before the first that is judged count as there.
     """
-    found = set()
+    found = {}
     for key, block in blocks.items():
         partition, producer, number = key
         who = partition, producer
@@ -165,8 +180,22 @@ def incomplete(
         mixed = (who in beyond and number == extent.behind // BLOCK) or (
             who in before and number == extent.first // BLOCK
         )
-        if block.unsent or block.numbers < wanted or (mixed and wanted > 0):
-            found.add(key)
+        if mixed and wanted > 0:
+            found[key] = BLOCK // BUCKET
+        elif block.unsent or block.numbers < wanted:
+            # each number that is missing touches a bucket or two; so do the ends of what is judged
+            found[key] = min(BLOCK // BUCKET, 2 * max(block.unsent, wanted - block.numbers) + 3)
+    return found
+
+
+def at_most(wanted: Mapping[BlockKey, int], buckets: int) -> set[BlockKey]:
+    """Return blocks that together need at most so many buckets to be looked at: as many as can be."""
+    found = set()
+    for key in sorted(wanted, key=lambda key: (wanted[key], key)):
+        buckets -= wanted[key]
+        if buckets < 0:
+            break
+        found.add(key)
     return found
 
 
@@ -197,13 +226,11 @@ def holes(
         extents: which numbers are judged.
         blocks: those of which something is there.
         closely: those that are looked at number by number.
-        buckets: all buckets of the latter.
+        buckets: those of the latter at which something is missing (``bitmaps.around_gaps``).
     """
-    data: dict[BlockKey, dict[int, int]] = defaultdict(dict)
-    strays: dict[BlockKey, dict[int, int]] = defaultdict(dict)
-    for b in buckets:
-        data[b.block][b.bucket] = b.data
-        strays[b.block][b.bucket] = b.strays
+    there: dict[BlockKey, list[Bucket]] = defaultdict(list)
+    for bucket in sorted(buckets, key=lambda b: b.bucket):
+        there[bucket.block].append(bucket)
     runs: dict[Who, list[Run]] = defaultdict(list)
     for who, gaps in absent(extents, blocks).items():
         runs[who] += minus(gaps, [(n, n) for n in sorted(writers.get(*who).failed)])
@@ -214,12 +241,13 @@ def holes(
         failed, extent = writers.get(*who).failed, extents[who]
         unsent = [
             (n, n)
-            for bucket, bits in sorted(strays[key].items())
-            for n in members(bucket, unsigned(bits) & ~unsigned(data[key].get(bucket, 0)))
+            for b in there[key]
+            for n in members(b.bucket, unsigned(b.strays) & ~unsigned(b.data))
             if n not in failed
         ]
         first, behind = max(number * BLOCK, extent.first), min((number + 1) * BLOCK, extent.behind)
-        runs[who] += missing(first, behind, data[key], failed | frozenset(n for n, _ in unsent))
+        judged = split_at(split_at(joined(missing(number, there[key])), first)[1], behind)[0]
+        runs[who] += minus(minus(judged, [(n, n) for n in sorted(failed)]), unsent)
         astray[who] += unsent
     return [
         Holes(writers.get(*who), tuple(joined(sorted(runs[who]))), tuple(joined(astray[who])))
@@ -252,19 +280,17 @@ def split_at_the_cut(
             closed producer sends no stray again, and a second stray is no copy of the first.
         hidden: the partitions in which an open transaction hides records.
     """
-    data: dict[Who, list[Run]] = defaultdict(list)
-    either: dict[Who, list[Run]] = defaultdict(list)
+    there: dict[Who, list[Bucket]] = defaultdict(list)
     for b in sorted(later, key=lambda b: b.bucket):
-        who, as_data = (b.partition, b.producer), unsigned(b.data)
-        data[who] += joined((n, n) for n in members(b.bucket, as_data))
-        either[who] += joined((n, n) for n in members(b.bucket, as_data | unsigned(b.strays)))
+        there[b.partition, b.producer].append(b)
     under_way, missing_still = [], []
     for h in found:
-        copies = joined(data[h.who]) if may_be_under_way(h, hidden) else []
-        there = joined(either[h.who]) if h.writer.certificate is None else copies
-        runs, strays = minus(h.runs, there), minus(h.strays, copies)
-        came = Holes(h.writer, tuple(minus(h.runs, runs)), tuple(minus(h.strays, strays)))
-        left = Holes(h.writer, tuple(runs), tuple(strays))
+        mine = there[h.who] if may_be_under_way(h, hidden) else []
+        is_open = h.writer.certificate is None
+        either = (n for b in mine for n in members(b.bucket, b.data | (b.strays if is_open else 0)))
+        data = (n for b in mine for n in members(b.bucket, b.data))
+        came = Holes(h.writer, tuple(common(h.runs, either)), tuple(common(h.strays, data)))
+        left = Holes(h.writer, tuple(minus(h.runs, came.runs)), tuple(minus(h.strays, came.strays)))
         under_way += [came] if came.runs or came.strays else []
         missing_still += [left] if left.runs or left.strays else []
     return under_way, missing_still

@@ -16,8 +16,9 @@ from kpsplit.spark_jobs.session import SPARK_ERRORS, reason
 from kpsplit.spark_jobs.verification import bitmaps
 from kpsplit.spark_jobs.verification.counts import BUCKET, BlockKey, SegmentSpan, SequenceBlock, Who
 from kpsplit.spark_jobs.verification.sequence_checks import (
-    MOST_BLOCKS,
+    MOST_BUCKETS,
     Holes,
+    at_most,
     holes,
     incomplete,
     may_be_under_way,
@@ -28,9 +29,6 @@ from kpsplit.spark_jobs.verification.sequence_checks import (
 from kpsplit.spark_jobs.verification.start import Extent, KnownProducers
 
 _log = logging.getLogger(__name__)
-
-MOST_AGAIN = 200_000
-"""So many buckets of numbers that lie before the time as well are looked at."""
 
 Buckets = Callable[[set[int]], Iterable[DataFrame]]
 """Gives ``bitmaps.buckets`` of some partitions' records; nothing without partitions."""
@@ -132,7 +130,7 @@ class SequenceScanner:
                 wanted = [(*who, min(of) // BUCKET, max(of) // BUCKET) for who, of in numbers.items()]
                 near = bitmaps.between(others, bitmaps.keyed_frame(self._spark, wanted, "low", "high"))
                 came, looked.holes = split_at_the_cut(
-                    looked.holes, bitmaps.bucket_rows(near.limit(MOST_AGAIN)), self._hidden
+                    looked.holes, bitmaps.bucket_rows(near.limit(MOST_BUCKETS)), self._hidden
                 )
                 looked.under_way += came
                 if not (open_ := self._may_come(looked.holes)):
@@ -156,10 +154,11 @@ class SequenceScanner:
     def _find(self, found: _Search, looked: SequenceScan, *, last: bool = False) -> None:
         """Find what is missing, and whose it is. If it is too much, it is looked at closely at the last."""
         wanted = incomplete(self._extents, found.blocks, looked.beyond, found.before)
-        found.too_many = len(wanted) > MOST_BLOCKS and not last
-        closely = set() if found.too_many else set(sorted(wanted)[:MOST_BLOCKS])
-        looked.not_looked_at = wanted - closely
-        rows = bitmaps.bucket_rows(self._on(found.buckets, closely)) if closely else []
+        fitting = at_most(wanted, MOST_BUCKETS)
+        found.too_many = len(fitting) < len(wanted) and not last
+        closely = set() if found.too_many else fitting
+        looked.not_looked_at = wanted.keys() - closely
+        rows = bitmaps.bucket_rows(self._around_gaps(found.buckets, closely)) if closely else []
         looked.holes = holes(self._writers, self._extents, found.blocks.keys(), closely, rows)
         found.incomplete = {(p, who) for p, who, _ in wanted} | {h.who for h in looked.holes}
         found.suspects = {h.who for h in looked.holes} | {(p, who) for p, who, _ in looked.not_looked_at}
@@ -176,7 +175,7 @@ class SequenceScanner:
         both = self._buckets.join(earlier, key).where("data & earlier != 0")
         rows = both.withColumn("data", F.expr("data & earlier")).drop("earlier")
         again: dict[Who, set[int]] = defaultdict(set)
-        for bucket in bitmaps.bucket_rows(rows.limit(MOST_AGAIN)):
+        for bucket in bitmaps.bucket_rows(rows.limit(MOST_BUCKETS)):
             who = bucket.partition, bucket.producer
             failed = self._writers.get(*who).failed
             again[who].update(n for n in members(bucket.bucket, bucket.data) if n not in failed)
@@ -196,8 +195,8 @@ class SequenceScanner:
             F.coalesce("records", zero).alias("records"),
         )
 
-    def _on(self, frame: DataFrame, wanted: Collection[BlockKey]) -> DataFrame:
-        return bitmaps.in_blocks(frame, bitmaps.keyed_frame(self._spark, wanted, "block")).drop("block")
+    def _around_gaps(self, buckets: DataFrame, wanted: Collection[BlockKey]) -> DataFrame:
+        return bitmaps.around_gaps(buckets, bitmaps.keyed_frame(self._spark, wanted, "block"))
 
     def _theirs(self, wanted: Collection[Who]) -> DataFrame:
         return bitmaps.keyed_frame(self._spark, wanted)
