@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -161,19 +160,12 @@ class Fate(IntEnum):
     """A stamp or marker of a newer format: reading on would be guessing."""
 
 
-_FAIL = {"mode": "FAILFAST"}
-
-
 def small_frame(spark: SparkSession, rows: Iterable[Sequence[Any]], schema: StructType) -> DataFrame:
-    """Return rows of a schema as a DataFrame."""
-    names = schema.fieldNames()
-    listed = [dict(zip(names, map(_as_json, row), strict=True)) for row in rows]
-    parsed = F.from_json(F.lit(json.dumps(listed)), ArrayType(schema), _FAIL)
-    return spark.range(1, numPartitions=1).select(F.inline(parsed))
-
-
-def _as_json(value: Any) -> Any:
-    return base64.b64encode(value).decode("ascii") if isinstance(value, bytes | bytearray) else value
+    """Return rows of a schema as a DataFrame: a part of the plan, without a job or a worker."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrow = to_arrow_schema(schema)
+    arrays = [pa.array(values, of.type) for values, of in zip(columns, arrow, strict=True)]
+    return spark.createDataFrame(pa.Table.from_arrays(arrays, schema=arrow), schema)
 
 
 _OF_RECORDS = {"topic", "partition", "first", "behind"}

@@ -10,7 +10,6 @@ import pytest
 
 from kpsplit.spark_jobs.schemas import Fate
 from kpsplit.spark_jobs.verification import bitmaps
-from kpsplit.spark_jobs.verification.bitmaps import span_rows
 from kpsplit.spark_jobs.verification.counts import BLOCK, BUCKET
 from kpsplit.spark_jobs.verification.sequence_checks import missing
 
@@ -69,7 +68,7 @@ def test_numbers_that_do_not_rise_are_seen_wherever_logs_are_cut_and_no_others(s
         expected[segment] = RECORDS, rises, log[-1][1] if rises else max(n for _, n in log)
     Random(6).shuffle(rows)
     condensed = bitmaps.sequence_bitmaps(spark.createDataFrame(rows, JUDGED).repartition(3))
-    spans = span_rows(bitmaps.spans(condensed))
+    spans = bitmaps.share_rows(bitmaps.shares(condensed))
     assert {s.segment: (s.records, s.descents == 0, s.last) for s in spans} == expected
     assert {rises for _, rises, _ in expected.values()} == {True, False}
 
@@ -113,5 +112,6 @@ def test_what_is_missing_on_a_block_is_told_from_the_buckets_around_its_gaps(spa
 def test_a_number_that_nobody_reaches_hides_no_descent_behind_it(spark, sequence) -> None:
     numbers = [8, sequence, 3]
     rows = [(0, 0, int(Fate.DATA), False, b"producer", n, 100 * i) for i, n in enumerate(numbers)]
-    (span,) = span_rows(bitmaps.spans(bitmaps.sequence_bitmaps(spark.createDataFrame(rows, JUDGED))))
+    condensed = bitmaps.sequence_bitmaps(spark.createDataFrame(rows, JUDGED))
+    (span,) = bitmaps.share_rows(bitmaps.shares(condensed))
     assert (span.records, bool(span.descents)) == (3, True)

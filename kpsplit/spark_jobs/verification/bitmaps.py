@@ -34,10 +34,8 @@ from kpsplit.spark_jobs.verification.counts import (
     BUCKET_BITS,
     BlockKey,
     Bucket,
-    SegmentSpan,
+    ProducerShare,
     SequenceBlock,
-    Total,
-    Who,
 )
 
 CHUNK_BITS = 18
@@ -96,42 +94,29 @@ def sequence_bitmaps(records: DataFrame) -> DataFrame:
     return with_descents(gathered, CHUNK_BITS)
 
 
-def totals(bitmaps: DataFrame) -> DataFrame:
-    """Count records by segment, fate, and whether they are stamped."""
-    stamped = F.col("instance").isNotNull().alias("stamped")
-    return bitmaps.groupBy("logical_partition", "segment", "fate", stamped).agg(
+def shares(bitmaps: DataFrame) -> DataFrame:
+    """Count records by segment, fate and producer, with the offsets and numbers that they span.
+
+    ``descents``: 0 if the numbers rise with the offsets.
+    """
+    place = ["logical_partition", "segment", "fate", "instance"]
+    in_chunk = Window.partitionBy(*place, "chunk").orderBy("first_offset")
+    in_log = Window.partitionBy(*place).orderBy("chunk")
+    behind = _not_behind_all("sequence", in_chunk) | _not_behind_all("offset", in_chunk)
+    chunks = _summed(bitmaps.withColumn("behind", behind), *place, "chunk")
+    return _summed(chunks.withColumn("behind", _not_behind_all("sequence", in_log)), *place)
+
+
+def _summed(rows: DataFrame, *place: str) -> DataFrame:
+    """Sum up bitmaps, or sums of them; each that is ``behind`` one before it is a descent."""
+    return rows.groupBy(*place).agg(
         F.sum("records").alias("records"),
         F.sum("misplaced").alias("misplaced"),
+        (F.sum("descents") + F.count_if("behind")).alias("descents"),
         F.min("first_offset").alias("first_offset"),
         F.max("last_offset").alias("last_offset"),
-    )
-
-
-def spans(bitmaps: DataFrame) -> DataFrame:
-    """Return, per producer and segment, which numbers its data span; ``descents``: 0 if they rise."""
-    place = ["logical_partition", "segment", "instance"]
-    in_chunk = Window.partitionBy(*place, "chunk").orderBy("first_offset")
-    chunks = (
-        bitmaps.where((F.col("fate") == int(Fate.DATA)) & F.col("instance").isNotNull())
-        .withColumn("behind", _not_behind_all("sequence", in_chunk) | _not_behind_all("offset", in_chunk))
-        .groupBy(*place, "chunk")
-        .agg(
-            F.sum("records").alias("records"),
-            (F.sum("descents") + F.count_if("behind")).alias("descents"),
-            F.min("first_sequence").alias("first_sequence"),
-            F.max("last_sequence").alias("last_sequence"),
-        )
-    )
-    in_log = Window.partitionBy(*place).orderBy("chunk")
-    return (
-        chunks.withColumn("behind", _not_behind_all("sequence", in_log))
-        .groupBy(*place)
-        .agg(
-            F.sum("records").alias("records"),
-            (F.sum("descents") + F.count_if("behind")).alias("descents"),
-            F.min("first_sequence").alias("first_sequence"),
-            F.max("last_sequence").alias("last_sequence"),
-        )
+        F.min("first_sequence").alias("first_sequence"),
+        F.max("last_sequence").alias("last_sequence"),
     )
 
 
@@ -139,16 +124,6 @@ def _not_behind_all(what: str, window: WindowSpec) -> Column:
     """Whether the first sequence or offset of a row is not above the last ones of all rows before it."""
     before = F.max(f"last_{what}").over(window.rowsBetween(Window.unboundedPreceding, -1))
     return F.coalesce(F.col(f"first_{what}") <= before, F.lit(False))
-
-
-def firsts(bitmaps: DataFrame) -> DataFrame:
-    """Return the least number of each producer, as data or as a stray."""
-    theirs = F.col("fate").isin(int(Fate.DATA), int(Fate.STRAY)) & F.col("instance").isNotNull()
-    return (
-        bitmaps.where(theirs)
-        .groupBy("logical_partition", "instance")
-        .agg(F.min("first_sequence").alias("first_sequence"))
-    )
 
 
 def buckets(bitmaps: DataFrame) -> DataFrame:
@@ -355,31 +330,12 @@ def _one_down(bits: str) -> str:
 _WHO = StructType([StructField("logical_partition", IntegerType()), StructField("instance", BinaryType())])
 
 
-def total_rows(frame: DataFrame) -> list[Total]:
-    """Read ``totals``."""
+def share_rows(frame: DataFrame) -> list[ProducerShare]:
+    """Read ``shares``."""
     return [
-        Total(
-            *(r.logical_partition, r.segment, Fate(r.fate), r.stamped),
-            *(r.records, r.misplaced, r.first_offset, r.last_offset),
-        )
-        for r in frame.collect()
+        ProducerShare(partition, segment, Fate(fate), instance and producer_name(instance), *rest)
+        for partition, segment, fate, instance, *rest in frame.collect()
     ]
-
-
-def span_rows(frame: DataFrame) -> list[SegmentSpan]:
-    """Read ``spans``; one row per producer and segment."""
-    return [
-        SegmentSpan(
-            *(r.logical_partition, r.segment, producer_name(r.instance)),
-            *(r.records, r.descents, r.first_sequence, r.last_sequence),
-        )
-        for r in frame.collect()
-    ]
-
-
-def first_rows(frame: DataFrame) -> dict[Who, int]:
-    """Read ``firsts``; one row per producer."""
-    return {(r.logical_partition, producer_name(r.instance)): r.first_sequence for r in frame.collect()}
 
 
 def block_rows(frame: DataFrame) -> dict[BlockKey, SequenceBlock]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kpsplit.spark_jobs.schemas import Fate
@@ -19,6 +21,26 @@ Who = tuple[int, str]
 
 BlockKey = tuple[int, str, int]
 """Partition, producer, block."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerShare:
+    """One producer's records (None: without a stamp) of one segment (None: of none) with one fate.
+
+    ``descents``: 0 if its numbers rise with the offsets.
+    """
+
+    partition: int
+    segment: int | None
+    fate: Fate
+    producer: str | None
+    records: int
+    misplaced: int
+    descents: int
+    first_offset: int
+    last_offset: int
+    first: int | None = None
+    last: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +68,40 @@ class SegmentSpan:
     descents: int
     first: int
     last: int
+
+
+def totals_of(shares: Iterable[ProducerShare]) -> list[Total]:
+    """Return the shares of all producers together, those with a stamp and those without."""
+    found: dict[tuple[int, int | None, Fate, bool], list[ProducerShare]] = defaultdict(list)
+    for s in shares:
+        found[s.partition, s.segment, s.fate, s.producer is not None].append(s)
+    return [
+        Total(
+            *(*key, sum(s.records for s in mine), sum(s.misplaced for s in mine)),
+            *(min(s.first_offset for s in mine), max(s.last_offset for s in mine)),
+        )
+        for key, mine in found.items()
+    ]
+
+
+def spans_of(shares: Iterable[ProducerShare]) -> list[SegmentSpan]:
+    """Return the producers' data by segment."""
+    return [
+        SegmentSpan(s.partition, s.segment, s.producer, s.records, s.descents, s.first, s.last)
+        for s in shares
+        if s.fate is Fate.DATA
+        if s.segment is not None and s.producer is not None and s.first is not None and s.last is not None
+    ]
+
+
+def firsts_of(shares: Iterable[ProducerShare]) -> dict[Who, int]:
+    """Return the least number of each producer, as data or as a stray."""
+    found: dict[Who, int] = {}
+    for s in shares:
+        if s.fate in (Fate.DATA, Fate.STRAY) and s.producer is not None and s.first is not None:
+            who = s.partition, s.producer
+            found[who] = min(found.get(who, s.first), s.first)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

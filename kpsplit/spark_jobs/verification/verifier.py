@@ -32,7 +32,16 @@ from kpsplit.spark_jobs.verification.commit_checks import (
     commits_reach_the_end,
     commits_within_data,
 )
-from kpsplit.spark_jobs.verification.counts import BlockKey, SegmentSpan, Total, Who
+from kpsplit.spark_jobs.verification.counts import (
+    BlockKey,
+    ProducerShare,
+    SegmentSpan,
+    Total,
+    Who,
+    firsts_of,
+    spans_of,
+    totals_of,
+)
 from kpsplit.spark_jobs.verification.findings import COUNTED, Check, Finding, Severity, Verdict, limited
 from kpsplit.spark_jobs.verification.sequence_checks import Decider
 from kpsplit.spark_jobs.verification.sequence_scan import SequenceScan, SequenceScanner
@@ -89,9 +98,8 @@ class Verifier:
         self._start = start_of(snapshot, since)
         self._cut: set[Check] = set()
         self._writers = KnownProducers(snapshot)
-        self._regions = _regions(spark, snapshot)
         self._judged = to_read(snapshot, self._start)
-        self._records = bitmaps.judged(read(self._judged, False), self._regions)
+        self._records = self._records_of(snapshot, self._judged)
         self._bitmaps = bitmaps.sequence_bitmaps(self._records).persist(StorageLevel.MEMORY_AND_DISK)
 
     def verdict(self) -> Verdict:
@@ -114,17 +122,20 @@ class Verifier:
             self._bitmaps.unpersist()
 
     @cached_property
+    def _shares(self) -> list[ProducerShare]:
+        return bitmaps.share_rows(bitmaps.shares(self._bitmaps))
+
+    @cached_property
     def _totals(self) -> list[Total]:
-        return bitmaps.total_rows(bitmaps.totals(self._bitmaps))
+        return totals_of(self._shares)
 
     @cached_property
     def _spans(self) -> list[SegmentSpan]:
-        return bitmaps.span_rows(bitmaps.spans(self._bitmaps))
+        return spans_of(self._shares)
 
     @cached_property
     def _extents(self) -> dict[Who, Extent]:
-        firsts = bitmaps.first_rows(bitmaps.firsts(self._bitmaps))
-        return extents(self._snapshot, self._start, self._writers, self._spans, firsts)
+        return extents(self._snapshot, self._start, self._writers, self._spans, firsts_of(self._shares))
 
     @cached_property
     def _scan(self) -> SequenceScan:
@@ -153,12 +164,23 @@ class Verifier:
         """Yield the buckets of what was written since the ends were asked for, aborted records as well."""
         for later in self._later if partitions else ():
             if wanted := stretches_after(self._snapshot, later, partitions):
-                yield self._buckets_of(wanted, _regions(self._spark, later))
+                yield self._buckets_of(wanted, later)
 
-    def _buckets_of(self, stretches: Stretches, regions: DataFrame | None = None) -> DataFrame:
+    def _buckets_of(self, stretches: Stretches, snapshot: Snapshot | None = None) -> DataFrame:
         """Return the buckets of stretches, with the records of aborted transactions."""
-        judged = bitmaps.judged(self._read(stretches, True), self._regions if regions is None else regions)
-        return bitmaps.buckets(bitmaps.sequence_bitmaps(judged))
+        records = self._records_of(snapshot or self._snapshot, stretches, aborted=True)
+        return bitmaps.buckets(bitmaps.sequence_bitmaps(records))
+
+    def _records_of(self, snapshot: Snapshot, stretches: Stretches, *, aborted: bool = False) -> DataFrame:
+        """Return the records of stretches, each joined with the region of its log that it lies in."""
+        regions = [
+            region.row()
+            for state in snapshot.states
+            for region in all_regions(state)
+            for first, behind in [stretches.get(region.source, (0, 0))]
+            if region.first < behind and first < region.behind
+        ]
+        return bitmaps.judged(self._read(stretches, aborted), small_frame(self._spark, regions, REGIONS))
 
     def _findings(self) -> Iterator[Finding]:
         """Run the queries of all checks, check by check."""
@@ -329,11 +351,6 @@ class Verifier:
 
     def _parent(self, partition: int) -> PhysicalPartition:
         return next(s.parent for s in self._snapshot.states if s.parent.partition == partition)
-
-
-def _regions(spark: SparkSession, snapshot: Snapshot) -> DataFrame:
-    rows = [r.row() for state in snapshot.states for r in all_regions(state)]
-    return small_frame(spark, rows, REGIONS)
 
 
 def _counts(topic: str, totals: list[Total]) -> dict[str, dict[str, int]]:
