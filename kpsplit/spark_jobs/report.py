@@ -24,7 +24,7 @@ from kpsplit.pages import html
 from kpsplit.pages.lineage import PARENT_COLOUR, lineage_picture
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification.commit_checks import drained
-from kpsplit.spark_jobs.verification.findings import Check, Severity, Verdict, result_line
+from kpsplit.spark_jobs.verification.findings import Severity, Verdict, result_line
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.stamp import instance_name
@@ -148,7 +148,10 @@ def _gone(verdict: Verdict) -> Gone:
 
 
 def _checks(verdict: Verdict) -> html.Html:
-    rows = [(verdict.outcome(c), str(c), c.meaning, str(len(verdict.of(c)))) for c in Check]
+    rows = [
+        (verdict.outcome(name), name, meaning, str(len(verdict.of(name))))
+        for name, meaning in verdict.checks.items()
+    ]
     return html.table(("outcome", "check", "meaning", "rows"), rows)
 
 

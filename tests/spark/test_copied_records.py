@@ -9,7 +9,8 @@ import pytest
 from kpsplit import Producer
 from kpsplit.admin import Admin
 from kpsplit.spark_jobs import verify
-from kpsplit.spark_jobs.verification.findings import Check, Severity
+from kpsplit.spark_jobs.verification.findings import Severity
+from kpsplit.spark_jobs.verification.verifier import VerifyCheck
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.stamp import HEADER
 from tests.broker.operating import enrolled, merge, records, split, state_of
@@ -46,21 +47,21 @@ def test_copies_elsewhere_are_a_note_and_copies_in_their_own_log_are_findings(
 
     elsewhere = verify(spark, target.topic, {"bootstrap.servers": bootstrap})
     assert elsewhere.clean, (elsewhere.defects, elsewhere.unproven)
-    (note,) = elsewhere.of(Check.FOREIGN_RECORDS)
+    (note,) = elsewhere.of(VerifyCheck.FOREIGN_RECORDS)
     assert (note.severity, note.count) == (Severity.NOTE, 3 * EACH)
 
     back = verify(spark, origin.topic, {"bootstrap.servers": bootstrap})
-    (skipped,) = back.of(Check.STRAYS_SENT_AGAIN)
+    (skipped,) = back.of(VerifyCheck.STRAYS_SENT_AGAIN)
     assert (skipped.severity, skipped.first, skipped.last, skipped.count) == (
         *(Severity.FINDING, 0, EACH - 1),
         EACH,
     )
-    twice = back.of(Check.SEQUENCES_UNIQUE, Severity.FINDING)
+    twice = back.of(VerifyCheck.SEQUENCES_UNIQUE, Severity.FINDING)
     assert sorted(f.count for f in twice) == [1] * EACH
-    (foreign,) = back.of(Check.FOREIGN_RECORDS)
+    (foreign,) = back.of(VerifyCheck.FOREIGN_RECORDS)
     assert (foreign.severity, foreign.count) == (Severity.NOTE, EACH)
     assert {f.check for f in back.defects} == {
-        Check.STRAYS_SENT_AGAIN,
-        Check.SEQUENCES_UNIQUE,
-        Check.KEYS_IN_ORDER,
+        VerifyCheck.STRAYS_SENT_AGAIN,
+        VerifyCheck.SEQUENCES_UNIQUE,
+        VerifyCheck.KEYS_IN_ORDER,
     }

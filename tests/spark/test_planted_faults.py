@@ -15,7 +15,8 @@ from typing import NamedTuple
 import pytest
 
 from kpsplit.spark_jobs.verification import verifier as judging
-from kpsplit.spark_jobs.verification.findings import MOST, Check, Finding, Severity, Verdict
+from kpsplit.spark_jobs.verification.findings import MOST, Finding, Severity, Verdict
+from kpsplit.spark_jobs.verification.verifier import VerifyCheck
 from kpsplit.splitter.key_range import WHOLE, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
 from kpsplit.splitter.records.marker import HEADER as MARKER
@@ -63,7 +64,7 @@ def judged(spark) -> dict[str, tuple[Verdict, Expect]]:
     return {name: (verdict.of_partition(c.world.parent.partition), c.expect) for name, c in cases.items()}
 
 
-def only(verdict: Verdict, check: Check, severity: Severity = Severity.FINDING) -> tuple[Finding, ...]:
+def only(verdict: Verdict, check: VerifyCheck, severity: Severity = Severity.FINDING) -> tuple[Finding, ...]:
     """The findings of a check, when there are no defects of any other check."""
     assert {f.check for f in verdict.defects} <= {check}, verdict.defects
     found = verdict.of(check, severity)
@@ -192,7 +193,7 @@ def a_lost_record_is_found_with_its_producer_and_number(world: World) -> Expect:
     world.logs[place][offset] = None
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.SEQUENCES_COMPLETE)
+        (finding,) = only(verdict, VerifyCheck.SEQUENCES_COMPLETE)
         assert (finding.producer, finding.first, finding.last) == (f"{world.bert:016x}", lost, lost)
 
     return expect
@@ -205,7 +206,7 @@ def a_lost_tail_is_found(world: World) -> Expect:
         world.logs[world.parent][offset] = None
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.SEQUENCES_COMPLETE)
+        (finding,) = only(verdict, VerifyCheck.SEQUENCES_COMPLETE)
         assert (finding.first, finding.last, finding.count) == (last - 2, last, 3)
 
     return expect
@@ -219,9 +220,9 @@ def everything_of_a_producer_lost_is_found(world: World) -> Expect:
     left = {(p, o) for p, log in world.logs.items() for o, r in enumerate(log) if aborted(r, world.bert)}
 
     def expect(verdict: Verdict) -> None:
-        assert sum(f.count for f in only(verdict, Check.SEQUENCES_COMPLETE)) == world.given[world.bert] - len(
-            left
-        )
+        assert sum(f.count for f in only(verdict, VerifyCheck.SEQUENCES_COMPLETE)) == world.given[
+            world.bert
+        ] - len(left)
 
     return expect
 
@@ -238,7 +239,7 @@ def many_lost_numbers_of_a_producer_that_nothing_else_tells_of_are_one_finding(w
     )
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.SEQUENCES_COMPLETE)
+        (finding,) = only(verdict, VerifyCheck.SEQUENCES_COMPLETE)
         assert (finding.first, finding.last, finding.count) == (0, 199_999, 200_000)
 
     return expect
@@ -253,9 +254,9 @@ def a_record_that_is_there_twice_is_found_beside_the_one_that_it_replaced(world:
     world.logs[place][replaced] = world.logs[place][kept]
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = verdict.of(Check.SEQUENCES_UNIQUE)
+        (finding,) = verdict.of(VerifyCheck.SEQUENCES_UNIQUE)
         assert (finding.producer, finding.first) == (f"{world.anna:016x}", segment.logical(kept))
-        assert [f.first for f in verdict.of(Check.SEQUENCES_COMPLETE)] == [lost]
+        assert [f.first for f in verdict.of(VerifyCheck.SEQUENCES_COMPLETE)] == [lost]
 
     return expect
 
@@ -268,7 +269,7 @@ def swapped_order_within_a_segment_is_found_with_its_key(world: World) -> Expect
     swap(world, (place, first), (place, second))
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.KEYS_IN_ORDER)
+        (finding,) = only(verdict, VerifyCheck.KEYS_IN_ORDER)
         assert (finding.producer, finding.key_hash) == (f"{world.anna:016x}", key_hash(key))
 
     return expect
@@ -285,7 +286,7 @@ def swapped_order_across_segments_is_found_with_its_key(world: World) -> Expect:
     after.headers[0] = (HEADER, replace(other, sequence=one.sequence).encode())
 
     def expect(verdict: Verdict) -> None:
-        assert {f.key_hash for f in only(verdict, Check.KEYS_IN_ORDER)} == {key_hash(key)}
+        assert {f.key_hash for f in only(verdict, VerifyCheck.KEYS_IN_ORDER)} == {key_hash(key)}
 
     return expect
 
@@ -299,7 +300,7 @@ def a_record_in_the_segment_of_other_keys_is_found(world: World) -> Expect:
     world.logs[place][offset].key = key
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.RECORDS_IN_THEIR_SEGMENTS)
+        (finding,) = only(verdict, VerifyCheck.RECORDS_IN_THEIR_SEGMENTS)
         assert (finding.segment, finding.first, finding.key_hash) == (segment.id, offset, key_hash(key))
 
     return expect
@@ -310,7 +311,7 @@ def a_stray_that_was_never_sent_again_is_found(world: World) -> Expect:
     world.put(phantom(world), KEYS[0], 1, world.anna, world.number(world.anna))
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.STRAYS_SENT_AGAIN)
+        (finding,) = only(verdict, VerifyCheck.STRAYS_SENT_AGAIN)
         assert finding.first == world.given[world.anna] - 1
 
     return expect
@@ -329,7 +330,7 @@ def copies_of_a_log_that_are_written_back_to_it_behind_its_end_are_found(world: 
     busy(world)
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.STRAYS_SENT_AGAIN)
+        (finding,) = only(verdict, VerifyCheck.STRAYS_SENT_AGAIN)
         assert (finding.producer, finding.segment) == (f"{world.bert:016x}", 1)
         assert (finding.first, finding.last, finding.count) == (min(numbers), max(numbers), 30)
         assert f"offsets {first} to {first + 29}," in finding.message
@@ -373,7 +374,7 @@ def a_stray_that_counts_as_data_is_found(world: World) -> Expect:
         world.put(world.parent, KEYS[3], world.state.epoch, world.anna, number)
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.SEQUENCES_UNIQUE)
+        (finding,) = only(verdict, VerifyCheck.SEQUENCES_UNIQUE)
         assert finding.count == 1
 
     return expect
@@ -384,7 +385,7 @@ def a_foreign_record_behind_the_end_of_a_phantom_is_found(world: World) -> Expec
     world.foreign(b"x", phantom(world))
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.FOREIGN_RECORDS)
+        (finding,) = only(verdict, VerifyCheck.FOREIGN_RECORDS)
         assert finding.first == len(world.logs[phantom(world)]) - 1
 
     return expect
@@ -396,7 +397,7 @@ def a_foreign_record_inside_a_phantom_is_found(world: World) -> Expect:
     world.foreign(b"x", world.taking(b"x").source)
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.FOREIGN_RECORDS)
+        (finding,) = only(verdict, VerifyCheck.FOREIGN_RECORDS)
         assert finding.segment == world.taking(b"x").id
 
     return expect
@@ -408,7 +409,7 @@ def a_record_in_place_of_a_marker_is_found(world: World) -> Expect:
     world.logs[phantom(world)][end] = Record(b"k", [])
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.FOREIGN_RECORDS)
+        (finding,) = only(verdict, VerifyCheck.FOREIGN_RECORDS)
         assert finding.first == end
 
     return expect
@@ -419,7 +420,7 @@ def a_stamp_of_an_epoch_that_was_never_reached_is_found(world: World) -> Expect:
     world.put(world.parent, KEYS[0], 99, 7, 0)
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.FOREIGN_RECORDS)
+        (finding,) = only(verdict, VerifyCheck.FOREIGN_RECORDS)
         assert finding.count == 1
 
     return expect
@@ -432,7 +433,7 @@ def a_certificate_that_counts_other_records_is_found(world: World) -> Expect:
     world.delivered[world.bert]["0"] += 1
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.CERTIFICATES_AGREE)
+        (finding,) = only(verdict, VerifyCheck.CERTIFICATES_AGREE)
         assert (finding.producer, finding.count) == (f"{world.bert:016x}", 1)
 
     return expect
@@ -448,9 +449,9 @@ def a_last_number_replaced_by_one_beyond_the_certificate_is_found_beside_the_los
     record.headers[0] = (HEADER, Stamp(0, world.anna, lost + 27).encode())
 
     def expect(verdict: Verdict) -> None:
-        (missing,) = verdict.of(Check.SEQUENCES_COMPLETE)
+        (missing,) = verdict.of(VerifyCheck.SEQUENCES_COMPLETE)
         assert (missing.severity, missing.first, missing.last) == (Severity.FINDING, lost, lost)
-        (beyond,) = verdict.of(Check.CERTIFICATES_AGREE)
+        (beyond,) = verdict.of(VerifyCheck.CERTIFICATES_AGREE)
         assert (beyond.severity, beyond.segment, beyond.first) == (Severity.FINDING, 0, lost + 27)
 
     return expect
@@ -461,7 +462,7 @@ def a_number_beyond_the_certificate_is_found_where_nothing_is_missing(world: Wor
     world.put(world.parent, KEYS[0], world.state.epoch, world.bert, world.given[world.bert] + 3)
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.CERTIFICATES_AGREE)
+        (finding,) = only(verdict, VerifyCheck.CERTIFICATES_AGREE)
         assert finding.first == world.given[world.bert] + 3
 
     return expect
@@ -477,7 +478,7 @@ def records_in_a_segment_that_the_certificate_does_not_name_are_found(world: Wor
     count = world.delivered[world.bert].pop(str(forgotten))
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.CERTIFICATES_AGREE)
+        (finding,) = only(verdict, VerifyCheck.CERTIFICATES_AGREE)
         assert (finding.producer, finding.segment) == (f"{world.bert:016x}", forgotten)
         assert finding.count == count
 
@@ -493,7 +494,7 @@ def a_gap_at_the_cut_is_found(world: World) -> Expect:
     world.change(overflow.id, start=overflow.start + 1)
 
     def expect(verdict: Verdict) -> None:
-        found = verdict.of(Check.LINEAGE_SOUND, Severity.FINDING)
+        found = verdict.of(VerifyCheck.LINEAGE_SOUND, Severity.FINDING)
         assert [(f.segment, f.first, f.last) for f in found] == [
             (overflow.id, overflow.start, overflow.start)
         ]
@@ -507,7 +508,7 @@ def overlapping_segments_are_found(world: World) -> Expect:
     world.change(overflow.id, start=overflow.start - 2)
 
     def expect(verdict: Verdict) -> None:
-        assert any("overlap" in f.message for f in verdict.of(Check.LINEAGE_SOUND, Severity.FINDING))
+        assert any("overlap" in f.message for f in verdict.of(VerifyCheck.LINEAGE_SOUND, Severity.FINDING))
 
     return expect
 
@@ -518,7 +519,7 @@ def a_hole_in_the_key_space_is_found(world: World) -> Expect:
     world.change(first.id, range=replace(first.range, hi=first.range.hi - 1))
 
     def expect(verdict: Verdict) -> None:
-        assert any("tile" in f.message for f in verdict.of(Check.LINEAGE_SOUND, Severity.FINDING))
+        assert any("tile" in f.message for f in verdict.of(VerifyCheck.LINEAGE_SOUND, Severity.FINDING))
 
     return expect
 
@@ -529,7 +530,7 @@ def a_corrupted_logical_offset_is_found(world: World) -> Expect:
     world.change(second.id, progression=first.progression)
 
     def expect(verdict: Verdict) -> None:
-        found = verdict.of(Check.LOGICAL_OFFSETS_UNIQUE, Severity.FINDING)
+        found = verdict.of(VerifyCheck.LOGICAL_OFFSETS_UNIQUE, Severity.FINDING)
         assert any(f.first == first.progression.base for f in found)
 
     return expect
@@ -541,7 +542,7 @@ def a_truncated_segment_is_found(world: World) -> Expect:
     del world.logs[phantom(world)][end - 2 :]
 
     def expect(verdict: Verdict) -> None:
-        assert verdict.outcome(Check.STRETCHES_COMPLETE) == "found"
+        assert verdict.outcome(VerifyCheck.STRETCHES_COMPLETE) == "found"
         assert verdict.exit_code == 3
 
     return expect
@@ -553,7 +554,7 @@ def a_missing_marker_is_found(world: World) -> Expect:
     world.logs[phantom(world)][end] = None
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.STRETCHES_COMPLETE)
+        (finding,) = only(verdict, VerifyCheck.STRETCHES_COMPLETE)
         assert finding.first == end
 
     return expect
@@ -565,7 +566,7 @@ def a_boundary_record_that_contradicts_the_lineage_is_found(world: World) -> Exp
     world.boundaries[0] = wrong
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.BOUNDARIES_AGREE)
+        (finding,) = only(verdict, VerifyCheck.BOUNDARIES_AGREE)
         assert finding.segment == wrong.opened_segment
 
     return expect
@@ -585,7 +586,7 @@ def a_boundary_record_that_is_not_there_is_found(world: World) -> Expect:
     assert gone.range in opened.values()
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.BOUNDARIES_AGREE)
+        (finding,) = only(verdict, VerifyCheck.BOUNDARIES_AGREE)
         assert (finding.segment, opened[finding.segment]) == (lost.opened_segment, lost.range)
         assert (finding.first, finding.last) == (lost.range.lo, lost.range.hi - 1)
 
@@ -599,7 +600,7 @@ def the_marker_of_another_partition_is_none(world: World) -> Expect:
     world.logs[phantom(world)][end] = Record(None, [(MARKER, marker.encode())])
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.FOREIGN_RECORDS)
+        (finding,) = only(verdict, VerifyCheck.FOREIGN_RECORDS)
         assert (finding.first, finding.last) == (end, end)
 
     return expect
@@ -617,7 +618,7 @@ def a_group_that_lags_is_no_defect_and_it_is_told_where_it_stands(world: World) 
 
     def expect(verdict: Verdict) -> None:
         clean(verdict)
-        (note,) = verdict.of(Check.COMMITS_REACH_THE_END, Severity.NOTE)
+        (note,) = verdict.of(VerifyCheck.COMMITS_REACH_THE_END, Severity.NOTE)
         assert (note.group, note.segment, note.key_hash) == ("slow", last.id, half[0].lo)
         assert (note.first, note.last) == (last.start + 2, len(world.logs[world.parent]) - 1)
 
@@ -639,7 +640,7 @@ def a_sub_topic_that_was_retired_before_a_group_had_drained_it_is_told(world: Wo
         assert not verdict.defects
         notes = {
             n.group: n
-            for n in verdict.of(Check.COMMITS_REACH_THE_END, Severity.NOTE)
+            for n in verdict.of(VerifyCheck.COMMITS_REACH_THE_END, Severity.NOTE)
             if n.segment == segment.id
         }
         assert {n.first for n in notes.values()} == {segment.start}
@@ -655,7 +656,7 @@ def a_range_commit_beyond_the_data_is_found(world: World) -> Expect:
     world.commit("ahead", WHOLE, {last.id: len(world.logs[world.parent]) + 1})
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.COMMITS_WITHIN_DATA)
+        (finding,) = only(verdict, VerifyCheck.COMMITS_WITHIN_DATA)
         assert (finding.group, finding.segment) == ("ahead", last.id)
 
     return expect
@@ -666,7 +667,7 @@ def a_range_commit_of_a_segment_that_does_not_exist_is_found(world: World) -> Ex
     world.commit("lost", WHOLE, {99: 1})
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.COMMITS_WITHIN_DATA)
+        (finding,) = only(verdict, VerifyCheck.COMMITS_WITHIN_DATA)
         assert finding.segment == 99
 
     return expect
@@ -679,7 +680,7 @@ def a_range_commit_that_goes_back_is_found(world: World) -> Expect:
     world.commit("back", WHOLE.split_evenly(2)[1], {last.id: last.start + 2})
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.COMMITS_MOVE_FORWARD)
+        (finding,) = only(verdict, VerifyCheck.COMMITS_MOVE_FORWARD)
         assert (finding.group, finding.first) == ("back", last.start + 2)
 
     return expect
@@ -692,7 +693,7 @@ def a_range_commit_that_skips_part_of_a_predecessor_is_found(world: World) -> Ex
     world.commit("hasty", WHOLE, {before.id: before.end - 1, last.id: last.start + 2})
 
     def expect(verdict: Verdict) -> None:
-        found = only(verdict, Check.COMMITS_LEAVE_NO_GAP)
+        found = only(verdict, VerifyCheck.COMMITS_LEAVE_NO_GAP)
         assert {(f.group, f.segment, f.first) for f in found} == {("hasty", before.id, before.end - 1)}
 
     return expect
@@ -720,7 +721,7 @@ def a_failed_number_of_a_producer_without_a_certificate_cannot_be_judged(world: 
     def expect(verdict: Verdict) -> None:
         assert not verdict.defects
         assert verdict.exit_code == 1
-        assert [f.producer for f in verdict.of(Check.SEQUENCES_COMPLETE)] == [f"{world.anna:016x}"]
+        assert [f.producer for f in verdict.of(VerifyCheck.SEQUENCES_COMPLETE)] == [f"{world.anna:016x}"]
 
     return expect
 
@@ -739,7 +740,7 @@ def the_lost_tail_of_a_producer_without_a_certificate_is_not_passed_over(world: 
     )
 
     def expect(verdict: Verdict) -> None:
-        notes = verdict.of(Check.CERTIFICATES_AGREE, Severity.NOTE)
+        notes = verdict.of(VerifyCheck.CERTIFICATES_AGREE, Severity.NOTE)
         assert [(f.producer, f.last) for f in notes] == [(f"{world.bert:016x}", proven)]
         assert "left no certificate" in notes[0].message
         assert f"{world.bert:016x}" not in {f.producer for f in verdict.defects}
@@ -756,7 +757,7 @@ def a_lost_record_of_a_producer_without_a_certificate_cannot_be_told_from_a_fail
 
     def expect(verdict: Verdict) -> None:
         assert not verdict.defects
-        assert [f.producer for f in verdict.of(Check.SEQUENCES_COMPLETE)] == [f"{world.bert:016x}"]
+        assert [f.producer for f in verdict.of(VerifyCheck.SEQUENCES_COMPLETE)] == [f"{world.bert:016x}"]
 
     return expect
 
@@ -770,7 +771,7 @@ def what_retention_removed_is_given(world: World) -> Expect:
 
     def expect(verdict: Verdict) -> None:
         clean(verdict)
-        (note,) = verdict.of(Check.STRETCHES_COMPLETE, Severity.NOTE)
+        (note,) = verdict.of(VerifyCheck.STRETCHES_COMPLETE, Severity.NOTE)
         assert (note.segment, note.first, note.last) == (0, 0, 9)
         assert "retention" in note.message
 
@@ -806,7 +807,7 @@ def a_record_lost_after_a_retired_sub_topic_is_found(world: World) -> Expect:
     world.logs[place][offset] = None
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = only(verdict, Check.SEQUENCES_COMPLETE)
+        (finding,) = only(verdict, VerifyCheck.SEQUENCES_COMPLETE)
         assert (finding.producer, finding.first, finding.last) == (f"{world.bert:016x}", lost, lost)
 
     return expect
@@ -843,7 +844,7 @@ def a_record_lost_after_a_merge_and_a_retire_is_found(world: World) -> Expect:
 
     def expect(verdict: Verdict) -> None:
         (finding,) = verdict.defects
-        assert (finding.check, finding.segment, finding.count) == (Check.CERTIFICATES_AGREE, last.id, 1)
+        assert (finding.check, finding.segment, finding.count) == (VerifyCheck.CERTIFICATES_AGREE, last.id, 1)
         assert finding.producer == f"{world.bert:016x}"
 
     return expect
@@ -869,7 +870,10 @@ def two_defects_are_both_found(world: World) -> Expect:
     world.put(world.parent, KEYS[0], 99, 7, 0)
 
     def expect(verdict: Verdict) -> None:
-        assert {f.check for f in verdict.defects} == {Check.SEQUENCES_COMPLETE, Check.FOREIGN_RECORDS}
+        assert {f.check for f in verdict.defects} == {
+            VerifyCheck.SEQUENCES_COMPLETE,
+            VerifyCheck.FOREIGN_RECORDS,
+        }
 
     return expect
 
@@ -883,13 +887,13 @@ def test_a_number_that_no_producer_reaches_is_not_provable(spark, number: int) -
     verdict = judge(spark, [world])
     assert not verdict.defects
     assert verdict.exit_code == 1
-    assert verdict.outcome(Check.SEQUENCES_COMPLETE) == "unproven"
+    assert verdict.outcome(VerifyCheck.SEQUENCES_COMPLETE) == "unproven"
 
 
 def test_findings_beyond_those_that_are_listed_are_counted(spark) -> None:
     """Judged alone: a topic has one list for all its partitions."""
     verdict = judge(spark, [_with_repetitions(1_500)])
-    *listed, last = verdict.of(Check.SEQUENCES_UNIQUE)
+    *listed, last = verdict.of(VerifyCheck.SEQUENCES_UNIQUE)
     assert len(listed) == MOST
     assert (last.count, last.message) == (500, "500 more findings")
 
@@ -897,7 +901,7 @@ def test_findings_beyond_those_that_are_listed_are_counted(spark) -> None:
 def test_of_more_findings_than_are_counted_is_said_that_they_are_more(spark, monkeypatch) -> None:
     monkeypatch.setattr(judging, "COUNTED", MOST + 7)
     verdict = judge(spark, [_with_repetitions(1_500)])
-    assert verdict.of(Check.SEQUENCES_UNIQUE)[-1].message == "at least 7 more findings"
+    assert verdict.of(VerifyCheck.SEQUENCES_UNIQUE)[-1].message == "at least 7 more findings"
 
 
 def _with_repetitions(number: int) -> World:

@@ -40,7 +40,6 @@ from kpsplit.spark_jobs.verification.checks import first_shared, marker_findings
 from kpsplit.spark_jobs.verification.commit_checks import drained
 from kpsplit.spark_jobs.verification.findings import (
     MOST,
-    Check,
     Finding,
     Severity,
     Verdict,
@@ -50,6 +49,7 @@ from kpsplit.spark_jobs.verification.findings import (
 )
 from kpsplit.spark_jobs.verification.sequence_checks import members
 from kpsplit.spark_jobs.verification.start import JudgedFrom
+from kpsplit.spark_jobs.verification.verifier import MEANINGS, VerifyCheck
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import MAX_OFFSET, Lineage, PhysicalPartition, Progression, Segment, SegmentKind
 from kpsplit.splitter.reading import GapReason, wrong_topic
@@ -231,16 +231,16 @@ def test_a_group_that_has_read_everything_has_drained() -> None:
 
 def verdict(*findings: Finding) -> Verdict:
     world = lived(0)
-    return Verdict("orders", (0,), world.snapshot(), findings, groups=("readers",))
+    return Verdict("orders", (0,), world.snapshot(), findings, groups=("readers",), checks=MEANINGS)
 
 
 LOST = Finding(
-    Check.SEQUENCES_COMPLETE,
     Severity.FINDING,
     PhysicalPartition("orders", 0),
     "<number 7> is not there",
     first=7,
     last=7,
+    check=VerifyCheck.SEQUENCES_COMPLETE,
 )
 
 
@@ -287,7 +287,7 @@ def test_a_segment_that_is_gone_is_drawn_and_listed_as_gone() -> None:
     assert "stroke-dasharray" not in report_page(verdict())
     world.retired = {s.source for s in world.state.lineage if s.kind is SegmentKind.PHANTOM}
     totals = segment_totals(world.snapshot(), [])
-    page = report_page(Verdict("orders", (0,), world.snapshot(), (), segments=totals))
+    page = report_page(Verdict("orders", (0,), world.snapshot(), (), segments=totals, checks=MEANINGS))
     gone = [s for s in world.state.lineage if s.source in world.retired]
     assert page.count("stroke-dasharray") == len(gone)
     assert page.count("<td>the sub-topic was retired</td>") == len(gone)

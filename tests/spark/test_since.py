@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kpsplit.spark_jobs.verification.findings import Check, Severity, Verdict, result_line
+from kpsplit.spark_jobs.verification.findings import Severity, Verdict, result_line
 from kpsplit.spark_jobs.verification.start import Since
+from kpsplit.spark_jobs.verification.verifier import VerifyCheck
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
 from kpsplit.splitter.records.stamp import HEADER, Stamp
@@ -228,7 +229,7 @@ def a_lost_record_since_is_found_and_one_before_is_not(world: World) -> Expect:
 
     def expect(verdict: Verdict) -> None:
         (finding,) = verdict.defects
-        assert (finding.check, finding.producer) == (Check.SEQUENCES_COMPLETE, f"{world.bert:016x}")
+        assert (finding.check, finding.producer) == (VerifyCheck.SEQUENCES_COMPLETE, f"{world.bert:016x}")
         assert (finding.first, finding.last) == (lost, lost)
 
     return expect
@@ -244,7 +245,7 @@ def _a_lost_record_beyond(far: int) -> None:
 
         def expect(verdict: Verdict) -> None:
             (finding,) = verdict.defects
-            assert (finding.check, finding.producer) == (Check.SEQUENCES_COMPLETE, f"{world.bert:016x}")
+            assert (finding.check, finding.producer) == (VerifyCheck.SEQUENCES_COMPLETE, f"{world.bert:016x}")
             assert (finding.first, finding.last) == (lost, lost)
 
         return expect
@@ -264,7 +265,7 @@ def a_lost_tail_since_is_found(world: World) -> Expect:
 
     def expect(verdict: Verdict) -> None:
         (finding,) = verdict.defects
-        assert (finding.check, finding.first) == (Check.SEQUENCES_COMPLETE, number)
+        assert (finding.check, finding.first) == (VerifyCheck.SEQUENCES_COMPLETE, number)
 
     return expect
 
@@ -278,9 +279,9 @@ def a_record_since_that_was_there_before_is_found(world: World) -> Expect:
     world.logs[place].append(again)
 
     def expect(verdict: Verdict) -> None:
-        (finding,) = verdict.of(Check.SEQUENCES_UNIQUE)
+        (finding,) = verdict.of(VerifyCheck.SEQUENCES_UNIQUE)
         assert "before the time" in finding.message
-        assert verdict.of(Check.SEQUENCES_COMPLETE) == ()
+        assert verdict.of(VerifyCheck.SEQUENCES_COMPLETE) == ()
 
     return expect
 
@@ -293,7 +294,7 @@ def a_stray_since_that_was_never_sent_again_is_found(world: World) -> Expect:
 
     def expect(verdict: Verdict) -> None:
         (finding,) = verdict.defects
-        assert (finding.check, finding.first) == (Check.STRAYS_SENT_AGAIN, number)
+        assert (finding.check, finding.first) == (VerifyCheck.STRAYS_SENT_AGAIN, number)
 
     return expect
 
@@ -305,7 +306,9 @@ def a_foreign_record_and_a_misplaced_one_since_are_found(world: World) -> Expect
     stranger = next(k for k in KEYS if world.taking(k).source != place)
     world.logs[place][ours(world, place, world.bert, world.moment[place])[3]].key = stranger
     world.foreign(b"x", place)
-    return lambda verdict: _checks(verdict, {Check.RECORDS_IN_THEIR_SEGMENTS, Check.FOREIGN_RECORDS})
+    return lambda verdict: _checks(
+        verdict, {VerifyCheck.RECORDS_IN_THEIR_SEGMENTS, VerifyCheck.FOREIGN_RECORDS}
+    )
 
 
 @case
@@ -318,7 +321,7 @@ def a_certificate_of_a_segment_opened_since_is_compared(world: World) -> Expect:
     world.plain.add(world.bert)
     world.delivered[world.bert][opened] += 1
     world.fail(world.anna)
-    return lambda verdict: _checks(verdict, {Check.CERTIFICATES_AGREE})
+    return lambda verdict: _checks(verdict, {VerifyCheck.CERTIFICATES_AGREE})
 
 
 @case
@@ -331,7 +334,7 @@ def a_certificate_of_transactions_is_compared_where_nothing_of_it_lies_before_th
     late = 0xC0FFEE0000 + world.parent.partition
     world.send(late, KEYS[0], times=10)
     world.delivered[late][str(world.taking(KEYS[0]).id)] += 1
-    return lambda verdict: _checks(verdict, {Check.CERTIFICATES_AGREE})
+    return lambda verdict: _checks(verdict, {VerifyCheck.CERTIFICATES_AGREE})
 
 
 @case
@@ -340,7 +343,7 @@ def a_range_commit_that_goes_back_since_is_found(world: World) -> Expect:
     world.commit("back", WHOLE, {0: 6})
     world.since_now()
     world.commit("back", WHOLE, {0: 2})
-    return lambda verdict: _checks(verdict, {Check.COMMITS_MOVE_FORWARD})
+    return lambda verdict: _checks(verdict, {VerifyCheck.COMMITS_MOVE_FORWARD})
 
 
 @case
@@ -349,7 +352,7 @@ def a_missing_marker_since_is_found(world: World) -> Expect:
     world.since_now()
     world.split(0, 2)
     world.logs[world.parent][world.state.lineage.get(0).end] = None
-    return lambda verdict: _checks(verdict, {Check.STRETCHES_COMPLETE})
+    return lambda verdict: _checks(verdict, {VerifyCheck.STRETCHES_COMPLETE})
 
 
 # What cannot be judged
@@ -377,7 +380,7 @@ def a_number_missing_since_of_an_open_producer_cannot_be_judged(world: World) ->
     def expect(verdict: Verdict) -> None:
         assert (verdict.exit_code, verdict.defects) == (1, ())
         assert [f.check for f in verdict.findings if f.severity is Severity.UNPROVEN] == [
-            Check.SEQUENCES_COMPLETE
+            VerifyCheck.SEQUENCES_COMPLETE
         ]
 
     return expect
@@ -391,7 +394,7 @@ def in_flight(world: World, place: PhysicalPartition) -> bytes:
     return next(k for k in KEYS if world.taking(k).source == place)
 
 
-def was_under_way(check: Check) -> Expect:
+def was_under_way(check: VerifyCheck) -> Expect:
     def expect(verdict: Verdict) -> None:
         clean(verdict)
         (note,) = verdict.of(check, Severity.NOTE)
@@ -409,7 +412,7 @@ def a_number_that_was_under_way_is_not_missing(world: World) -> Expect:
     world.send(world.bert, in_flight(world, one))
     world.send(world.bert, in_flight(world, other))
     world.ends_asked(asked)
-    return was_under_way(Check.SEQUENCES_COMPLETE)
+    return was_under_way(VerifyCheck.SEQUENCES_COMPLETE)
 
 
 @case
@@ -428,7 +431,7 @@ def numbers_of_many_open_writers_that_were_under_way_are_not_missing(world: Worl
 
     def expect(verdict: Verdict) -> None:
         clean(verdict)
-        assert len(verdict.of(Check.SEQUENCES_COMPLETE, Severity.NOTE)) == len(writers)
+        assert len(verdict.of(VerifyCheck.SEQUENCES_COMPLETE, Severity.NOTE)) == len(writers)
 
     return expect
 
@@ -442,7 +445,7 @@ def a_number_that_was_under_way_may_lie_in_a_log_that_is_newer_than_the_ends(wor
     world.ends_asked()
     world.split(world.taking(key).id, 2)
     world._deliver(world.bert, key, number)
-    return was_under_way(Check.SEQUENCES_COMPLETE)
+    return was_under_way(VerifyCheck.SEQUENCES_COMPLETE)
 
 
 @case
@@ -452,7 +455,7 @@ def an_aborted_number_that_was_under_way_is_not_missing(world: World) -> Expect:
     world.abort(world.bert, in_flight(world, one), 1)
     world.send(world.bert, in_flight(world, other))
     world.ends_asked(asked)
-    return was_under_way(Check.SEQUENCES_COMPLETE)
+    return was_under_way(VerifyCheck.SEQUENCES_COMPLETE)
 
 
 @case
@@ -461,7 +464,7 @@ def a_stray_that_was_being_sent_again_is_no_finding(world: World) -> Expect:
     asked = {place: len(world.logs[place])}
     world.stray(world.bert, in_flight(world, place), world.parent, 0)
     world.ends_asked(asked)
-    return was_under_way(Check.STRAYS_SENT_AGAIN)
+    return was_under_way(VerifyCheck.STRAYS_SENT_AGAIN)
 
 
 @case
@@ -477,7 +480,7 @@ def a_number_that_an_open_transaction_hid_is_not_missing(world: World) -> Expect
     world.send(world.bert, in_flight(world, one))
     world.send(world.bert, in_flight(world, other))
     world.ends_asked(stable, open_=True)
-    return was_under_way(Check.SEQUENCES_COMPLETE)
+    return was_under_way(VerifyCheck.SEQUENCES_COMPLETE)
 
 
 @case
@@ -489,8 +492,8 @@ def a_number_of_a_closed_producer_was_not_under_way(world: World) -> Expect:
     world.send(world.bert, in_flight(world, one))
     world.send(world.bert, in_flight(world, other))
     world.ends_asked(asked)
-    return lambda verdict: _checks(verdict, {Check.SEQUENCES_COMPLETE})
+    return lambda verdict: _checks(verdict, {VerifyCheck.SEQUENCES_COMPLETE})
 
 
-def _checks(verdict: Verdict, checks: set[Check]) -> None:
+def _checks(verdict: Verdict, checks: set[VerifyCheck]) -> None:
     assert {f.check for f in verdict.defects} == checks, verdict.defects

@@ -16,8 +16,9 @@ from kpsplit.spark_jobs.data_source import FORMAT, register
 from kpsplit.spark_jobs.gather import Gatherer
 from kpsplit.spark_jobs.report import times_of
 from kpsplit.spark_jobs.snapshot import without_boundary
-from kpsplit.spark_jobs.verification.findings import Check, Severity
+from kpsplit.spark_jobs.verification.findings import Severity
 from kpsplit.spark_jobs.verification.job import take_snapshot
+from kpsplit.spark_jobs.verification.verifier import VerifyCheck
 from kpsplit.splitter.records.producers import ProducerRegistration
 from kpsplit.splitter.records.stamp import HEADER, Stamp
 from tests.broker.operating import PAUSE_MS, DiedError, dying_after, enrolled, split, state_of
@@ -53,7 +54,7 @@ def test_a_repeated_record_of_a_producer_without_a_certificate_is_found_on_the_c
     told = json.loads(ran.stdout)
     (finding,) = [f for f in told["findings"] if f["severity"] == "finding"]
     assert (finding["check"], finding["producer"], finding["count"]) == (
-        Check.SEQUENCES_UNIQUE,
+        VerifyCheck.SEQUENCES_UNIQUE,
         f"{5:016x}",
         1,
     )

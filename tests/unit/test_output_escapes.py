@@ -31,7 +31,8 @@ from kpsplit.errors import KpsplitError
 from kpsplit.kafka.groups import Owner
 from kpsplit.spark_jobs.report import report_page
 from kpsplit.spark_jobs.snapshot import Snapshot
-from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity, Verdict
+from kpsplit.spark_jobs.verification.findings import Finding, Severity, Verdict
+from kpsplit.spark_jobs.verification.verifier import MEANINGS, VerifyCheck
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.partition_state import EndedBy, Outcome, Result
@@ -64,7 +65,9 @@ def drawn(draw: Callable[[Console], None]) -> str:
 def a_verdict() -> Verdict:
     """A verification whose every text is bad."""
     finding = Finding(
-        Check.COMMITS_LEAVE_NO_GAP, Severity.FINDING, PARENT, f"group {EVIL} goes on", group=EVIL
+        *(Severity.FINDING, PARENT, f"group {EVIL} goes on"),
+        group=EVIL,
+        check=VerifyCheck.COMMITS_LEAVE_NO_GAP,
     )
     return Verdict(
         topic="orders",
@@ -73,6 +76,7 @@ def a_verdict() -> Verdict:
         findings=(finding,),
         unjudged=(f"orders/3: it is frozen: {EVIL}",),
         groups=(EVIL,),
+        checks=MEANINGS,
     )
 
 

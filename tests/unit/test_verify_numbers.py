@@ -13,7 +13,7 @@ from kpsplit.errors import CheckFailedError, KpsplitError
 from kpsplit.spark_jobs.snapshot import LogEnds, Snapshot
 from kpsplit.spark_jobs.verification.checks import uncertified_findings
 from kpsplit.spark_jobs.verification.counts import BLOCK, Bucket, SegmentSpan, SequenceBlock
-from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity, Verdict
+from kpsplit.spark_jobs.verification.findings import Finding, Severity, Verdict
 from kpsplit.spark_jobs.verification.sequence_checks import (
     Decider,
     Holes,
@@ -129,7 +129,7 @@ def test_numbers_far_out_are_judged_as_any(far) -> None:
     judged = {ANNA: extent(found, [SegmentSpan(0, 0, NAME, 3, 0, far, far + 2)])}
     assert judged == {ANNA: Extent(far, far + 99, far)}
     block = (*ANNA, far // BLOCK)
-    assert incomplete(judged, {block: SequenceBlock(3, 3, 0)}) == {block: 2 * 96 + 3}
+    assert incomplete(judged, {block: SequenceBlock(3, 3, 0)}) == {block: 3}
     bits = 0b111 << far % 64
     there = [Bucket(*ANNA, far // 64, bits, 0, 3)]
     (lost,) = holes(KnownProducers(found), judged, {block}, {block}, there)
@@ -209,7 +209,7 @@ def test_a_missing_number_is_decided_by_the_certificate_and_what_can_be_read(
     found = Holes(KnownProducer(ORDERS, NAME, certificate), ((4, 5),), ())
     decider = Decider(snapshot(bounds), start, {ANNA: extent})
     assert [(f.first, f.last, f.severity) for f in decider.sequences_complete([found], [])] == said
-    assert decider.is_told(found) == any(severity is not NOTE for *_, severity in said if extent.sure < 9)
+    assert decider.is_decided(found) == any(severity is not NOTE for *_, severity in said if extent.sure < 9)
 
 
 @pytest.mark.parametrize(
@@ -242,10 +242,10 @@ def test_a_block_that_holds_numbers_that_were_never_given_is_no_proof() -> None:
     beyond = reaching_beyond([SegmentSpan(0, 0, NAME, 10, 0, 0, 12)], judged)
     assert beyond == {ANNA}
     assert incomplete(judged, {(*ANNA, 0): SequenceBlock(10, 10, 0)}) == {}
-    assert incomplete(judged, {(*ANNA, 0): SequenceBlock(10, 10, 0)}, beyond) == {(*ANNA, 0): 1024}
+    assert incomplete(judged, {(*ANNA, 0): SequenceBlock(10, 10, 0)}, beyond) == {(*ANNA, 0): 10}
     late = {ANNA: Extent(5, 10)}
     assert incomplete(late, {(*ANNA, 0): SequenceBlock(5, 5, 0)}) == {}
-    assert incomplete(late, {(*ANNA, 0): SequenceBlock(5, 5, 0)}, (), {ANNA}) == {(*ANNA, 0): 1024}
+    assert incomplete(late, {(*ANNA, 0): SequenceBlock(5, 5, 0)}, (), {ANNA}) == {(*ANNA, 0): 5}
 
 
 def test_as_many_blocks_are_looked_at_as_the_driver_has_room_for() -> None:
@@ -312,7 +312,7 @@ def test_a_second_stray_is_no_copy_of_the_first() -> None:
 
 @pytest.mark.parametrize(("found", "error"), [((), KpsplitError), ((FINDING,), CheckFailedError)])
 def test_a_report_that_cannot_be_written_hides_no_finding(found, error) -> None:
-    findings = tuple(Finding(Check.SEQUENCES_COMPLETE, severity, ORDERS, "a number") for severity in found)
+    findings = tuple(Finding(severity, ORDERS, "a number") for severity in found)
     verdict = Verdict("orders", (0,), snapshot(), findings)
     said: list[str] = []
     with pytest.raises(error) as caught:

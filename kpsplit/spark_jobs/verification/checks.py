@@ -13,7 +13,7 @@ from math import gcd
 from kpsplit.spark_jobs.schemas import Fate
 from kpsplit.spark_jobs.snapshot import Snapshot, without_boundary
 from kpsplit.spark_jobs.verification.counts import SegmentSpan, Total, Who
-from kpsplit.spark_jobs.verification.findings import Check, Finding, SegmentTotal, Severity
+from kpsplit.spark_jobs.verification.findings import Finding, SegmentTotal, Severity
 from kpsplit.spark_jobs.verification.start import JudgedFrom, KnownProducer, KnownProducers, is_defect, lost
 from kpsplit.splitter.key_range import unread_text
 from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition, Segment, SegmentKind
@@ -27,7 +27,7 @@ def lineage_sound(snapshot: Snapshot) -> Iterator[Finding]:
     for state in snapshot.states:
         for problem in state.lineage.problems():
             if not _is_of_offsets(problem):
-                yield Finding(Check.LINEAGE_SOUND, Severity.FINDING, state.parent, problem)
+                yield Finding(Severity.FINDING, state.parent, problem)
         yield from _gaps_at_cuts(state)
 
 
@@ -35,7 +35,7 @@ def logical_offsets_unique(snapshot: Snapshot) -> Iterator[Finding]:
     """Return logical offsets that do not rise along the lineage, or that two segments give."""
     for state in snapshot.states:
         for problem in filter(_is_of_offsets, state.lineage.problems()):
-            yield Finding(Check.LOGICAL_OFFSETS_UNIQUE, Severity.FINDING, state.parent, problem)
+            yield Finding(Severity.FINDING, state.parent, problem)
         yield from _offsets_used_twice(state)
 
 
@@ -53,7 +53,7 @@ def _gaps_at_cuts(state: PartitionState) -> Iterator[Finding]:
                 message = (
                     f"offsets {first} to {last} of {source} lie between segments {a.id} and {b.id}, in none"
                 )
-                yield _finding(Check.LINEAGE_SOUND, state, message, b.id, first, last)
+                yield _finding(state, message, b.id, first, last)
 
 
 def _offsets_used_twice(state: PartitionState) -> Iterator[Finding]:
@@ -61,7 +61,7 @@ def _offsets_used_twice(state: PartitionState) -> Iterator[Finding]:
         shared = first_shared(a, b)
         if shared is not None:
             message = f"segments {a.id} and {b.id} both give logical offset {shared}"
-            yield _finding(Check.LOGICAL_OFFSETS_UNIQUE, state, message, b.id, shared, shared)
+            yield _finding(state, message, b.id, shared, shared)
 
 
 def first_shared(a: Segment, b: Segment) -> int | None:
@@ -94,7 +94,7 @@ def boundaries_agree(snapshot: Snapshot) -> Iterator[Finding]:
     """Return boundary records that say something else than the lineage, and those that are not there."""
     for state, s in without_boundary(snapshot.states, snapshot.boundaries):
         message = f"segment {s.id} was opened in epoch {s.opened_epoch}, but {s.range} has no boundary record"
-        yield _finding(Check.BOUNDARIES_AGREE, state, message, s.id, s.range.lo, s.range.hi - 1)
+        yield _finding(state, message, s.id, s.range.lo, s.range.hi - 1)
     states = {state.parent: state for state in snapshot.states}
     for boundary in snapshot.boundaries:
         state = states[boundary.parent]
@@ -103,7 +103,6 @@ def boundaries_agree(snapshot: Snapshot) -> Iterator[Finding]:
                 f"the boundary record of {boundary.range} in epoch {boundary.epoch} contradicts the lineage"
             )
             yield _finding(
-                Check.BOUNDARIES_AGREE,
                 state,
                 message,
                 boundary.opened_segment,
@@ -117,7 +116,7 @@ def slots_findings(snapshot: Snapshot) -> Iterator[Finding]:
     for parent in sorted(snapshot.unread):
         text = unread_text(parent.topic, range(parent.partition, parent.partition + 1))
         message = f"{text}; run: kpsplit enroll {parent.topic}"
-        yield Finding(Check.COMMITS_REACH_THE_END, Severity.NOTE, parent, message)
+        yield Finding(Severity.NOTE, parent, message)
 
 
 def _agrees(state: PartitionState, boundary: Boundary) -> bool:
@@ -148,7 +147,6 @@ def lost_findings(snapshot: Snapshot, start: JudgedFrom) -> Iterator[Finding]:
         count = 1 if one.behind is None else one.behind - one.first
         yield Finding(
             *(
-                Check.STRETCHES_COMPLETE,
                 Severity.FINDING if is_defect(one) else removed,
                 one.state.parent,
                 str(one),
@@ -160,11 +158,8 @@ def lost_findings(snapshot: Snapshot, start: JudgedFrom) -> Iterator[Finding]:
         )
 
 
-def _finding(
-    check: Check, state: PartitionState, message: str, segment: int, first: int, last: int
-) -> Finding:
+def _finding(state: PartitionState, message: str, segment: int, first: int, last: int) -> Finding:
     return Finding(
-        check,
         Severity.FINDING,
         state.parent,
         message,
@@ -200,7 +195,6 @@ def foreign_records(snapshot: Snapshot, totals: Iterable[Total]) -> Iterator[Fin
 def _foreign(parent: PhysicalPartition, t: Total, severity: Severity, where: str) -> Finding:
     message = f"{t.records:,} records {where}, offsets {t.first} to {t.last}"
     return Finding(
-        Check.FOREIGN_RECORDS,
         severity,
         parent,
         message,
@@ -223,7 +217,6 @@ def marker_findings(snapshot: Snapshot, totals: Iterable[Total], start: JudgedFr
             if (number, s.id) not in marked and snapshot.holds(s.source, s.end):
                 message = f"segment {s.id} has no marker at its end, offset {s.end} of {s.source}"
                 yield Finding(
-                    Check.STRETCHES_COMPLETE,
                     Severity.FINDING,
                     state.parent,
                     message,
@@ -339,7 +332,6 @@ def _never_given(
             )
             yield Finding(
                 *(
-                    Check.CERTIFICATES_AGREE,
                     Severity.FINDING,
                     writer.parent,
                     message,
@@ -364,7 +356,7 @@ def _miscounted(
         counted = f"producer {writer.producer} delivered {delivered:,} records to segment {segment}"
         message = f"{counted}, which holds {there:,}"
         yield Finding(
-            *(Check.CERTIFICATES_AGREE, Severity.FINDING, writer.parent, message, segment, writer.producer),
+            *(Severity.FINDING, writer.parent, message, segment, writer.producer),
             count=abs(there - delivered),
         )
 
@@ -389,11 +381,9 @@ def uncertified_findings(
                 f"one): judged up to number {top:,}; nothing is known of what it delivered after that"
             )
             parent = writers.get(*who).parent
-            yield Finding(
-                Check.CERTIFICATES_AGREE, severity, parent, message, producer=who[1], first=top, last=top
-            )
+            yield Finding(severity, parent, message, producer=who[1], first=top, last=top)
     here = {producer for _, producer in last}
     for name, parent in sorted(writers.open.items()) if required else ():
         if name not in here:
             message = f"producer {name} registered for the topic, has not closed, and nothing of it is there"
-            yield Finding(Check.CERTIFICATES_AGREE, severity, parent, message, producer=name)
+            yield Finding(severity, parent, message, producer=name)

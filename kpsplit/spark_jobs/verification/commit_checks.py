@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from kpsplit.spark_jobs.snapshot import LoggedCommit, Snapshot
-from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
+from kpsplit.spark_jobs.verification.findings import Finding, Severity
 from kpsplit.spark_jobs.verification.start import JudgedFrom
 from kpsplit.splitter.commits import CommitFold, cursor_of
 from kpsplit.splitter.cursor import Cursor
@@ -107,7 +107,7 @@ def _outside_data(snapshot: Snapshot, state: PartitionState, commit: RangeCommit
         wrong = "no such segment" if segment is None else _outside(snapshot, segment, commit, position.next)
         if wrong:
             message = f"{commit.range} is committed up to {position.next} of segment {number}: {wrong}"
-            yield _finding(Check.COMMITS_WITHIN_DATA, state, commit, message, number, position.next)
+            yield _finding(state, commit, message, number, position.next)
 
 
 def _outside(snapshot: Snapshot, segment: Segment, commit: RangeCommit, next_: int) -> str | None:
@@ -138,7 +138,7 @@ def _going_back(
                 message = (
                     f"{piece} of segment {segment} was committed up to {up_to}, then up to {next_} again"
                 )
-                yield _finding(Check.COMMITS_MOVE_FORWARD, state, commit, message, segment, next_)
+                yield _finding(state, commit, message, segment, next_)
 
 
 def _gaps(fold: CommitFold, group: str, state: PartitionState) -> Iterator[Finding]:
@@ -147,7 +147,7 @@ def _gaps(fold: CommitFold, group: str, state: PartitionState) -> Iterator[Findi
             newer = fold.newer(group, state.parent, piece)
             message = f"group {group} has no range commit for {piece}: not begun, or lost"
             message = message if newer is None else newer.message
-            yield Finding(Check.COMMITS_LEAVE_NO_GAP, Severity.UNPROVEN, state.parent, message, group=group)
+            yield Finding(Severity.UNPROVEN, state.parent, message, group=group)
         elif not cursor.ahead_of(state.lineage):
             yield from _skipped(group, state, cursor, piece)
 
@@ -164,7 +164,7 @@ def _skipped(group: str, state: PartitionState, cursor: Cursor, piece: KeyRange)
                 behind = f"segment {number} is done only up to {left[number]}"
                 message = f"{piece} goes on in segment {segment.id}, but {behind}"
                 yield Finding(
-                    *(Check.COMMITS_LEAVE_NO_GAP, Severity.FINDING, state.parent, message, number),
+                    *(Severity.FINDING, state.parent, message, number),
                     group=group,
                     first=left[number],
                     last=None if before.end is None else before.end - 1,
@@ -195,7 +195,7 @@ def _unfinished(snapshot: Snapshot, fold: CommitFold, group: str, state: Partiti
         missed = retired and any(begun and at > segment.start for at, _, begun in waiting)
         gone = ", and its sub-topic was retired" + (" in the middle of its reading" if missed else "")
         yield Finding(
-            *(Check.COMMITS_REACH_THE_END, Severity.NOTE, state.parent),
+            *(Severity.NOTE, state.parent),
             f"{stands}{gone if retired else ''}",
             segment.id,
             group=group,
@@ -213,11 +213,9 @@ def _end_of_data(snapshot: Snapshot, segment: Segment) -> int:
     return segment.start if bounds is None else bounds.stable
 
 
-def _finding(
-    check: Check, state: PartitionState, commit: RangeCommit, message: str, segment: int, offset: int
-) -> Finding:
+def _finding(state: PartitionState, commit: RangeCommit, message: str, segment: int, offset: int) -> Finding:
     return Finding(
-        check, Severity.FINDING, state.parent, message, segment, group=commit.group, first=offset, last=offset
+        Severity.FINDING, state.parent, message, segment, group=commit.group, first=offset, last=offset
     )
 
 

@@ -1,90 +1,16 @@
-"""What a verification says: checks by name, findings, and what they add up to. Plain values."""
+"""What a verification says: findings, by check, and what they add up to. Plain values."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any
 
 from kpsplit.errors import EXIT_CHECK, EXIT_FAILED, EXIT_OK, many
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.splitter.lineage import PhysicalPartition
-
-
-class Check(StrEnum):
-    """The proofs: the name of each, and its meaning. That says too what ``first`` and ``last`` count."""
-
-    meaning: str
-
-    def __new__(cls, name: str, meaning: str) -> Self:
-        """Make a check whose value is its name."""
-        made = str.__new__(cls, name)
-        made._value_ = name
-        made.meaning = meaning
-        return made
-
-    LINEAGE_SOUND = (
-        "lineage_sound",
-        "in every epoch the open ranges tile the key space; stretches do not overlap",
-    )
-    LOGICAL_OFFSETS_UNIQUE = (
-        "logical_offsets_unique",
-        "no two records have one logical offset; numbers rise along the lineage (logical offsets)",
-    )
-    BOUNDARIES_AGREE = (
-        "boundaries_agree",
-        "the offset log says all of the layouts that the control topic does, and the same",
-    )
-    STRETCHES_COMPLETE = (
-        "stretches_complete",
-        "each segment is there from its start to the marker at its end (physical offsets)",
-    )
-    RECORDS_IN_THEIR_SEGMENTS = (
-        "records_in_their_segments",
-        "every record lies in the segment of its key (physical offsets)",
-    )
-    FOREIGN_RECORDS = (
-        "foreign_records",
-        "nobody else wrote to phantoms, after ends or in place of markers (physical offsets)",
-    )
-    SEQUENCES_COMPLETE = (
-        "sequences_complete",
-        "no sequence number of a producer is missing, save those it reported as failed",
-    )
-    SEQUENCES_UNIQUE = (
-        "sequences_unique",
-        "no sequence number of a producer is there twice (logical offsets)",
-    )
-    KEYS_IN_ORDER = (
-        "keys_in_order",
-        "per producer and key the sequence numbers rise along the lineage (sequence numbers)",
-    )
-    STRAYS_SENT_AGAIN = (
-        "strays_sent_again",
-        "every stray was sent again (sequence numbers)",
-    )
-    CERTIFICATES_AGREE = (
-        "certificates_agree",
-        "each segment holds as many records of a producer as it says it delivered there",
-    )
-    COMMITS_WITHIN_DATA = (
-        "commits_within_data",
-        "range commits lie inside the data (physical offsets)",
-    )
-    COMMITS_MOVE_FORWARD = (
-        "commits_move_forward",
-        "range commits do not go back, except by a seek (physical offsets)",
-    )
-    COMMITS_LEAVE_NO_GAP = (
-        "commits_leave_no_gap",
-        "no group goes on after a segment that it has not finished (physical offsets)",
-    )
-    COMMITS_REACH_THE_END = (
-        "commits_reach_the_end",
-        "range commits end where the data end; nothing went before a group had read it (physical offsets)",
-    )
 
 
 class Severity(StrEnum):
@@ -100,9 +26,11 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One result row. ``producer``: 16 hexadecimal digits. ``first``, ``last``: both included."""
+    """One result row. ``producer``: 16 hexadecimal digits. ``first``, ``last``: both included.
 
-    check: Check
+    ``check``: the name of the check that yielded it, which the verifier fills in.
+    """
+
     severity: Severity
     parent: PhysicalPartition
     message: str
@@ -113,11 +41,12 @@ class Finding:
     first: int | None = None
     last: int | None = None
     count: int = 1
+    check: str = ""
 
     def row(self) -> tuple[Any, ...]:
         """Return the row of ``schemas.FINDINGS``."""
         return (
-            *(str(self.check), str(self.severity), self.parent.topic, self.parent.partition, self.segment),
+            *(self.check, str(self.severity), self.parent.topic, self.parent.partition, self.segment),
             *(self.producer, self.group, self.key_hash, self.first, self.last, self.count, self.message),
         )
 
@@ -125,7 +54,7 @@ class Finding:
         """Return it as JSON has it; what does not apply is left out."""
         names = ("segment", "producer", "group", "key_hash", "first", "last", "count", "message")
         given = {name: getattr(self, name) for name in names}
-        head = {"check": str(self.check), "severity": str(self.severity), "partition": str(self.parent)}
+        head = {"check": self.check, "severity": str(self.severity), "partition": str(self.parent)}
         return head | {name: value for name, value in given.items() if value is not None}
 
 
@@ -148,7 +77,7 @@ class Verdict:
     ``segments``: records per segment. ``groups``: the consumer groups that were looked at. ``counts``:
     records by logical partition and fate (``schemas.Fate``, in lower case), and how many of the data are
     ``unstamped``. ``judged_since_ms``: only what was written since then was judged, in ms since 1970; 0:
-    everything that the logs have.
+    everything that the logs have. ``checks``: the meaning of each check, by its name.
     """
 
     topic: str
@@ -160,10 +89,11 @@ class Verdict:
     groups: tuple[str, ...] = ()
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     judged_since_ms: int = 0
+    checks: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, check: Check, severity: Severity | None = None) -> tuple[Finding, ...]:
+    def of(self, check: str, severity: Severity | None = None) -> tuple[Finding, ...]:
         """Return the findings of a check."""
-        return tuple(f for f in self.findings if f.check is check and severity in (None, f.severity))
+        return tuple(f for f in self.findings if f.check == check and severity in (None, f.severity))
 
     @property
     def records(self) -> int:
@@ -173,7 +103,7 @@ class Verdict:
     @property
     def removed(self) -> int:
         """How many stretches of segments were not judged, because retention or ``retire`` removed them."""
-        return len(self.of(Check.STRETCHES_COMPLETE, Severity.NOTE))
+        return len(self.of("stretches_complete", Severity.NOTE))
 
     def of_partition(self, number: int) -> Verdict:
         """Return what concerns one logical partition; what concerns none stays."""
@@ -203,7 +133,7 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """Tell whether everything was judged and nothing found."""
+        """Return whether everything was judged and nothing found."""
         return not self.defects and not self.unproven
 
     @property
@@ -213,7 +143,7 @@ class Verdict:
             return EXIT_CHECK
         return EXIT_FAILED if self.unproven else EXIT_OK
 
-    def outcome(self, check: Check) -> str:
+    def outcome(self, check: str) -> str:
         """Return how a check ended: ``ok``, ``found`` or ``unproven``."""
         weights = {f.severity for f in self.of(check)}
         if Severity.FINDING in weights:
@@ -228,12 +158,12 @@ class Verdict:
             "clean": self.clean,
             "checks": [
                 {
-                    "name": str(c),
-                    "meaning": c.meaning,
-                    "outcome": self.outcome(c),
-                    "findings": len(self.of(c)),
+                    "name": name,
+                    "meaning": meaning,
+                    "outcome": self.outcome(name),
+                    "findings": len(self.of(name)),
                 }
-                for c in Check
+                for name, meaning in self.checks.items()
             ],
             "findings": [f.json() for f in self.findings],
             "could_not_judge": list(self.unproven),
@@ -255,29 +185,29 @@ COUNTED = 10 * MOST
 """So many rows of one kind are fetched from Spark to be counted; of more, it is said that they are more."""
 
 
-def limited(findings: Iterable[Finding], cut: Collection[Check] = ()) -> list[Finding]:
+def limited(findings: Iterable[Finding], counted: int = COUNTED) -> list[Finding]:
     """Return at most ``MOST`` findings of each check and severity; the last counts the rest.
 
-    ``cut``: the checks of which not all findings are there.
+    ``counted``: from so many on there may be more than were fetched.
     """
-    kept: dict[tuple[Check, Severity], list[Finding]] = {}
-    rest: dict[tuple[Check, Severity], int] = {}
+    kept: dict[tuple[str, Severity], list[Finding]] = {}
+    rest: dict[tuple[str, Severity], int] = {}
     for finding in findings:
-        mine = kept.setdefault((finding.check, finding.severity), [])
+        key = finding.check, finding.severity
+        mine = kept.setdefault(key, [])
         if len(mine) < MOST:
             mine.append(finding)
         else:
-            rest[finding.check, finding.severity] = rest.get((finding.check, finding.severity), 0) + 1
+            rest[key] = rest.get(key, 0) + 1
     for (check, severity), more in rest.items():
-        parent = kept[check, severity][-1].parent
-        least = "at least " if check in cut and severity is Severity.FINDING else ""
+        mine = kept[check, severity]
+        least = "at least " if MOST + more >= counted and severity is Severity.FINDING else ""
         message = f"{least}{more:,} more findings"
-        kept[check, severity].append(Finding(check, severity, parent, message, count=more))
+        mine.append(Finding(severity, mine[-1].parent, message, count=more, check=check))
     return [finding for mine in kept.values() for finding in mine]
 
 
 _SIGNS = {"ok": "ok", "found": "FOUND", "unproven": "?"}
-_WIDTH = max(len(check) for check in Check)
 _EXAMPLES = 5
 _ORDER = (Severity.FINDING, Severity.UNPROVEN, Severity.NOTE)
 
@@ -286,8 +216,9 @@ def summary_lines(verdict: Verdict) -> Iterator[str]:
     """Yield the lines: what was looked at, every check with its first findings, and the result."""
     yield from _looked_at(verdict)
     yield ""
-    for check in Check:
-        yield f"{_SIGNS[verdict.outcome(check)]:<6}{check:<{_WIDTH}}  {check.meaning}"
+    width = max(map(len, verdict.checks), default=0)
+    for check, meaning in verdict.checks.items():
+        yield f"{_SIGNS[verdict.outcome(check)]:<6}{check:<{width}}  {meaning}"
         found = sorted(verdict.of(check), key=lambda f: _ORDER.index(f.severity))
         for finding in found[:_EXAMPLES]:
             yield f"      {_line(finding)}"
@@ -344,4 +275,4 @@ def _line(finding: Finding) -> str:
 
 
 def _checks(verdict: Verdict, severity: Severity) -> str:
-    return ", ".join(c for c in Check if verdict.of(c, severity))
+    return ", ".join(c for c in verdict.checks if verdict.of(c, severity))

@@ -21,7 +21,7 @@ from kpsplit.spark_jobs.verification.counts import (
     SequenceBlock,
     Who,
 )
-from kpsplit.spark_jobs.verification.findings import Check, Finding, Severity
+from kpsplit.spark_jobs.verification.findings import Finding, Severity
 from kpsplit.spark_jobs.verification.start import Extent, JudgedFrom, KnownProducer, KnownProducers, held_back
 
 _ALL = (1 << BUCKET) - 1
@@ -180,11 +180,11 @@ def incomplete(
         mixed = (who in beyond and number == extent.behind // BLOCK) or (
             who in before and number == extent.first // BLOCK
         )
-        if mixed and wanted > 0:
-            found[key] = BLOCK // BUCKET
-        elif block.unsent or block.numbers < wanted:
-            # each number that is missing touches a bucket or two; so do the ends of what is judged
-            found[key] = min(BLOCK // BUCKET, 2 * max(block.unsent, wanted - block.numbers) + 3)
+        more = wanted - block.numbers
+        if block.unsent or more > 0 or (mixed and wanted > 0):
+            there = min(BLOCK // BUCKET, block.numbers + block.unsent)
+            # a number that is missing touches two buckets at most, and so do the ends of what is judged
+            found[key] = there if mixed else min(there, 2 * max(block.unsent, more) + 4)
     return found
 
 
@@ -257,7 +257,7 @@ def holes(
 
 
 def may_be_under_way(found: Holes, hidden: Collection[int]) -> bool:
-    """Tell whether what is missing may have been written, and lie after the ends of the logs.
+    """Return whether what is missing may have been written, and lie after the ends of the logs.
 
     What a producer with a certificate delivered lies before the ends, because certificates are read first. It
     can lie after the end only in partitions where an open transaction hides records (``hidden``).
@@ -314,29 +314,27 @@ class Decider:
     def sequences_complete(self, found: Iterable[Holes], under_way: Iterable[Holes]) -> Iterator[Finding]:
         """Yield one finding per run of numbers that are lost, and one for all others of a producer."""
         for h in found:
-            yield from self._decided(Check.SEQUENCES_COMPLETE, h.writer, h.runs, "is not there")
+            yield from self._decided(h.writer, h.runs, "is not there")
         for h in under_way:
-            yield from _told(Check.SEQUENCES_COMPLETE, h.writer, h.runs, _UNDER_WAY, Severity.NOTE)
+            yield from _told(h.writer, h.runs, _UNDER_WAY, Severity.NOTE)
 
     def strays_sent_again(self, found: Iterable[Holes], under_way: Iterable[Holes]) -> Iterator[Finding]:
         """Yield the same of strays that nobody sent again."""
         for h in found:
             what = "went astray and was not sent again"
-            yield from self._decided(Check.STRAYS_SENT_AGAIN, h.writer, h.strays, what)
+            yield from self._decided(h.writer, h.strays, what)
         for h in under_way:
             what = f"went astray, and its copy {_UNDER_WAY}"
-            yield from _told(Check.STRAYS_SENT_AGAIN, h.writer, h.strays, what, Severity.NOTE)
+            yield from _told(h.writer, h.strays, what, Severity.NOTE)
 
-    def _decided(
-        self, check: Check, writer: KnownProducer, runs: Sequence[Run], what: str
-    ) -> Iterator[Finding]:
+    def _decided(self, writer: KnownProducer, runs: Sequence[Run], what: str) -> Iterator[Finding]:
         sure = self._extents[writer.parent.partition, writer.producer].sure
         eaten, rest = split_at(runs, sure)
-        yield from _told(check, writer, eaten, what + _EATEN, self._eaten)
-        yield from _told(check, writer, rest, *self._said(writer, what))
+        yield from _told(writer, eaten, what + _EATEN, self._eaten)
+        yield from _told(writer, rest, *self._said(writer, what))
 
-    def is_told(self, found: Holes) -> bool:
-        """Tell whether more is said of missing numbers than that they may be among what cannot be read."""
+    def is_decided(self, found: Holes) -> bool:
+        """Return whether more is said of missing numbers than that they may be among what cannot be read."""
         sure = self._extents[found.who].sure
         return any(last >= sure for _, last in (*found.runs, *found.strays))
 
@@ -348,9 +346,7 @@ class Decider:
         return what, Severity.FINDING
 
 
-def _told(
-    check: Check, writer: KnownProducer, runs: Sequence[Run], what: str, severity: Severity
-) -> Iterator[Finding]:
+def _told(writer: KnownProducer, runs: Sequence[Run], what: str, severity: Severity) -> Iterator[Finding]:
     """Yield a finding per run, or one for all of them where they have one cause and none is a defect.
 
     A sub-topic that is gone leaves a hole wherever its records stood between those of others: thousands.
@@ -362,7 +358,7 @@ def _told(
         if count < last - first + 1:
             numbers = f"each of {count:,} numbers between {first} and {last}"
         yield Finding(
-            *(check, severity, writer.parent, f"producer {writer.producer}: {numbers} {what}", None),
+            *(severity, writer.parent, f"producer {writer.producer}: {numbers} {what}", None),
             producer=writer.producer,
             first=first,
             last=last,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
+from enum import StrEnum
 from functools import cached_property
+from itertools import chain
+from typing import Self
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -33,7 +37,6 @@ from kpsplit.spark_jobs.verification.commit_checks import (
     commits_within_data,
 )
 from kpsplit.spark_jobs.verification.counts import (
-    BlockKey,
     ProducerShare,
     SegmentSpan,
     Total,
@@ -42,7 +45,7 @@ from kpsplit.spark_jobs.verification.counts import (
     spans_of,
     totals_of,
 )
-from kpsplit.spark_jobs.verification.findings import COUNTED, Check, Finding, Severity, Verdict, limited
+from kpsplit.spark_jobs.verification.findings import COUNTED, Finding, Severity, Verdict, limited
 from kpsplit.spark_jobs.verification.sequence_checks import Decider
 from kpsplit.spark_jobs.verification.sequence_scan import SequenceScan, SequenceScanner
 from kpsplit.spark_jobs.verification.start import (
@@ -67,8 +70,106 @@ Read = Callable[[Stretches, bool], DataFrame]
 """Reads stretches of logs (``schemas.RAW``); True: with the records of aborted transactions."""
 
 
+CheckQuery = Callable[["Verifier"], Iterator[Finding]]
+
+
+class VerifyCheck(StrEnum):
+    """The checks: the name of each, its meaning with what ``first`` and ``last`` count, what proves it."""
+
+    meaning: str
+    query: CheckQuery
+
+    def __new__(cls, name: str, meaning: str, query: CheckQuery) -> Self:
+        """Make a check whose value is its name."""
+        made = str.__new__(cls, name)
+        made._value_ = name
+        made.meaning, made.query = meaning, query
+        return made
+
+    LINEAGE_SOUND = (
+        "lineage_sound",
+        "in every epoch the open ranges tile the key space; stretches do not overlap",
+        lambda v: lineage_sound(v.snapshot),
+    )
+    LOGICAL_OFFSETS_UNIQUE = (
+        "logical_offsets_unique",
+        "no two records have one logical offset; numbers rise along the lineage (logical offsets)",
+        lambda v: logical_offsets_unique(v.snapshot),
+    )
+    BOUNDARIES_AGREE = (
+        "boundaries_agree",
+        "the offset log says all of the layouts that the control topic does, and the same",
+        lambda v: boundaries_agree(v.snapshot),
+    )
+    STRETCHES_COMPLETE = (
+        "stretches_complete",
+        "each segment is there from its start to the marker at its end (physical offsets)",
+        lambda v: chain(lost_findings(v.snapshot, v.start), marker_findings(v.snapshot, v.totals, v.start)),
+    )
+    RECORDS_IN_THEIR_SEGMENTS = (
+        "records_in_their_segments",
+        "every record lies in the segment of its key (physical offsets)",
+        lambda v: v.records_in_their_segments(),
+    )
+    FOREIGN_RECORDS = (
+        "foreign_records",
+        "nobody else wrote to phantoms, after ends or in place of markers (physical offsets)",
+        lambda v: foreign_records(v.snapshot, v.totals),
+    )
+    SEQUENCES_COMPLETE = (
+        "sequences_complete",
+        "no sequence number of a producer is missing, save those it reported as failed",
+        lambda v: chain(v.decider.sequences_complete(v.scan.holes, v.scan.under_way), v.too_many()),
+    )
+    SEQUENCES_UNIQUE = (
+        "sequences_unique",
+        "no sequence number of a producer is there twice (logical offsets)",
+        lambda v: chain(v.repeated(), v.there_before()),
+    )
+    KEYS_IN_ORDER = (
+        "keys_in_order",
+        "per producer and key the sequence numbers rise along the lineage (sequence numbers)",
+        lambda v: v.keys_in_order(),
+    )
+    STRAYS_SENT_AGAIN = (
+        "strays_sent_again",
+        "every stray was sent again (sequence numbers)",
+        lambda v: chain(v.decider.strays_sent_again(v.scan.holes, v.scan.under_way), v.copied()),
+    )
+    CERTIFICATES_AGREE = (
+        "certificates_agree",
+        "each segment holds as many records of a producer as it says it delivered there",
+        lambda v: v.certificates_agree(),
+    )
+    COMMITS_WITHIN_DATA = (
+        "commits_within_data",
+        "range commits lie inside the data (physical offsets)",
+        lambda v: commits_within_data(*v.commits),
+    )
+    COMMITS_MOVE_FORWARD = (
+        "commits_move_forward",
+        "range commits do not go back, except by a seek (physical offsets)",
+        lambda v: commits_move_forward(*v.commits),
+    )
+    COMMITS_LEAVE_NO_GAP = (
+        "commits_leave_no_gap",
+        "no group goes on after a segment that it has not finished (physical offsets)",
+        lambda v: commits_leave_no_gap(*v.commits),
+    )
+    COMMITS_REACH_THE_END = (
+        "commits_reach_the_end",
+        "range commits end where the data end; nothing went before a group had read it (physical offsets)",
+        lambda v: chain(slots_findings(v.snapshot), commits_reach_the_end(*v.commits)),
+    )
+
+
+MEANINGS = {str(check): check.meaning for check in VerifyCheck}
+
+
 class Verifier:
     """One verification: condenses the records once, looks closely only where something is suspicious.
+
+    Checks read its attributes; each is computed when it is first asked for.
 
     Args:
         spark: the session.
@@ -79,6 +180,11 @@ class Verifier:
         later: snapshots that are newer and newer; taken only while numbers may have been under way.
         require_certificates: a producer without a certificate cannot be judged; otherwise that is a note.
         observer: is called when the records are read ("Records") and their numbers are looked at ("Numbers").
+
+    Attributes:
+        snapshot: everything that is known without the data.
+        start: from where on is judged.
+        commits: what the checks of range commits look at.
     """
 
     def __init__(
@@ -93,30 +199,32 @@ class Verifier:
         require_certificates: bool = False,
         observer: Observer = lambda _: None,
     ) -> None:
-        self._spark, self._snapshot, self._groups, self._read = spark, snapshot, groups, read
+        self._spark, self._read, self._groups = spark, read, groups
         self._require, self._observer, self._later = require_certificates, observer, later
-        self._start = start_of(snapshot, since)
-        self._cut: set[Check] = set()
+        self.snapshot = snapshot
+        self.start = start_of(snapshot, since)
+        self.commits = snapshot, groups, self.start
         self._writers = KnownProducers(snapshot)
-        self._judged = to_read(snapshot, self._start)
+        self._judged = to_read(snapshot, self.start)
         self._records = self._records_of(snapshot, self._judged)
         self._bitmaps = bitmaps.sequence_bitmaps(self._records).persist(StorageLevel.MEMORY_AND_DISK)
 
     def verdict(self) -> Verdict:
         """Run all checks. Blocks until Spark is done; the bitmaps are let go of at the end."""
-        since = self._start.since
+        since = self.start.since
         try:
             found = list(self._findings())
             return Verdict(
-                self._snapshot.topic,
-                tuple(state.parent.partition for state in self._snapshot.states),
-                self._snapshot,
-                tuple(limited(found, self._cut)),
-                tuple(unjudged(self._snapshot, self._totals)),
-                segment_totals(self._snapshot, self._totals),
-                tuple(sorted(self._groups or {c.group for c in self._snapshot.commits})),
-                _counts(self._snapshot.topic, self._totals),
+                self.snapshot.topic,
+                tuple(state.parent.partition for state in self.snapshot.states),
+                self.snapshot,
+                tuple(limited(found, COUNTED)),
+                tuple(unjudged(self.snapshot, self.totals)),
+                segment_totals(self.snapshot, self.totals),
+                tuple(sorted(self._groups or {c.group for c in self.snapshot.commits})),
+                _counts(self.snapshot.topic, self.totals),
                 judged_since_ms=0 if since is None else since.ms,
+                checks=MEANINGS,
             )
         finally:
             self._bitmaps.unpersist()
@@ -126,36 +234,39 @@ class Verifier:
         return bitmaps.share_rows(bitmaps.shares(self._bitmaps))
 
     @cached_property
-    def _totals(self) -> list[Total]:
+    def totals(self) -> list[Total]:
+        """Records by segment and fate."""
         return totals_of(self._shares)
 
     @cached_property
-    def _spans(self) -> list[SegmentSpan]:
+    def spans(self) -> list[SegmentSpan]:
+        """The producers' data by segment."""
         return spans_of(self._shares)
 
     @cached_property
     def _extents(self) -> dict[Who, Extent]:
-        return extents(self._snapshot, self._start, self._writers, self._spans, firsts_of(self._shares))
+        return extents(self.snapshot, self.start, self._writers, self.spans, firsts_of(self._shares))
 
     @cached_property
-    def _scan(self) -> SequenceScan:
+    def scan(self) -> SequenceScan:
+        """What was seen of the producers' numbers."""
         return SequenceScanner(
             *(self._spark, self._writers, self._extents, bitmaps.buckets(self._bitmaps)),
             self._before_the_time,
             self._with_aborted,
             self._after_the_ends,
-            held_back(self._snapshot),
-        ).look(self._spans)
+            held_back(self.snapshot),
+        ).look(self.spans)
 
     def _before_the_time(self, partitions: set[int]) -> Iterator[DataFrame]:
         """Yield the buckets of what lies before the time, from which on is judged: the nearest first."""
-        for stretches in stretches_before(self._snapshot, self._start, partitions) if partitions else ():
+        for stretches in stretches_before(self.snapshot, self.start, partitions) if partitions else ():
             yield self._buckets_of(stretches)
 
     def _with_aborted(self, partitions: set[int]) -> Iterator[DataFrame]:
         """Yield the buckets of what is judged, with the records of aborted transactions."""
         theirs = {
-            s.source for x in self._snapshot.states for s in x.lineage if x.parent.partition in partitions
+            s.source for x in self.snapshot.states for s in x.lineage if x.parent.partition in partitions
         }
         if wanted := {place: stretch for place, stretch in self._judged.items() if place in theirs}:
             yield self._buckets_of(wanted)
@@ -163,12 +274,12 @@ class Verifier:
     def _after_the_ends(self, partitions: set[int]) -> Iterator[DataFrame]:
         """Yield the buckets of what was written since the ends were asked for, aborted records as well."""
         for later in self._later if partitions else ():
-            if wanted := stretches_after(self._snapshot, later, partitions):
+            if wanted := stretches_after(self.snapshot, later, partitions):
                 yield self._buckets_of(wanted, later)
 
     def _buckets_of(self, stretches: Stretches, snapshot: Snapshot | None = None) -> DataFrame:
         """Return the buckets of stretches, with the records of aborted transactions."""
-        records = self._records_of(snapshot or self._snapshot, stretches, aborted=True)
+        records = self._records_of(snapshot or self.snapshot, stretches, aborted=True)
         return bitmaps.buckets(bitmaps.sequence_bitmaps(records))
 
     def _records_of(self, snapshot: Snapshot, stretches: Stretches, *, aborted: bool = False) -> DataFrame:
@@ -182,98 +293,67 @@ class Verifier:
         ]
         return bitmaps.judged(self._read(stretches, aborted), small_frame(self._spark, regions, REGIONS))
 
+    @cached_property
+    def decider(self) -> Decider:
+        """Decides about missing numbers."""
+        return Decider(self.snapshot, self.start, self._extents)
+
     def _findings(self) -> Iterator[Finding]:
         """Run the queries of all checks, check by check."""
-        totals = self._totals
+        self.totals  # noqa: B018 - reads the records
         self._observer("Records")
-        scan = self._scan
+        self.scan  # noqa: B018 - looks at their numbers
         self._observer("Numbers")
-        queries = self._queries(totals, scan)
-        for check in Check:
-            for query in queries[check]:
-                yield from query
+        for check in VerifyCheck:
+            for finding in check.query(self):
+                yield replace(finding, check=str(check))
 
-    def _queries(
-        self, totals: list[Total], scan: SequenceScan
-    ) -> Mapping[Check, tuple[Iterator[Finding], ...]]:
-        """Return what each check asks. Nothing is asked before it is iterated over."""
-        snapshot, start = self._snapshot, self._start
-        decider = Decider(snapshot, start, self._extents)
-        commits = snapshot, self._groups, start
-        return {
-            Check.LINEAGE_SOUND: (lineage_sound(snapshot),),
-            Check.LOGICAL_OFFSETS_UNIQUE: (logical_offsets_unique(snapshot),),
-            Check.BOUNDARIES_AGREE: (boundaries_agree(snapshot),),
-            Check.STRETCHES_COMPLETE: (
-                lost_findings(snapshot, start),
-                marker_findings(snapshot, totals, start),
-            ),
-            Check.RECORDS_IN_THEIR_SEGMENTS: (self._records_in_their_segments(),),
-            Check.FOREIGN_RECORDS: (foreign_records(snapshot, totals),),
-            Check.SEQUENCES_COMPLETE: (
-                decider.sequences_complete(scan.holes, scan.under_way),
-                self._too_many(),
-            ),
-            Check.SEQUENCES_UNIQUE: (self._repeated(scan.repeated), self._there_before()),
-            Check.KEYS_IN_ORDER: (self._keys_in_order(),),
-            Check.STRAYS_SENT_AGAIN: (
-                decider.strays_sent_again(scan.holes, scan.under_way),
-                self._copied(scan.answered),
-            ),
-            Check.CERTIFICATES_AGREE: (
-                uncertified_findings(self._writers, self._spans, required=self._require),
-                certificate_findings(
-                    *(snapshot, self._writers, self._spans, *self._comparable(decider)),
-                    not_whole(snapshot, start),
-                ),
-            ),
-            Check.COMMITS_WITHIN_DATA: (commits_within_data(*commits),),
-            Check.COMMITS_MOVE_FORWARD: (commits_move_forward(*commits),),
-            Check.COMMITS_LEAVE_NO_GAP: (commits_leave_no_gap(*commits),),
-            Check.COMMITS_REACH_THE_END: (slots_findings(snapshot), commits_reach_the_end(*commits)),
-        }
+    def certificates_agree(self) -> Iterator[Finding]:
+        """Yield what certificates say otherwise than segments hold, and who left none."""
+        yield from uncertified_findings(self._writers, self.spans, required=self._require)
+        yield from certificate_findings(
+            *(self.snapshot, self._writers, self.spans, *self._comparable()),
+            not_whole(self.snapshot, self.start),
+        )
 
-    def _comparable(self, decider: Decider) -> tuple[set[Who], set[Who]]:
+    def _comparable(self) -> tuple[set[Who], set[Who]]:
         """Return whose certificates are looked at, and those of them whose counts prove nothing.
 
         They count aborted records, of which nobody knows where they lay, and numbers that are lost, or there
         twice: other checks report that. Where only retention and ``retire`` removed something, the other
         segments still hold what the certificate says, also of a producer of which nothing else is there.
         """
-        scan, judged = self._scan, set(self._extents)
+        scan, judged = self.scan, set(self._extents)
         of = {who: self._writers.get(*who).transactional for who in judged | self._writers.certified().keys()}
-        if self._start.since is None:
+        if self.start.since is None:
             judged |= {who for who, transactional in of.items() if not transactional}
         aborted = scan.missing_first | {who for who, x in self._extents.items() if x.first > 0}
         doubtful = {who for who in aborted if of[who]} | set(scan.again)
-        doubtful |= {h.who for h in scan.holes if decider.is_told(h)} | {h.who for h in scan.under_way}
+        doubtful |= {h.who for h in scan.holes if self.decider.is_decided(h)} | {
+            h.who for h in scan.under_way
+        }
         doubtful |= {(p, who) for p, who, _ in (*scan.not_looked_at, *scan.repeated)}
         return judged, doubtful
 
-    def _records_in_their_segments(self) -> Iterator[Finding]:
-        if not any(t.misplaced for t in self._totals):
+    def records_in_their_segments(self) -> Iterator[Finding]:
+        """Report records of keys that other segments take."""
+        if not any(t.misplaced for t in self.totals):
             return
-        check = Check.RECORDS_IN_THEIR_SEGMENTS
-        for r in self._fetched(check, bitmaps.misplaced(self._records)):
+        for r in self._fetched(bitmaps.misplaced(self._records)):
             message = (
                 f"{r.records:,} records whose keys belong to other segments, e.g. key hash {r.key_hash:08x}"
             )
-            yield self._finding(check, r, message, r.first, r.last, r.records)
+            yield self._finding(r, message, r.first, r.last, r.records)
 
-    def _fetched(self, check: Check, found: DataFrame) -> list[Row]:
-        """Return rows that are findings of a check; note when there may be more than are ever fetched."""
-        rows = found.limit(COUNTED).collect()
-        if len(rows) >= COUNTED:
-            self._cut.add(check)
-        return rows
+    def _fetched(self, found: DataFrame) -> list[Row]:
+        """Return rows that are findings: so many at most as are counted."""
+        return found.limit(COUNTED).collect()
 
-    def _finding(
-        self, check: Check, row: Row, message: str, first: int, last: int, count: int = 1
-    ) -> Finding:
+    def _finding(self, row: Row, message: str, first: int, last: int, count: int = 1) -> Finding:
         """Return a finding about the place and the producer that a row names."""
         who, parent = bitmaps.producer_of(row), self._parent(row.logical_partition)
         return Finding(
-            *(check, Severity.FINDING, parent, f"producer {who}: {message}" if who else message),
+            *(Severity.FINDING, parent, f"producer {who}: {message}" if who else message),
             *(row.segment, who),
             key_hash=row.asDict().get("key_hash"),
             first=first,
@@ -281,39 +361,40 @@ class Verifier:
             count=count,
         )
 
-    def _too_many(self) -> Iterator[Finding]:
-        """Say that more is missing, or came again, than was looked at number by number."""
-        for partition, producer in sorted({(p, who) for p, who, _ in self._scan.not_looked_at}):
+    def too_many(self) -> Iterator[Finding]:
+        """Report that more is missing, or came again, than was looked at number by number."""
+        for partition, producer in sorted({(p, who) for p, who, _ in self.scan.not_looked_at}):
             parent, message = self._parent(partition), f"producer {producer}: many more numbers are missing"
-            yield Finding(Check.SEQUENCES_COMPLETE, Severity.UNPROVEN, parent, message, None, producer)
+            yield Finding(Severity.UNPROVEN, parent, message, None, producer)
 
-    def _repeated(self, blocks: set[BlockKey]) -> Iterator[Finding]:
-        if not blocks:
+    def repeated(self) -> Iterator[Finding]:
+        """Report numbers that are there more than once."""
+        if not self.scan.repeated:
             return
-        wanted = bitmaps.keyed_frame(self._spark, blocks, "block")
+        wanted = bitmaps.keyed_frame(self._spark, self.scan.repeated, "block")
         crowded = bitmaps.in_blocks(bitmaps.buckets(self._bitmaps), wanted).where("records > bit_count(data)")
         rows = crowded.drop("block").limit(COUNTED)
         keys = [(b.partition, b.producer, b.bucket) for b in bitmaps.bucket_rows(rows)]
         closely = bitmaps.repeated(self._records, bitmaps.keyed_frame(self._spark, keys, "bucket"))
-        for r in self._fetched(Check.SEQUENCES_UNIQUE, closely):
+        for r in self._fetched(closely):
             places = f"at logical offsets {r.first} to {r.last}"
             message = f"number {r.sequence} is there {r.records} times, {places}"
-            yield self._finding(Check.SEQUENCES_UNIQUE, r, message, r.first, r.last, r.records - 1)
+            yield self._finding(r, message, r.first, r.last, r.records - 1)
 
-    def _copied(self, blocks: set[BlockKey]) -> Iterator[Finding]:
+    def copied(self) -> Iterator[Finding]:
         """Report strays that are copies: readers skip them, and nobody sends them again."""
-        if not blocks:
+        if not self.scan.answered:
             return
-        wanted = bitmaps.keyed_frame(self._spark, blocks, "block")
+        wanted = bitmaps.keyed_frame(self._spark, self.scan.answered, "block")
         both = bitmaps.in_blocks(bitmaps.buckets(self._bitmaps), wanted).where("strays & data != 0")
         excused = bitmaps.keyed_frame(self._spark, self._failed, "sequence")
-        for r in self._fetched(Check.STRAYS_SENT_AGAIN, bitmaps.copied(self._records, both, excused)):
+        for r in self._fetched(bitmaps.copied(self._records, both, excused)):
             message = (
                 f"{r.records:,} records with numbers from {r.first} to {r.last}, at physical "
                 f"offsets {r.first_offset} to {r.last_offset}, were skipped as strays and not sent again: "
                 "they are copies that another program wrote back, and their originals are delivered"
             )
-            yield self._finding(Check.STRAYS_SENT_AGAIN, r, message, r.first, r.last, r.records)
+            yield self._finding(r, message, r.first, r.last, r.records)
 
     @property
     def _failed(self) -> list[tuple[int, str, int]]:
@@ -324,20 +405,21 @@ class Verifier:
             for number in writer.failed
         ]
 
-    def _there_before(self) -> Iterator[Finding]:
+    def there_before(self) -> Iterator[Finding]:
         """Report numbers that are there before the time as well, at the place where they are now."""
-        numbers = [(*who, n) for who, again in self._scan.again.items() for n in again][:COUNTED]
+        numbers = [(*who, n) for who, again in self.scan.again.items() for n in again][:COUNTED]
         if not numbers:
             return
         places = bitmaps.places(self._records, bitmaps.keyed_frame(self._spark, numbers, "sequence"))
-        for r in self._fetched(Check.SEQUENCES_UNIQUE, places):
+        for r in self._fetched(places):
             at = r.logical_offset
             again = f"number {r.sequence} is there again, at logical offset {at}"
             message = f"{again}; it is there before the time, too"
-            yield self._finding(Check.SEQUENCES_UNIQUE, r, message, at, at)
+            yield self._finding(r, message, at, at)
 
-    def _keys_in_order(self) -> Iterator[Finding]:
-        wanted = suspects(self._snapshot, self._spans)
+    def keys_in_order(self) -> Iterator[Finding]:
+        """Report records after later ones of their producer and key."""
+        wanted = suspects(self.snapshot, self.spans)
         if not wanted:
             return
         found = bitmaps.out_of_order(
@@ -345,12 +427,12 @@ class Verifier:
             bitmaps.keyed_frame(self._spark, wanted, "segment"),
             bitmaps.keyed_frame(self._spark, self._failed, "sequence"),
         )
-        for r in self._fetched(Check.KEYS_IN_ORDER, found):
+        for r in self._fetched(found):
             message = f"number {r.sequence} lies after {r.before} of the same key"
-            yield self._finding(Check.KEYS_IN_ORDER, r, message, r.sequence, r.before)
+            yield self._finding(r, message, r.sequence, r.before)
 
     def _parent(self, partition: int) -> PhysicalPartition:
-        return next(s.parent for s in self._snapshot.states if s.parent.partition == partition)
+        return next(s.parent for s in self.snapshot.states if s.parent.partition == partition)
 
 
 def _counts(topic: str, totals: list[Total]) -> dict[str, dict[str, int]]:
