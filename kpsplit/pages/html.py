@@ -53,7 +53,7 @@ svg .grid { stroke: var(--line); } svg .axis { stroke: var(--axis); }
 
 
 class Html(str):
-    """Markup: what is no ``Html`` is text and is escaped."""
+    """Markup: anything else is text, and is escaped."""
 
     __slots__ = ()
 
@@ -75,8 +75,8 @@ def paragraph(text: str) -> Html:
 
 def section(heading: str, explanation: str, *content: Html) -> Html:
     """Return a card with a heading, what it shows in words (may be empty), and its content."""
-    told = paragraph(explanation) if explanation else ""
-    return Html(f"<section><h2>{escape(heading)}</h2>{told}{''.join(content)}</section>")
+    words = paragraph(explanation) if explanation else ""
+    return Html(f"<section><h2>{escape(heading)}</h2>{words}{''.join(content)}</section>")
 
 
 def outcome(kind: str, line: str, *content: Html) -> Html:
@@ -104,8 +104,8 @@ def bar(value: float, most: float, colour: str) -> Html:
 
 def legend(items: Iterable[tuple[str, str]]) -> Html:
     """Return what colours mean: (colour, meaning)."""
-    told = (f'<span><i style="background:{colour}"></i>{escape(text)}</span>' for colour, text in items)
-    return Html(f'<div class="legend">{"".join(told)}</div>')
+    shown = (f'<span><i style="background:{colour}"></i>{escape(text)}</span>' for colour, text in items)
+    return Html(f'<div class="legend">{"".join(shown)}</div>')
 
 
 def _cell(tag: str, content: str, kind: str) -> str:

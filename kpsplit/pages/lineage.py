@@ -118,8 +118,8 @@ def _box(
         stretch,
         f"logical {numbers.base:,} + {numbers.stride:,}·n",
     ]
-    told = "; ".join((gone or lines[1], *lines[2:]))
-    whole = f"segment {segment.id}, {segment.kind} {segment.range}, {source}; {told}"
+    details = "; ".join((gone or lines[1], *lines[2:]))
+    whole = f"segment {segment.id}, {segment.kind} {segment.range}, {source}; {details}"
     joined = [", ".join(lines[i : i + 2]) for i in (0, 2)]
     room = max(1, int((height - 4) // _LINE))
     apart = room >= len(lines) or not _fits(joined[0], width)
@@ -154,11 +154,11 @@ def _axis(times: Sequence[int | None], edges: Sequence[float], top: float) -> li
         if at is None:
             continue
         parts.append(line(x, top + 2, x, top + 10, "axis"))
-        told = _EPOCH + timedelta(milliseconds=at)
-        label = f"{told:%H:%M:%S}" if f"{told:%Y-%m-%d}" == day else f"{told:%Y-%m-%d %H:%M:%S}"
+        clock = _EPOCH + timedelta(milliseconds=at)
+        label = f"{clock:%H:%M:%S}" if f"{clock:%Y-%m-%d}" == day else f"{clock:%Y-%m-%d %H:%M:%S}"
         width = len(label) * _LETTER
         start = LEFT if x == LEFT else x - width / 2
         if start >= free:
             parts.append(text(label, start, top + 24, style="mono"))
-            free, day = start + width + _LETTER, f"{told:%Y-%m-%d}"
+            free, day = start + width + _LETTER, f"{clock:%Y-%m-%d}"
     return parts

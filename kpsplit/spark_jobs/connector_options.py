@@ -49,7 +49,7 @@ def kafka_options(connection: Connection, own: Mapping[str, str] | None = None) 
     Args:
         connection: how the driver reaches the cluster.
         own: options with ``kafka.`` before Java's names. If they name any security setting, they replace the
-            translation of all of them: for what only Java's client has words for. One poll is for up to 5,000
+            translation of all of them: for what only Java's client can do. One poll is for up to 5,000
             records, if they do not say another ``kafka.max.poll.records``.
 
     Raises:
@@ -101,8 +101,8 @@ def _one(name: str, value: Any) -> dict[str, str]:
         java, also = _FILES[name]
         return {java: _content(name, str(value)), also[0]: also[1]}
     raise ConfigurationError(
-        f"the property {name} cannot be said to Spark's Kafka connector",
-        hint="give the connection in Java's words as kafka_options: kafka.security.protocol and so on",
+        f"the property {name} has no counterpart in Spark's Kafka connector",
+        hint="give Java's properties as options: kafka.security.protocol and so on",
     )
 
 
@@ -120,8 +120,8 @@ def _sasl(properties: Mapping[str, Any]) -> dict[str, str]:
     module = _MODULES.get(str(mechanism))
     if module is None:
         raise ConfigurationError(
-            f"sasl.mechanism {mechanism} cannot be said to Spark's Kafka connector",
-            hint="give the connection in Java's words as kafka_options: kafka.sasl.jaas.config and so on",
+            f"sasl.mechanism {mechanism} has no counterpart in Spark's Kafka connector",
+            hint="give Java's properties as options: kafka.sasl.jaas.config and so on",
         )
     user, password = (_quoted(str(properties.get(f"sasl.{n}", ""))) for n in ("username", "password"))
     return {

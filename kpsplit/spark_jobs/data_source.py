@@ -125,7 +125,7 @@ class LineageTable(DataSourceReader):
 
     def __init__(self, options: dict[str, str], table: str) -> None:
         if "topic" not in options:
-            raise UsageError("no topic is named", hint='add .option("topic", "orders")')
+            raise UsageError("the option topic is missing", hint='add .option("topic", "orders")')
         self._topic, self._table = options["topic"], table
         self._properties = {name: value for name, value in options.items() if name not in _OURS}
 

@@ -3,7 +3,7 @@
 How the parts fit together, although the cluster goes on:
 
 1. The offset log and the producers topic are read first: what they say was processed or sent lies below the
-   log ends that are asked afterwards.
+   log ends that are asked for afterwards.
 2. The control topic is read; an attempt that has raised its fence is waited for.
 3. The log ends are asked (committed reading: the last stable offsets).
 4. The control topic is read again. If no partition changed, its view knows every attempt that can have
@@ -87,7 +87,7 @@ class Gatherer:
         Raises:
             UsageError: no such topic or partition, or not enrolled.
             FutureVersionError: a record of kpsplit's topics is newer than this code.
-            DeadlineExceededError: an operation under way did not come to its end in time.
+            DeadlineExceededError: an operation under way did not finish in time.
             KpsplitError: the brokers cannot be reached, or a right is missing.
         """
         parents = self._parents()
@@ -153,7 +153,7 @@ class Gatherer:
             if busy is None:
                 return states
             self._pause(
-                f"the operation under way on {busy.parent} did not come to its end",
+                f"the operation under way on {busy.parent} did not finish",
                 f"look at: kpsplit status {busy.parent}",
             )
 

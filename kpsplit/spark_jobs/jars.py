@@ -104,7 +104,7 @@ def _fetch_verified(java: Java, work: Path, spark: str) -> None:
     jars = work / "jars"
     if not (_HERE / f"connector-{spark}.sha256").is_file():
         write_list(jars)
-        sys.stderr.write(f"kpsplit: no checksums of {name} are known: trusted as it was fetched now\n")
+        sys.stderr.write(f"kpsplit: no checksums are known for {name}: it is trusted as fetched now\n")
     if wrong := _wrong(jars, spark):
         raise KpsplitError(
             f"the jars of {name} are not the expected ones: {wrong}",

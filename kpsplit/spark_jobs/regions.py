@@ -128,7 +128,8 @@ def timestamp_ms(bound: Bound) -> int | None:
         case Mapping():
             return None
     raise UsageError(
-        f"{bound!r} says no offset", hint="give earliest, latest, a datetime, or {partition: logical offset}"
+        f"{bound!r} is neither an offset nor a time",
+        hint="give earliest, latest, a datetime, or {partition: logical offset}",
     )
 
 

@@ -170,7 +170,7 @@ def _unjudged(verdict: Verdict) -> Iterator[html.Html]:
 
 
 def _lineage(verdict: Verdict, state: PartitionState, times: Times | None, gone: Gone) -> html.Html:
-    told = (
+    explained = (
         "Time from left to right, key ranges from top to bottom in their order, overflows below them. "
         "Dashed: what cannot be read any more."
     )
@@ -181,7 +181,7 @@ def _lineage(verdict: Verdict, state: PartitionState, times: Times | None, gone:
         times=times.epochs.get(state.parent) if times else None,
         taken_ms=times.taken_ms if times else None,
     )
-    return html.section(f"Lineage of {state.parent}", told, drawn)
+    return html.section(f"Lineage of {state.parent}", explained, drawn)
 
 
 def _not_drawn(more: int) -> Iterator[html.Html]:
@@ -241,10 +241,10 @@ def _drain(verdict: Verdict) -> Iterator[html.Html]:
         for d in drained(verdict.snapshot)
         if d.group in verdict.groups
     ]
-    told = "How much of the key space has finished everything that splits and merges closed."
+    explained = "How much of the key space has finished everything that splits and merges closed."
     if rows:
         columns = ("group", "partition", "drained", "0 to 100% of the key space", "offsets left")
-        yield html.section("Drain of the groups", told, html.table(columns, rows))
+        yield html.section("Drain of the groups", explained, html.table(columns, rows))
 
 
 def _findings(verdict: Verdict) -> Iterator[html.Html]:
@@ -255,9 +255,9 @@ def _findings(verdict: Verdict) -> Iterator[html.Html]:
     clients = {instance_name(r.instance): r.client_id for r in verdict.snapshot.producers}
     rows = [
         (
-            *(f.severity, f.check, str(f.parent), f.message, _told(f.segment)),
-            *(clients.get(f.producer or "", ""), _told(f.producer), _told(f.group)),
-            *(_told(f.first), _told(f.last), f"{f.count:,}"),
+            *(f.severity, f.check, str(f.parent), f.message, _cell(f.segment)),
+            *(clients.get(f.producer or "", ""), _cell(f.producer), _cell(f.group)),
+            *(_cell(f.first), _cell(f.last), f"{f.count:,}"),
         )
         for f in found[:MOST_FINDINGS]
     ]
@@ -270,5 +270,5 @@ def _findings(verdict: Verdict) -> Iterator[html.Html]:
     yield html.section("Findings", "Notes are no defects.", html.table(columns, rows), *rest)
 
 
-def _told(cell: object) -> str:
+def _cell(cell: object) -> str:
     return "" if cell is None else str(cell)

@@ -37,7 +37,7 @@ _OTHERS = re.compile(r"yarn|k8s://\S+")
 
 
 def is_local(master: str) -> bool:
-    """Tell whether everything is done in this process's own JVM."""
+    """Return whether everything is done in this process's own JVM."""
     return _LOCAL.fullmatch(master) is not None
 
 
@@ -45,14 +45,14 @@ def check_master(master: str) -> None:
     """Raise unless Spark may be started there; blocks for some seconds at most.
 
     Raises:
-        UsageError: it is no master URL.
+        UsageError: it is not a master URL.
         UnreachableError: nobody answers at any address of a standalone master.
     """
     if is_local(master) or _OTHERS.fullmatch(master):
         return
     if not _STANDALONE.fullmatch(master):
         raise UsageError(
-            f"{master[:80]!r} is no master that Spark can be started on here",
+            f"Spark cannot be started on {master[:80]!r}: not a master URL",
             hint="write local[4], spark://host:7077, k8s://… or yarn",
         )
     addresses = [address.rpartition(":") for address in master.removeprefix("spark://").split(",")]
@@ -120,7 +120,7 @@ def local_session(
         master: Spark's master URL; ``local[cores]`` when not given.
 
     Raises:
-        UsageError: that is no master URL, or not one of this kind of session.
+        UsageError: that is not a master URL, or not one of this kind of session.
         KpsplitError: no Java, no connector, the master cannot be reached, or Spark did not start.
     """
     threads = cores or os.cpu_count() or 1
@@ -205,7 +205,7 @@ def running_session(
 
 @contextmanager
 def _py4j_kept_quiet() -> Iterator[None]:
-    """Keep what Py4J logs from people: it raises the same, and an interrupted call makes it log tracebacks.
+    """Hide what Py4J logs: it raises the same, and an interrupted call makes it log tracebacks.
 
     It logs with loggers of its own, and with the root logger.
     """
@@ -224,7 +224,7 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
 
 
 def _by_interrupt(error: BaseException | None) -> bool:
-    """Tell whether an error is an interruption, or came up while one was handled."""
+    """Return whether an error is an interruption, or came up while one was handled."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -246,7 +246,7 @@ def _end_jvm() -> None:
 
 @contextmanager
 def _interrupts_kept() -> Iterator[None]:
-    """Let Spark set no handler of Ctrl-C: its own calls the JVM over a connection that is in use."""
+    """Keep Spark from handling Ctrl-C: its handler calls the JVM over a connection that is in use."""
     real = signal.signal
     if threading.current_thread() is threading.main_thread():
         signal.signal = lambda *_: signal.SIG_DFL
@@ -283,7 +283,7 @@ def kept_log() -> Path | None:
 
 
 def _environment(java: Java, scratch: Path, local: bool) -> None:
-    """Tell Spark's launcher, and Python workers on this machine, which programs to run."""
+    """Set for Spark's launcher, and Python workers on this machine, which programs they run."""
     if local:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -308,7 +308,7 @@ def _home_for_spark(java: Java, scratch: Path) -> Path:
 
 @contextmanager
 def _stderr_into(path: Path) -> Iterator[None]:
-    """Let the JVM that is started meanwhile inherit a file as its stderr: its chatter is not the user's."""
+    """Let the JVM that is started meanwhile inherit a file as its stderr: the user need not see it."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:

@@ -86,7 +86,7 @@ class Snapshot:
         return first, max(first, end)
 
     def holds(self, place: PhysicalPartition, offset: int) -> bool:
-        """Tell whether what a log has at an offset has neither expired nor gone with its topic."""
+        """Return whether what a log has at an offset has neither expired nor gone with its topic."""
         bounds = self.bounds.get(place)
         return bounds is not None and place not in self.gone and bounds.low <= offset
 

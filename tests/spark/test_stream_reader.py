@@ -360,7 +360,7 @@ def test_available_now_with_a_limit_is_refused_where_it_would_go_back(ask: Open,
 def test_a_start_that_makes_no_sense_is_refused(ask: Open, topic, make_topic) -> None:
     with pytest.raises(UsageError, match="partition 7, which is not read"):
         ask(topic, {7: 1}, most=1).latest()
-    with pytest.raises(UsageError, match="says no offset"):
+    with pytest.raises(UsageError, match="neither an offset nor a time"):
         ask(topic, "yesterday")
     with pytest.raises(UsageError, match="at least 1"):
         ask(topic, most=0)

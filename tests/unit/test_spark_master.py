@@ -32,7 +32,7 @@ def test_masters_that_spark_alone_can_reach_are_taken(master: str) -> None:
     ["", "here", "spark://::1:7077", "local[0]", "spark://host", "sc://host:15002", "spark://h:1 -x"],
 )
 def test_what_is_no_master_is_refused(master: str) -> None:
-    with pytest.raises(UsageError, match="no master"):
+    with pytest.raises(UsageError, match="not a master URL"):
         check_master(master)
 
 
@@ -51,7 +51,7 @@ def test_a_standalone_master_is_there_if_one_address_answers(closed_port: int) -
 def test_a_master_that_cannot_be_used_is_one_line(verb: list[str], closed_port: int) -> None:
     for master, code, reason in (
         (["--master", f"spark://127.0.0.1:{closed_port}"], 1, "cannot be reached"),
-        (["--master", "nonsense"], 2, "no master"),
+        (["--master", "nonsense"], 2, "not a master URL"),
         (["--master", "local[2]", "--cores", "2"], 2, "leave one of them out"),
     ):
         ran = CliRunner().invoke(cli, ["-b", "127.0.0.1:1", *verb, *master])

@@ -45,7 +45,7 @@ def beginning(connection: Connection, settings: StreamSettings, start: Bound) ->
 
     Raises:
         UsageError: the topic, a partition or the start is wrong.
-        DeadlineExceededError: an operation under way did not come to its end in time.
+        DeadlineExceededError: an operation under way did not finish in time.
         KpsplitError: the cluster cannot be read.
     """
     at = timestamp_ms(start)

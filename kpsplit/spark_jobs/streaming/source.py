@@ -185,7 +185,7 @@ def query_of(options: Mapping[str, str]) -> Query:
         UsageError: they were not made by ``options_of``.
     """
     if _CONNECTION not in options:
-        raise UsageError(f"the format {FORMAT} is not used by hand", hint="call read_logical_stream")
+        raise UsageError(f"the format {FORMAT} is internal", hint="call read_logical_stream")
     partitions = json.loads(options["partitions"])
     start = json.loads(options["start"])
     return Query(

@@ -364,7 +364,7 @@ def _miscounted(
 def uncertified_findings(
     writers: KnownProducers, spans: Collection[SegmentSpan], *, required: bool
 ) -> Iterator[Finding]:
-    """Tell up to where the records of producers are proven that have not said how many they delivered.
+    """Yield, for producers without a certificate, up to which number their records are proven.
 
     ``required``: that cannot be judged; otherwise it is a note.
     """

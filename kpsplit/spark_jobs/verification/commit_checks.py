@@ -172,7 +172,7 @@ def _skipped(group: str, state: PartitionState, cursor: Cursor, piece: KeyRange)
 
 
 def _unfinished(snapshot: Snapshot, fold: CommitFold, group: str, state: PartitionState) -> Iterator[Finding]:
-    """Tell where a group stands before the end of the data: it lags, or they went before it had read them.
+    """Yield where a group stands before the end of the data: it lags, or data went before it had read them.
 
     Both are legal (retention and ``retire --force`` take what a group that is gone never reads), so a note.
     """

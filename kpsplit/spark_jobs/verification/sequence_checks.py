@@ -316,7 +316,7 @@ class Decider:
         for h in found:
             yield from self._decided(h.writer, h.runs, "is not there")
         for h in under_way:
-            yield from _told(h.writer, h.runs, _UNDER_WAY, Severity.NOTE)
+            yield from _reported(h.writer, h.runs, _UNDER_WAY, Severity.NOTE)
 
     def strays_sent_again(self, found: Iterable[Holes], under_way: Iterable[Holes]) -> Iterator[Finding]:
         """Yield the same of strays that nobody sent again."""
@@ -325,13 +325,13 @@ class Decider:
             yield from self._decided(h.writer, h.strays, what)
         for h in under_way:
             what = f"went astray, and its copy {_UNDER_WAY}"
-            yield from _told(h.writer, h.strays, what, Severity.NOTE)
+            yield from _reported(h.writer, h.strays, what, Severity.NOTE)
 
     def _decided(self, writer: KnownProducer, runs: Sequence[Run], what: str) -> Iterator[Finding]:
         sure = self._extents[writer.parent.partition, writer.producer].sure
         eaten, rest = split_at(runs, sure)
-        yield from _told(writer, eaten, what + _EATEN, self._eaten)
-        yield from _told(writer, rest, *self._said(writer, what))
+        yield from _reported(writer, eaten, what + _EATEN, self._eaten)
+        yield from _reported(writer, rest, *self._said(writer, what))
 
     def is_decided(self, found: Holes) -> bool:
         """Return whether more is said of missing numbers than that they may be among what cannot be read."""
@@ -346,7 +346,7 @@ class Decider:
         return what, Severity.FINDING
 
 
-def _told(writer: KnownProducer, runs: Sequence[Run], what: str, severity: Severity) -> Iterator[Finding]:
+def _reported(writer: KnownProducer, runs: Sequence[Run], what: str, severity: Severity) -> Iterator[Finding]:
     """Yield a finding per run, or one for all of them where they have one cause and none is a defect.
 
     A sub-topic that is gone leaves a hole wherever its records stood between those of others: thousands.

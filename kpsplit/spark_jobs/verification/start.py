@@ -52,8 +52,8 @@ class KnownProducers:
     """All producers of a snapshot, also such as the producers topic does not know.
 
     Attributes:
-        open: the names of those that registered for the topic and have not closed, with a partition to tell
-            it of.
+        open: the names of those that registered for the topic and have not closed, with a partition to report
+            them for.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -229,7 +229,7 @@ def lost(snapshot: Snapshot, start: JudgedFrom) -> list[Lost]:
 
 
 def is_defect(one: Lost) -> bool:
-    """Tell whether what cannot be read should be there: neither retention nor ``retire`` removed it."""
+    """Return whether what cannot be read should be there: neither retention nor ``retire`` removed it."""
     return one.reason in (GapReason.CUT_OFF, GapReason.MISSING, GapReason.MADE_ANEW)
 
 
@@ -336,7 +336,7 @@ def _heirs(lineage: Lineage, segment: int) -> frozenset[int]:
 
 
 def _closed_by_merge(lineage: Lineage, segment: int) -> bool:
-    """Tell whether what comes directly after a segment took over from others as well (overflows aside)."""
+    """Return whether what comes directly after a segment took over from others as well (overflows aside)."""
     return any(
         sum(lineage.get(p).kind is not SegmentKind.OVERFLOW for p in s.predecessors) > 1
         for s in lineage
