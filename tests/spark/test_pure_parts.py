@@ -244,6 +244,11 @@ LOST = Finding(
 )
 
 
+def test_the_page_on_spark_says_what_each_check_proves() -> None:
+    page = Path("docs/spark.md").read_text()
+    assert [check for check in VerifyCheck if f"`{check}`" not in page] == []
+
+
 def test_the_summary_names_each_check_and_its_findings() -> None:
     lines = list(summary_lines(verdict(LOST)))
     assert any(line.startswith("FOUND") and "sequences_complete" in line for line in lines)
