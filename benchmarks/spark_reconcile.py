@@ -4,8 +4,8 @@ For each number of records a partition of its own is written, in four equal part
 after it, after a nested split, after the merge. Then pairs of runs, verification and plain count, in turn in
 one session, with the same settings of the connector; kpsplit's small topics are read before them, and count
 for neither. Printed: records per second of each, the ratio of speeds (verification / plain; aim: at least
-0.5), bytes shuffled per record, seconds per record against the smallest number (aim: at most 1.1), peak
-memory of Spark's JVM. Only the ratios mean something on a shared machine.
+0.5), the same by processor time, bytes shuffled per record, seconds per record against the smallest number
+(aim: at most 1.1), peak memory of Spark's JVM. Only the ratios mean something on a shared machine.
 
     python benchmarks/spark_reconcile.py [--records N ...] [--pairs N] [--producers N]
         [--bootstrap-server ...]
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -42,10 +43,12 @@ MAX_PAUSE_MS = 20_000
 
 @dataclass(frozen=True)
 class Pair:
-    """Seconds of one pair, and the bytes that the verification shuffled."""
+    """Seconds of one pair, by the clock and of the JVM's processors; the bytes that were shuffled."""
 
     plain: float
     verification: float
+    plain_cpu: float
+    verification_cpu: float
     shuffled: int
 
 
@@ -115,16 +118,17 @@ def measure(spark: SparkSession, connection: Connection, topic: str, pairs: int)
     snapshot = take_snapshot(connection, topic)
     found = []
     for number in range(pairs + 1):
-        began = time.monotonic()
+        began, cpu = time.monotonic(), processor_seconds(spark)
         counted = plain_count(spark, connection, snapshot)
-        plain = time.monotonic() - began
-        before, began = shuffled(spark), time.monotonic()
+        plain, plain_cpu = time.monotonic() - began, processor_seconds(spark) - cpu
+        before, began, cpu = shuffled(spark), time.monotonic(), processor_seconds(spark)
         verdict = judge_snapshot(spark, snapshot, connection)
-        verification = time.monotonic() - began
+        verification, verification_cpu = time.monotonic() - began, processor_seconds(spark) - cpu
         if not verdict.clean:
             raise KpsplitError(f"the history of {counted:,} records is not clean: {verdict.findings[:3]}")
         if number:
-            found.append(Pair(plain, verification, shuffled(spark) - before))
+            more = shuffled(spark) - before
+            found.append(Pair(plain, verification, plain_cpu, verification_cpu, more))
     return found
 
 
@@ -134,10 +138,21 @@ def shuffled(spark: SparkSession) -> int:
     return sum(executors.apply(i).totalShuffleWrite() for i in range(executors.size()))
 
 
+def processor_seconds(spark: SparkSession) -> float:
+    """Return the processor time of Spark's JVM: it is the same beside other programs."""
+    _, _, rest = Path(f"/proc/{jvm(spark)}/stat").read_text().rpartition(")")
+    user, system = rest.split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def jvm(spark: SparkSession) -> int:
+    """Return the id of Spark's JVM."""
+    return int(spark._jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
+
+
 def peak_megabytes(spark: SparkSession) -> float:
     """Return the greatest resident memory of Spark's JVM."""
-    pid = spark._jvm.java.lang.ProcessHandle.current().pid()  # type: ignore[union-attr]
-    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    status = Path(f"/proc/{jvm(spark)}/status").read_text().splitlines()
     return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) / 1024
 
 
@@ -166,7 +181,14 @@ def main() -> None:
             for records, topic in topics.items():
                 write_history(operations, bootstrap, topic, records, options.producers)
         spark = local_session(memory=options.memory)
-        heads = ("records", 12), ("plain/s", 10), ("verify/s", 10), ("ratio", 6), ("B shuffled", 10)
+        heads = (
+            ("records", 12),
+            ("plain/s", 10),
+            ("verify/s", 10),
+            ("ratio", 6),
+            ("cpu ratio", 9),
+            ("B shuffled", 10),
+        )
         print(" ".join(f"{name:>{width}}" for name, width in (*heads, ("growth", 7), ("peak MiB", 9))))
         smallest = ratio = growth = 0.0
         for records, topic in topics.items():
@@ -175,10 +197,11 @@ def main() -> None:
             ours = statistics.median(p.verification for p in pairs)
             smallest = smallest or ours / records
             ratio = statistics.median(p.plain / p.verification for p in pairs)
+            cpu_ratio = statistics.median(p.plain_cpu / p.verification_cpu for p in pairs)
             growth = ours / records / smallest
             print(
                 f"{records:>12,} {records / plain:>10,.0f} {records / ours:>10,.0f} {ratio:>6.2f} "
-                f"{statistics.median(p.shuffled for p in pairs) / records:>10.1f} "
+                f"{cpu_ratio:>9.2f} {statistics.median(p.shuffled for p in pairs) / records:>10.1f} "
                 f"{growth:>7.2f} {peak_megabytes(spark):>9,.0f}",
                 flush=True,
             )
