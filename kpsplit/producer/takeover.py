@@ -28,11 +28,12 @@ AHEAD_SECONDS = 10.0
 """So long before max-pause producers settle who takes over, or half of max-pause if that is less.
 
 On slow brokers the announcement takes seconds, and so does opening clients. Both are over when it is due.
+Producers do not all announce at the same moment: the first announcement keeps the later ones away.
 """
 GRACE_SECONDS = 1.0
 """An operator aborts by itself at max-pause; only one that is gone needs this much longer."""
 SPREAD_SECONDS = 1.5
-"""Producers do not all announce at the same moment: the first announcement keeps the later ones away."""
+"""Producers do not all go on at the same moment when a turn of another one is over."""
 UNSEEN_SECONDS = 5.0
 """How long an announcement is waited for in the view."""
 CLAIM_SECONDS = 60.0
@@ -56,7 +57,8 @@ class Takeover:
         self._spread = random.uniform(0.0, SPREAD_SECONDS)
         over = monotonic() + max_pause
         self._due = over + GRACE_SECONDS
-        self._next = over - min(AHEAD_SECONDS, max_pause / 2) + self._spread
+        ahead = min(AHEAD_SECONDS, max_pause / 2)
+        self._next = over - ahead + random.uniform(0.0, ahead / 2)
         self._queue = ClaimQueue(token_hex(8), self._due)
         self._thread: threading.Thread | None = None
         self._announce = announce

@@ -59,7 +59,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class WaitForTurn:
-    """Somebody else has the turn for so long, or until the revision is another one."""
+    """Another claimer has the turn for so long, or until the revision is another one."""
 
     seconds: float
 
@@ -132,7 +132,7 @@ def turn_seconds(number: int) -> float:
 
 
 LOOK_SECONDS = 1.0
-"""How often the log is looked at while somebody else has the turn."""
+"""How often the log is looked at while another claimer has the turn."""
 
 
 class ClaimedLog(ABC):
@@ -204,7 +204,7 @@ class ClaimedLog(ABC):
 
     @abstractmethod
     def _wait(self, seconds: float, deadline: Deadline) -> None:
-        """Let so much time pass while somebody else has the turn.
+        """Let so much time pass while another claimer has the turn.
 
         Raises:
             DeadlineExceededError: there is no time left.

@@ -29,7 +29,7 @@ from tests.unit.samples import PARENT, UNSPLIT, fenced, split_attempt
 SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2))
 FENCED = fenced(UNSPLIT, SPLIT)
 DUE = 30.0 + GRACE_SECONDS
-RESERVES = 30.0 - AHEAD_SECONDS + SPREAD_SECONDS
+RESERVES = 30.0 - AHEAD_SECONDS / 2
 """By then every producer has reserved the turn, or seen that another one has."""
 
 
@@ -126,7 +126,7 @@ def test_an_operator_at_work_is_left_to_it_whatever_was_reserved(monkeypatch: py
 def test_a_short_pause_is_not_reserved_before_half_of_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch, max_pause=4.0)
     assert scene.at(1.9) == 0 and not scene.announced
-    scene.at(2.0 + SPREAD_SECONDS)
+    scene.at(3.0)
     assert [claim.round for claim in scene.announced] == [RESERVED]
 
 
