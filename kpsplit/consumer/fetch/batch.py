@@ -79,7 +79,7 @@ class LeaderEpochs:
     than a batch, and no log looks cut off that is not; too low an epoch would do that. So nothing is known of
     offsets that were not read.
 
-    Owned by the engine's thread.
+    Used by whoever holds the engine's lock.
     """
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ def header_bytes(message: Message) -> int:
 
 
 class RecordReader(Protocol):
-    """Reads the records of slots, each from a cursor. Every call comes from the engine's thread."""
+    """Reads the records of slots, each from a cursor. Whoever calls holds the engine's lock."""
 
     def update(self, state: PartitionState) -> None:
         """Read a logical partition by this state from now on."""
@@ -176,7 +176,7 @@ SHUT = 0.0
 
 
 class RecordSink(Protocol):
-    """Takes records and tells how far they were processed. Every call comes from the engine's thread.
+    """Takes records and tells how far they were processed. Whoever calls holds the engine's lock.
 
     Nothing here may wait for the application: the engine serves other slots meanwhile.
     """

@@ -60,9 +60,9 @@ SLICE_SECONDS = 0.01
 class FetchBuffer:
     """Implements ``Sink`` for ``poll()`` and ``consume()``.
 
-    Threads: ``take``, ``consume``, ``wait`` and ``attended`` are for the application's, ``mark``,
-    ``attention`` and ``offer`` for both; everything else for the engine's. The lock is never held while
-    anybody else's code runs.
+    Threads: ``take``, ``consume``, ``wait`` and ``attended`` are for the application's, ``mark`` and
+    ``attention`` for both; everything else for whoever holds the engine's lock. The lock of this class is
+    never held while anybody else's code runs.
     """
 
     def __init__(self, *, locked: bool = FREE_THREADED) -> None:
@@ -184,7 +184,7 @@ class FetchBuffer:
             self._open_until[0] = self._lease
             self._arrived.notify_all()
 
-    # the engine's thread: what a sink is
+    # with the engine's lock: what a sink is
 
     def taken(self, slot: OwnedSlot, cursor: Cursor) -> None:
         """A slot arrives, or is moved by a seek: what was offered of it before counts for nothing."""
@@ -257,7 +257,7 @@ class FetchBuffer:
             self._released -= gone
             self._progress.drop(gone)
 
-    # the engine's thread: what polling needs besides
+    # with the engine's lock: what polling needs besides
 
     def cursor_at(self, slot: OwnedSlot, mark: int) -> Cursor:
         """Return what of a slot is processed when everything before a mark is."""

@@ -74,7 +74,7 @@ _key = Message.key
 
 
 class SlotReader:
-    """Reads what the owned slots need. One thread owns it.
+    """Reads what the owned slots need. Not thread safe: whoever calls holds the engine's lock.
 
     Args: connection: how to reach the cluster. settings: the application's own consumer settings that
     concern fetching. report: called with everything that is no record, from within the other methods; it
