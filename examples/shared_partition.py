@@ -63,7 +63,8 @@ def operate(admin: Admin, partition: PhysicalPartition) -> None:
 def run(bootstrap: str) -> bool:
     """Run it; return whether all went well."""
     topic = f"hot-{time.time_ns()}"
-    AdminClient({"bootstrap.servers": bootstrap}).create_topics([NewTopic(topic, 1)])[topic].result()
+    client = AdminClient({"bootstrap.servers": bootstrap})
+    client.create_topics([NewTopic(topic, 1)])[topic].result()
     rounds: list[int] = []
     worked: list[tuple[bytes, int]] = []
     written, read = threading.Event(), threading.Event()
