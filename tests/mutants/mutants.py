@@ -93,6 +93,27 @@ MUTANTS = [
         COMMITS,
     ),
     Mutant(
+        "write a position again that a seek has moved away from",
+        "consumer.slots.assigned",
+        "return here and not self.by_hand and not self.moved and bool(self.committed)",
+        "return here and not self.by_hand and bool(self.committed)",
+        "unit/test_consumer_engine_righting.py",
+    ),
+    Mutant(
+        "take what was committed before a seek back for processed",
+        "consumer.slots.assigned",
+        "committed = () if self.sought > self.moves_committed else self.committed",
+        "committed = self.committed",
+        MOVES,
+    ),
+    Mutant(
+        "hand out a whole partition of a topic that was enrolled meanwhile",
+        "consumer.slots.assigned_slots",
+        "return self.metadata.subscribed(assigned.parent.topic).mode is not assigned.mode",
+        "return False",
+        "unit/test_consumer_withholding.py",
+    ),
+    Mutant(
         "give a slot records from before its start",
         "consumer.fetch.record_filter",
         "return offset >= self._start_offsets[bisect_right(self._lows, hash_) - 1]",
