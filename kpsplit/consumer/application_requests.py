@@ -8,11 +8,11 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from kpsplit.consumer.commit.committer import Parts
+from kpsplit.consumer.commit.committer import Committer, Parts
 from kpsplit.consumer.commit.writes import logical_position
-from kpsplit.consumer.engine import Engine
 from kpsplit.consumer.fetch.buffer import FetchBuffer
-from kpsplit.consumer.group.membership import by_hand, slot_by_hand
+from kpsplit.consumer.group.membership import Membership, by_hand, slot_by_hand
+from kpsplit.consumer.group.subscribing import Subscribing
 from kpsplit.consumer.slots.assigned import (
     EARLIEST,
     IN_SINK,
@@ -21,7 +21,7 @@ from kpsplit.consumer.slots.assigned import (
     SlotStart,
     StartRequest,
 )
-from kpsplit.consumer.slots.assigned_slots import Cursors
+from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.consumer.slots.pieces import PieceProgress, behind_record
 from kpsplit.kafka.logical_message import Place, place_of
@@ -35,17 +35,25 @@ UNKNOWN_PARTITION = KafkaError._UNKNOWN_PARTITION
 class ApplicationRequests:
     """See the module. Every method runs in the engine's thread."""
 
-    def __init__(self, engine: Engine, buffer: FetchBuffer) -> None:
-        self._engine = engine
-        self._slots = engine.slots
-        self._metadata = engine.metadata
+    def __init__(
+        self,
+        slots: AssignedSlots,
+        committer: Committer,
+        membership: Membership,
+        subscribing: Subscribing,
+        buffer: FetchBuffer,
+    ) -> None:
+        self._slots = slots
+        self._committer = committer
+        self._membership = membership
+        self._subscribing = subscribing
         self._buffer = buffer
 
     # -- commits -----------------------------------------------------------------------------------
 
     def commit(self, cursors: Cursors, future: Future[Parts] | None) -> None:
         """Commit slots; the future tells what was committed, or raises _NO_OFFSET if that is nothing."""
-        self._engine.committer.ask(cursors, future)
+        self._committer.ask(cursors, future)
 
     def keep(self, cursors: Cursors, *, exactly: bool = False) -> Cursors:
         """Have no later commit take these cursors back; return them as they are to be committed.
@@ -97,7 +105,7 @@ class ApplicationRequests:
             if part.offset >= 0:
                 found.update(self._below(part, mark))
                 parent = PhysicalPartition(part.topic, part.partition)
-                self._engine.committer.keep_metadata(parent, part.offset, part.metadata)
+                self._committer.keep_metadata(parent, part.offset, part.metadata)
         for assigned in self._slots:
             if assigned.slot in found:
                 self._note_move(assigned, found[assigned.slot])
@@ -162,7 +170,7 @@ class ApplicationRequests:
 
     def wanted(self, parts: Sequence[TopicPartition]) -> list[StartRequest]:
         """Return whole logical partitions as the group's offsets take them."""
-        metadata = self._metadata
+        metadata = self._slots.metadata
         return [
             StartRequest(
                 metadata.state(PhysicalPartition(p.topic, p.partition)).lineage,
@@ -174,7 +182,7 @@ class ApplicationRequests:
 
     def known(self) -> bool:
         """Tell whether it is known what is enrolled."""
-        return self._metadata.ready
+        return self._slots.metadata.ready
 
     def assigned_lineage(self, parent: PhysicalPartition) -> Lineage:
         """Return the lineage of a logical partition of which a slot is assigned.
@@ -204,7 +212,7 @@ class ApplicationRequests:
         Then the next commit says so.
         """
         lineage = self._slots.lineage(assigned.parent)
-        for known in self._engine.committer.may_be_committed(assigned):
+        for known in self._committer.may_be_committed(assigned):
             judged = bool(known) and not any(c.ahead_of(lineage) for c in (*known, *cursors))
             if not judged or tuple(PieceProgress(known).furthest(cursors, lineage)) != cursors:
                 assigned.moves += 1
@@ -221,23 +229,23 @@ class ApplicationRequests:
         for parent, cursor in cursors.items():
             if cursor is not None:
                 self.seek(parent, cursor)
-        self._engine.membership.given.take({**cursors, **dict.fromkeys(at_start, EARLIEST)})
+        self._membership.given.take({**cursors, **dict.fromkeys(at_start, EARLIEST)})
 
     def pause(self, parents: Iterable[PhysicalPartition]) -> None:
         """Read nothing of logical partitions, and take back what waits of them."""
         chosen = self._assigned(parents)
         for parent in chosen:
-            self._engine.reader.update(self._metadata.state(parent))
-        self._engine.reader.pause(chosen)
+            self._slots.reader.update(self._slots.state(parent))
+        self._slots.reader.pause(chosen)
         for slot, cursor in self._buffer.take_back(chosen).items():
-            self._engine.reader.seek(slot, cursor)
+            self._slots.reader.seek(slot, cursor)
 
     def resume(self, parents: Iterable[PhysicalPartition]) -> None:
         """Read on."""
         chosen = self._assigned(parents)
         for parent in chosen:
-            self._engine.reader.update(self._metadata.state(parent))
-        self._engine.reader.resume(chosen)
+            self._slots.reader.update(self._slots.state(parent))
+        self._slots.reader.resume(chosen)
 
     def _assigned(self, parents: Iterable[PhysicalPartition]) -> list[PhysicalPartition]:
         chosen = list(parents)
@@ -252,7 +260,7 @@ class ApplicationRequests:
         """Hold logical partitions without a group; those held before are let go unless ``more`` is wanted."""
         new = []
         for parent, cursor in starts.items():
-            assigned = by_hand(self._metadata.subscribed(parent.topic), parent.partition)
+            assigned = by_hand(self._slots.metadata.subscribed(parent.topic), parent.partition)
             if assigned.slot in self._slots:
                 raise KafkaException(KafkaError(KafkaError._CONFLICT, f"{parent} is assigned already"))
             if cursor is not None:
@@ -262,17 +270,16 @@ class ApplicationRequests:
 
     def assign_slots(self, slots: Sequence[tuple[str, int, int]]) -> None:
         """Hold single slots without a group: topic, partition and index of each."""
-        metadata = self._metadata
+        metadata = self._slots.metadata
         new = [slot_by_hand(metadata.subscribed(topic), number, index) for topic, number, index in slots]
         self.assign_holdings(new, more=False)
 
     def assign_holdings(self, new: list[AssignedSlot], *, more: bool) -> None:
         """Hold slots without a group."""
-        membership = self._engine.membership
         if not more:
             self.let_go(list(self._slots))
-        self._engine.subscribing.by_hand = True
-        membership.hold(new)
+        self._subscribing.by_hand = True
+        self._membership.hold(new)
 
     def unassign(self, parents: Iterable[PhysicalPartition]) -> None:
         """Let logical partitions go that were assigned by hand."""
@@ -281,8 +288,7 @@ class ApplicationRequests:
 
     def let_go(self, assigned_slots: list[AssignedSlot]) -> None:
         """Hand slots over without a callback."""
-        membership = self._engine.membership
-        membership.hand_over(assigned_slots, call_back=False)
+        self._membership.hand_over(assigned_slots, call_back=False)
         if not len(self._slots):
-            self._engine.subscribing.by_hand = False
-            membership.left()
+            self._subscribing.by_hand = False
+            self._membership.left()

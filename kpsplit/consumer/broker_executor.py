@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Generic, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -69,6 +70,23 @@ def _settle(future: Future[T], job: Callable[[], T]) -> None:
         future.set_result(job())
     except BaseException as error:  # noqa: BLE001 - the future has it, and the thread goes on
         future.set_exception(error)
+
+
+def answer(future: Future[T], seconds: float) -> T:
+    """Return a future's result.
+
+    Raises:
+        KafkaException: it was not there in time.
+    """
+    try:
+        return future.result(seconds)
+    except FutureTimeoutError:
+        raise timed_out("no answer in time") from None
+
+
+def timed_out(what: str) -> KafkaException:
+    """Return what is raised when an answer has not come in time."""
+    return KafkaException(KafkaError(KafkaError._TIMED_OUT, what))
 
 
 _NOT_THERE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC)

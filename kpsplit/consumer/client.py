@@ -20,7 +20,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from kpsplit.consumer.broker_executor import QueryClient
+from kpsplit.consumer.broker_executor import QueryClient, answer
 from kpsplit.consumer.commit.committer import Parts
 from kpsplit.consumer.commit.offset_queries import seconds_of
 from kpsplit.consumer.config import split_config
@@ -30,7 +30,7 @@ from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.group.group_consumer import GroupConsumer, part_of
 from kpsplit.consumer.group.membership import Membership
 from kpsplit.consumer.polling import Poller
-from kpsplit.consumer.session import ConsumerSession, answer, with_deadline
+from kpsplit.consumer.session import ConsumerSession, with_deadline
 from kpsplit.consumer.slots.assigned_slots import Cursors
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.clock import Deadline

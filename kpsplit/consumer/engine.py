@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer.broker_executor import BrokerExecutor, QueryClient
+from kpsplit.consumer.broker_executor import BrokerExecutor, QueryClient, answer
 from kpsplit.consumer.commit.committer import Committer, LagOffsetRepair
 from kpsplit.consumer.commit.group_offsets import GroupOffsets
 from kpsplit.consumer.config import ConsumerSettings
@@ -52,6 +52,8 @@ STEPS = 8
 REST_SECONDS = 0.25
 """How long nothing is read after an error."""
 CLOSE_SECONDS = 30.0
+ANSWER_SECONDS = 60.0
+"""The engine answers within milliseconds; longer, and something is wrong."""
 
 T = TypeVar("T")
 
@@ -255,6 +257,14 @@ class Engine(threading.Thread):
         if self._ended.is_set():
             self._refuse_requests()
         return future
+
+    def call(self, job: Callable[[], T]) -> T:
+        """Have something done by the engine's thread and wait for it.
+
+        Raises:
+            KafkaException: no answer in time. Exception: what the job raised.
+        """
+        return answer(self.ask(job), ANSWER_SECONDS)
 
     def close(self) -> None:
         """Have everything handed over and the clients closed; ``ended`` tells when that is done."""
@@ -612,8 +622,3 @@ def counts(engine: Engine) -> dict[str, int]:
         "read_anew": reading.read_anew,
         "turns_without_room": reading.turns_without_room,
     }
-
-
-def timed_out(what: str) -> KafkaException:
-    """Return what is raised when the engine has not answered in time."""
-    return KafkaException(KafkaError(KafkaError._TIMED_OUT, what))

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka import KafkaException
 
 from kpsplit.consumer.application_requests import ApplicationRequests
-from kpsplit.consumer.broker_executor import BrokerExecutor, QueryClient
+from kpsplit.consumer.broker_executor import BrokerExecutor, QueryClient, answer, timed_out
 from kpsplit.consumer.commit.group_offsets import GroupOffsets
 from kpsplit.consumer.commit.offset_queries import OffsetQueries
 from kpsplit.consumer.config import ConsumerSettings
-from kpsplit.consumer.engine import Clients, Engine, timed_out
+from kpsplit.consumer.engine import ANSWER_SECONDS, Clients, Engine
 from kpsplit.consumer.events import Events, kafka_error
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.fetch.gaps import ReadingEvent
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ENGINE_SECONDS = 60.0
-"""The engine answers within milliseconds; longer, and something is wrong."""
 LOOK_SECONDS = 0.01
 
 
@@ -70,7 +66,9 @@ class ConsumerSession:
         clients = Clients(group, metadata, reader, query_client, self.executor)
         self.engine = Engine(settings, clients, slots, events, pulse)
         buffer.fetch = self.engine.pull
-        self.calls = ApplicationRequests(self.engine, buffer)
+        self.calls = ApplicationRequests(
+            slots, self.engine.committer, self.engine.membership, self.engine.subscribing, buffer
+        )
         self.engine.start()
 
     def _report(self, event: ReadingEvent) -> None:
@@ -82,7 +80,7 @@ class ConsumerSession:
         Raises:
             KafkaException: no answer in time. Exception: what the job raised.
         """
-        return answer(self.engine.ask(job), ENGINE_SECONDS)
+        return self.engine.call(job)
 
     def look_up(self, job: Callable[[], T], seconds: float) -> T:
         """Have brokers asked in the executor's thread and wait for it.
@@ -108,18 +106,6 @@ class ConsumerSession:
             self.engine.ended(LOOK_SECONDS)
 
 
-def answer(future: Future[T], seconds: float) -> T:
-    """Return a future's result.
-
-    Raises:
-        KafkaException: it was not there in time.
-    """
-    try:
-        return future.result(seconds)
-    except FutureTimeoutError:
-        raise timed_out("no answer in time") from None
-
-
-def with_deadline(seconds: float | None, default: float = ENGINE_SECONDS) -> Deadline:
+def with_deadline(seconds: float | None, default: float = ANSWER_SECONDS) -> Deadline:
     """Return the deadline of a call whose timeout an application gave: None or negative is the default."""
     return Deadline(default if seconds is None or seconds < 0 else seconds)

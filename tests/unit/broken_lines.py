@@ -257,7 +257,9 @@ class World:
         self.engine = Engine(settings, clients, self.slots, self.events, lambda: self.buffer.looks)
         self.buffer.fetch = self.engine.pull
         self.poller.engine = self.engine
-        self.calls = ApplicationRequests(self.engine, self.buffer)
+        self.calls = ApplicationRequests(
+            self.slots, self.engine.committer, self.engine.membership, self.engine.subscribing, self.buffer
+        )
         if how == "lanes":
             self.work_queue = WorkQueue(2, 1 << 20, Judge(Stop()))
             self.slots.sink = self.work_queue

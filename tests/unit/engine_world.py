@@ -16,6 +16,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 from confluent_kafka.admin import NewPartitions
 
+from kpsplit.consumer.application_requests import ApplicationRequests
 from kpsplit.consumer.broker_executor import BrokerExecutor
 from kpsplit.consumer.config import split_config
 from kpsplit.consumer.engine import Clients, Engine, counts, statistics
@@ -343,6 +344,9 @@ class World:
         )
         self.engine = Engine(chosen, clients, self.slots, self.events, lambda: self.pulse[0])
         self.buffer.fetch = self.engine.pull
+        self.calls = ApplicationRequests(
+            self.slots, self.engine.committer, self.engine.membership, self.engine.subscribing, self.buffer
+        )
         self.told: list[tuple[str, list[int]]] = []
         self.inside: dict[str, Callable[[], None]] = {}
         self.engine.start()

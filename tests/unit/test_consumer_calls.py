@@ -7,7 +7,6 @@ from concurrent.futures import Future
 import pytest
 from confluent_kafka import Message
 
-from kpsplit.consumer.application_requests import ApplicationRequests
 from kpsplit.consumer.fetch.batch import Batch
 from tests.unit.engine_world import PARENT, TOPIC, World, slot
 from tests.unit.lane_samples import keys_in
@@ -40,7 +39,7 @@ def reads(world, end, offsets, start=0):
 
 def commits(world, message):
     """Have everything up to a message committed; return what is written."""
-    calls, mark, future = ApplicationRequests(world.engine, world.buffer), world.buffer.mark(), Future()
+    calls, mark, future = world.calls, world.buffer.mark(), Future()
     world.engine.ask(lambda: calls.commit(calls.keep(calls.behind_message(message, mark)), future)).result(10)
     future.result(10)
     return world.group_offsets.commits[-1]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer.application_requests import ApplicationRequests
 from kpsplit.consumer.commit.committer import Parts
 from kpsplit.consumer.commit.payload import CommitPayloadError
 from kpsplit.errors import FencedError
@@ -35,7 +34,7 @@ def world() -> Iterator[World]:
 
 def commit(world: World) -> Future[Parts]:
     """Begin a commit of everything that was handed out, as a synchronous ``commit()`` does."""
-    calls: ApplicationRequests = ApplicationRequests(world.engine, world.buffer)
+    calls = world.calls
     future: Future[Parts] = Future()
     world.engine.ask(lambda: calls.commit(calls.handed_out(world.buffer.mark()), future)).result(10)
     return future
@@ -100,7 +99,7 @@ def test_on_commit_hears_of_slots_that_were_lost_before_their_commit() -> None:
         world.group_offsets.commit_gate.clear()
         commit(world)
         world.until(lambda: world.group_offsets.begun, "the first commit to be sent")
-        calls: ApplicationRequests = ApplicationRequests(world.engine, world.buffer)
+        calls = world.calls
         world.engine.ask(lambda: calls.commit(calls.handed_out(world.buffer.mark()), None)).result(10)
         lost(world, 1)
         world.group_offsets.commit_gate.set()
@@ -110,7 +109,7 @@ def test_on_commit_hears_of_slots_that_were_lost_before_their_commit() -> None:
 
 def test_what_a_commit_says_of_a_partition_holds_for_all_slots_of_the_member(world: World) -> None:
     """One number per partition: a slot that is not in this commit is not further than it stands."""
-    calls: ApplicationRequests = ApplicationRequests(world.engine, world.buffer)
+    calls = world.calls
     future: Future[Parts] = Future()
 
     def of_one_slot() -> None:

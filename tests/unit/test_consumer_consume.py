@@ -9,8 +9,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from kpsplit import Consumer
-from kpsplit.consumer.application_requests import ApplicationRequests
-from kpsplit.consumer.session import answer
+from kpsplit.consumer.broker_executor import answer
 from tests.unit.engine_world import World, poller_of, record, slot
 
 PATIENCE = 20.0
@@ -21,7 +20,7 @@ class Session:
 
     def __init__(self, world: World) -> None:
         self.engine, self.events = world.engine, world.events
-        self.calls = ApplicationRequests(world.engine, world.buffer)
+        self.calls = world.calls
 
     def ask(self, job: Any) -> Any:
         return answer(self.engine.ask(job), PATIENCE)

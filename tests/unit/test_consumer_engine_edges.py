@@ -7,7 +7,6 @@ import threading
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kpsplit.consumer.application_requests import ApplicationRequests
 from kpsplit.consumer.config import RevocationPolicy
 from kpsplit.consumer.group.membership import Patience, State
 from kpsplit.consumer.slots.assigned import SlotStart
@@ -357,7 +356,7 @@ def test_commits_that_take_longer_than_their_interval_do_not_keep_slots():
 def test_slots_are_not_let_go_inside_their_hand_over():
     """Two threads call unassign(): the second one used to lose the slots that the first one hands over."""
     with World() as world:
-        calls = ApplicationRequests(world.engine, world.buffer)
+        calls = world.calls
         world.engine.ask(lambda: calls.assign_slots([(TOPIC, 0, 0)])).result(10)
         world.polls(lambda: world.reader.owned, "the slot")
         handed_out(world, 2)

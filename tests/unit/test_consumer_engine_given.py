@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from kpsplit.consumer.application_requests import ApplicationRequests
 from kpsplit.consumer.group.membership import State
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
@@ -23,7 +22,7 @@ def world() -> Iterator[World]:
 
 def gives(world: World, offset: int | None) -> None:
     """Have on_assign give an offset from now on; None: it leaves it to the group."""
-    calls = ApplicationRequests(world.engine, world.buffer)
+    calls = world.calls
     cursor = None if offset is None else Cursor(WHOLE, {0: offset})
     world.inside["assign"] = lambda: world.engine.ask(lambda: calls.start({PARENT: cursor})).result(10)
 
@@ -89,7 +88,7 @@ def test_a_partition_that_was_gone_is_asked_for_anew(world: World) -> None:
 
 
 def test_what_a_seek_moves_is_what_is_there_then(world: World) -> None:
-    calls = ApplicationRequests(world.engine, world.buffer)
+    calls = world.calls
     world.coordinator.give(0)
     owned(world, 0)
     world.engine.ask(lambda: calls.seek(PARENT, Cursor(WHOLE, {0: 7}))).result(10)

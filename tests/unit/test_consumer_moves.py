@@ -8,7 +8,6 @@ from concurrent.futures import Future
 import pytest
 from confluent_kafka import TopicPartition
 
-from kpsplit.consumer.application_requests import ApplicationRequests
 from kpsplit.consumer.commit.committer import Parts
 from kpsplit.consumer.commit.writes import CommitMember, Processed, writes
 from kpsplit.consumer.group.subscriptions import Mode
@@ -29,7 +28,7 @@ class Scene:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.calls = ApplicationRequests(world.engine, world.buffer)
+        self.calls = world.calls
         world.subscribe()
         world.coordinator.give(0)
         world.polls(lambda: world.reader.owned, "the slot")

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, Message, TopicPartition
 
-from kpsplit.consumer.application_requests import ApplicationRequests
 from kpsplit.consumer.run.handlers import Output
 from kpsplit.consumer.run.lanes import Lane
 from kpsplit.consumer.run.outbox import Outbox
@@ -140,7 +139,7 @@ def test_lanes_go_on_where_the_application_polled_to_and_it_polls_on_where_they_
 def test_what_was_stored_before_a_run_takes_nothing_back_behind_it() -> None:
     with World(enable_auto_offset_store=False) as world:
         scene = Scene(world)
-        calls = ApplicationRequests(world.engine, world.buffer)
+        calls = world.calls
         world.reader.write(*(message(n, KEYS[0]) for n in range(3)))
         last, mark = world.take(3)[1], world.buffer.mark()
         world.engine.ask(lambda: calls.store(calls.behind_message(last, mark))).result(10)
@@ -326,7 +325,7 @@ def test_a_slot_is_handed_over_when_its_record_is_done_and_committed_with_its_ou
 def test_a_position_is_told_while_a_run_is_under_way(scene: Scene) -> None:
     """Handlers may ask for it: it is what the workers are done with."""
     world = scene.world
-    calls = ApplicationRequests(world.engine, world.buffer)
+    calls = world.calls
 
     def position() -> list[int | None]:
         parts, mark = [TopicPartition(TOPIC, 0)], world.buffer.mark()

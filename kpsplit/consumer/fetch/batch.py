@@ -168,6 +168,12 @@ class RecordReader(Protocol):
     def cursor(self, slot: OwnedSlot) -> Cursor:
         """Return how far a slot was read."""
 
+    def pause(self, parents: Iterable[PhysicalPartition]) -> None:
+        """Read nothing of logical partitions until ``resume``."""
+
+    def resume(self, parents: Iterable[PhysicalPartition]) -> None:
+        """Read logical partitions again."""
+
 
 Backpressured = Mapping[PhysicalPartition, frozenset[KeyRange]]
 NOWHERE: Backpressured = {}

@@ -19,10 +19,11 @@ from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.consumer.broker_executor import timed_out
 from kpsplit.consumer.commit.committer import Committer, Parts
 from kpsplit.consumer.commit.payload import TransactionParticipant
 from kpsplit.consumer.config import ConsumerSettings
-from kpsplit.consumer.engine import Engine, timed_out
+from kpsplit.consumer.engine import Engine
 from kpsplit.consumer.fetch.batch import RecordSink
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.polling import Poller
@@ -46,7 +47,6 @@ from kpsplit.consumer.run.policies import Judge, Policy, Stop, check_policy
 from kpsplit.consumer.run.remote import packed
 from kpsplit.consumer.run.work_queue import RunStats, WorkQueue
 from kpsplit.consumer.run.workers import CoroutineWorkers, ProcessWorkers, ThreadWorkers
-from kpsplit.consumer.session import ConsumerSession
 from kpsplit.consumer.slots.assigned import IN_SINK, SlotStage
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
@@ -83,7 +83,7 @@ class Running(Protocol):
     _settings: ConsumerSettings
     _stops: queue.SimpleQueue[bool]
 
-    def _running(self) -> ConsumerSession: ...
+    def _running(self) -> Any: ...
 
 
 class Workers(Protocol):
@@ -172,31 +172,31 @@ class _Run:
     def run(self, attached: Attached) -> RunStats:
         """Do it all; return how everything stood at the end."""
         consumer, work_queue = self._consumer, self._work_queue
-        session = consumer._running()
-        if session.engine.slots.sink is not consumer._buffer:
+        engine: Engine = consumer._running().engine
+        if engine.slots.sink is not consumer._buffer:
             raise KpsplitError("run() is under way already", hint="give it more workers instead")
         self._workers.start()
         work_queue.on_attention = consumer._buffer.ask_attention
         before: Attached | None = None
         try:
             consumer._buffer.processed()
-            before = session.ask(lambda: attach(session.engine, attached))
+            before = engine.call(lambda: attach(engine, attached))
             with self._listening(), _terminated(consumer._stops):
-                self._serve(session)
-                self._drain(session)
-                self._commit(session)
+                self._serve(engine)
+                self._drain(engine)
+                self._commit(engine)
             stats = work_queue.stats()
         finally:
             work_queue.end()
             work_queue.on_attention = _nothing
             if before is not None:
-                session.ask(lambda: attach(session.engine, before))
+                engine.call(lambda: attach(engine, before))
             consumer._buffer.attended()
         if work_queue.error is not None:
             raise work_queue.error
         return stats
 
-    def _serve(self, session: ConsumerSession) -> None:
+    def _serve(self, engine: Engine) -> None:
         """Run callbacks and take notice of events until the run has to end."""
         buffer = self._consumer._buffer
         try:
@@ -206,9 +206,9 @@ class _Run:
                 if event is not None and (error := event.error()) is not None:
                     self._note(error)
                 elif self._work_queue.wants_commit():
-                    self._ask_commit(session)
+                    self._ask_commit(engine)
                 # Whoever attends takes back every call for attention, also that of the run's end.
-                elif not session.events and not self._work_queue.over.is_set():
+                elif not engine.events and not self._work_queue.over.is_set():
                     buffer.wait(None)
         except KeyboardInterrupt:
             self._work_queue.end()
@@ -221,18 +221,18 @@ class _Run:
         elif error.code() != KafkaError._PARTITION_EOF:
             log.warning("kpsplit: %s", error.str())
 
-    def _ask_commit(self, session: ConsumerSession) -> None:
+    def _ask_commit(self, engine: Engine) -> None:
         """Commit before its time, unless that is under way."""
         if self._asked is None or self._asked.done():
-            self._asked = session.ask(lambda: commit_now(session.engine))
+            self._asked = engine.call(lambda: commit_now(engine))
 
-    def _drain(self, session: ConsumerSession) -> None:
+    def _drain(self, engine: Engine) -> None:
         """Let what is being worked on be finished; callbacks of the application go on meanwhile."""
         self._work_queue.end()
         deadline = Deadline(self._drain_seconds)
         try:
             while not self._workers.join(Deadline(min(0.1, deadline.left()))) and deadline.left() > 0:
-                self._run_callbacks(session)
+                self._run_callbacks(engine)
         except KeyboardInterrupt:
             log.warning("kpsplit: interrupted again; what is being worked on is given up")
         if not self._workers.join(Deadline(0.0)):
@@ -241,11 +241,11 @@ class _Run:
             self._workers.abandon()
             self._workers.join(Deadline(1.0))
 
-    def _commit(self, session: ConsumerSession) -> None:
+    def _commit(self, engine: Engine) -> None:
         """Commit what was processed, again where that was refused for the moment."""
         deadline = Deadline(COMMIT_SECONDS)
         for _ in range(COMMIT_TRIES):
-            exception = self._commit_once(session, deadline)
+            exception = self._commit_once(engine, deadline)
             error = None if exception is None else error_of(exception)
             if exception is None or (error is not None and error.code() == KafkaError._NO_OFFSET):
                 return
@@ -256,18 +256,18 @@ class _Run:
                 break
         self._work_queue.end(exception)
 
-    def _commit_once(self, session: ConsumerSession, deadline: Deadline) -> KafkaException | None:
-        asked = session.ask(lambda: commit_now(session.engine))
-        while not asked.done() and deadline.left() > 0 and not session.engine.ended(LOOK_SECONDS):
-            self._run_callbacks(session)
+    def _commit_once(self, engine: Engine, deadline: Deadline) -> KafkaException | None:
+        asked = engine.call(lambda: commit_now(engine))
+        while not asked.done() and deadline.left() > 0 and not engine.ended(LOOK_SECONDS):
+            self._run_callbacks(engine)
         if not asked.done():
             return timed_out(f"the last commit took longer than {COMMIT_SECONDS:.0f} s")
         raised = asked.exception()
         return raised if raised is None or isinstance(raised, KafkaException) else KafkaException(raised)
 
-    def _run_callbacks(self, session: ConsumerSession) -> None:
+    def _run_callbacks(self, engine: Engine) -> None:
         try:
-            session.events.serve()
+            engine.events.serve()
         except Exception as error:  # noqa: BLE001 - a callback's: told by run() when everything is committed
             self._work_queue.end(error)
 
