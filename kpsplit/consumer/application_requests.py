@@ -23,7 +23,7 @@ from kpsplit.consumer.slots.assigned import (
 )
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
-from kpsplit.consumer.slots.pieces import PieceProgress, behind_record
+from kpsplit.consumer.slots.pieces import PieceProgress, after_record
 from kpsplit.kafka.logical_message import Place, place_of
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
@@ -59,7 +59,7 @@ class ApplicationRequests:
         """Have no later commit take these cursors back; return them as they are to be committed.
 
         ``exactly``: the application has named the place, which may lie before what was kept until now. Else
-        they are never behind that.
+        they are never before that.
         """
         kept: dict[OwnedSlot, tuple[Cursor, ...]] = {}
         for slot, pieces in cursors.items():
@@ -86,7 +86,7 @@ class ApplicationRequests:
             return self._slots.processed(assigned)
         return self._slots.settled(assigned, [self._buffer.cursor_at(assigned.slot, mark)])
 
-    def behind_message(self, message: Any, mark: int) -> Cursors:
+    def after_message(self, message: Any, mark: int) -> Cursors:
         """Return the cursors that say that a message, and what came before it, is processed."""
         parent = PhysicalPartition(message.topic(), message.partition())
         place = self.place(message)
@@ -94,11 +94,11 @@ class ApplicationRequests:
             return {}
 
         def move(lineage: Lineage, before: Cursor, read: Cursor) -> Cursor:
-            return behind_record(lineage, before, read, place.segment, place.source_offset + 1)
+            return after_record(lineage, before, read, place.segment, place.source_offset + 1)
 
         return self._moved(parent, mark, move)
 
-    def behind_offsets(self, parts: Sequence[TopicPartition], mark: int) -> Cursors:
+    def below_offsets(self, parts: Sequence[TopicPartition], mark: int) -> Cursors:
         """Return the cursors that say that everything below logical offsets is processed."""
         found: dict[OwnedSlot, tuple[Cursor, ...]] = {}
         for part in parts:
@@ -181,7 +181,7 @@ class ApplicationRequests:
         ]
 
     def known(self) -> bool:
-        """Tell whether it is known what is enrolled."""
+        """Return whether it is known what is enrolled."""
         return self._slots.metadata.ready
 
     def assigned_lineage(self, parent: PhysicalPartition) -> Lineage:

@@ -241,7 +241,7 @@ class Consumer(confluent_kafka.Consumer):
     ) -> list[TopicPartition] | None:
         """Commit what was handed out, or everything up to a message, or below logical offsets.
 
-        Synchronous: returns what was committed. Asynchronous: ``on_commit`` is told.
+        Synchronous: returns what was committed. Asynchronous: ``on_commit`` is called.
 
         Raises:
             KafkaException: nothing to commit (_NO_OFFSET), the slots are another member's
@@ -273,9 +273,9 @@ class Consumer(confluent_kafka.Consumer):
         if session.engine.slots.sink is not self._buffer:
             raise KpsplitError("run() is under way and commits by itself", hint="return from the handler")
         if message is not None:
-            return session.calls.keep(session.calls.behind_message(message, mark))
+            return session.calls.keep(session.calls.after_message(message, mark))
         if offsets is not None:
-            return session.calls.keep(session.calls.behind_offsets(offsets, mark), exactly=True)
+            return session.calls.keep(session.calls.below_offsets(offsets, mark), exactly=True)
         return session.calls.handed_out(mark)
 
     def store_offsets(

@@ -40,7 +40,7 @@ def reads(world, end, offsets, start=0):
 def commits(world, message):
     """Have everything up to a message committed; return what is written."""
     calls, mark, future = world.calls, world.buffer.mark(), Future()
-    world.engine.ask(lambda: calls.commit(calls.keep(calls.behind_message(message, mark)), future)).result(10)
+    world.engine.ask(lambda: calls.commit(calls.keep(calls.after_message(message, mark)), future)).result(10)
     future.result(10)
     return world.group_offsets.commits[-1]
 

@@ -16,7 +16,7 @@ from kpsplit.consumer.commit.writes import (
 from kpsplit.consumer.fetch.batch import Batch
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
-from kpsplit.consumer.slots.pieces import PieceProgress, behind_record, further
+from kpsplit.consumer.slots.pieces import PieceProgress, after_record, further
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange
@@ -219,21 +219,21 @@ def test_a_record_of_a_phantom_says_that_its_predecessors_are_processed():
     lineage = LIFE.split.lineage
     before = Cursor(WHOLE, {0: 900})
     read = Cursor(WHOLE, {1: 1001, 2: 9, 3: 9, 4: 9, 5: 9})
-    moved = behind_record(lineage, before, read, 4, 8)
+    moved = after_record(lineage, before, read, 4, 8)
     assert moved.readable(lineage) == {1: 1001, 2: 0, 3: 0, 4: 8, 5: 0}
 
 
 def test_a_record_behind_what_was_given_says_nothing():
     lineage = LIFE.split.lineage
     before = Cursor(WHOLE, {0: 900})
-    assert behind_record(lineage, before, Cursor(WHOLE, {0: 950}), 4, 8) == before
+    assert after_record(lineage, before, Cursor(WHOLE, {0: 950}), 4, 8) == before
     low = Cursor(KeyRange(0, 10), {0: 900})
-    assert behind_record(lineage, low, low, 5, 8) == low
+    assert after_record(lineage, low, low, 5, 8) == low
 
 
 def test_an_older_record_takes_nothing_back():
     cursor = Cursor(WHOLE, {0: 900})
-    assert behind_record(UNSPLIT.lineage, cursor, cursor, 0, 100).positions == {0: 900}
+    assert after_record(UNSPLIT.lineage, cursor, cursor, 0, 100).positions == {0: 900}
 
 
 def test_what_either_cursor_has_processed_is_processed():
@@ -244,5 +244,5 @@ def test_what_either_cursor_has_processed_is_processed():
 
 def test_a_record_says_nothing_of_what_was_not_handed_out():
     before, read = Cursor(WHOLE, {0: 20}), Cursor(WHOLE, {0: 30})
-    assert behind_record(UNSPLIT.lineage, before, read, 0, 100).positions == {0: 30}
-    assert behind_record(UNSPLIT.lineage, before, Cursor(WHOLE, {0: 10}), 0, 100) == before
+    assert after_record(UNSPLIT.lineage, before, read, 0, 100).positions == {0: 30}
+    assert after_record(UNSPLIT.lineage, before, Cursor(WHOLE, {0: 10}), 0, 100) == before

@@ -63,7 +63,7 @@ class Scene:
     def behind(self, offset: int) -> Cursors:
         """What says that everything below an offset is processed."""
         part, mark = TopicPartition(TOPIC, 0, offset), self.world.buffer.mark()
-        return self.world.engine.ask(lambda: self.calls.behind_offsets([part], mark)).result(10)
+        return self.world.engine.ask(lambda: self.calls.below_offsets([part], mark)).result(10)
 
     @property
     def told(self) -> list[tuple[int, bool]]:
@@ -121,7 +121,7 @@ def test_behind_a_commit_of_a_lower_offset_a_message_commits_what_is_before_it(s
     scene.commit_offset(5).result(10)
     scene.commit_offset(1).result(10)
     mark = scene.world.buffer.mark()
-    cursors = scene.world.engine.ask(lambda: scene.calls.behind_message(scene.first, mark)).result(10)
+    cursors = scene.world.engine.ask(lambda: scene.calls.after_message(scene.first, mark)).result(10)
     scene.commit(cursors).result(10)
     assert scene.told == [(5, False), (1, True), (2, False)]
 
@@ -138,7 +138,7 @@ def test_behind_a_seek_back_a_message_commits_what_is_before_it_and_no_more(scen
     scene.seek(2)
     message = scene.world.take(1)[0]
     mark = scene.world.buffer.mark()
-    scene.commit(scene.world.engine.ask(lambda: scene.calls.behind_message(message, mark)).result(10)).result(
+    scene.commit(scene.world.engine.ask(lambda: scene.calls.after_message(message, mark)).result(10)).result(
         10
     )
     assert scene.told == [(6, False), (3, True)]

@@ -142,7 +142,7 @@ def test_what_was_stored_before_a_run_takes_nothing_back_behind_it() -> None:
         calls = world.calls
         world.reader.write(*(message(n, KEYS[0]) for n in range(3)))
         last, mark = world.take(3)[1], world.buffer.mark()
-        world.engine.ask(lambda: calls.store(calls.behind_message(last, mark))).result(10)
+        world.engine.ask(lambda: calls.store(calls.after_message(last, mark))).result(10)
         before = scene.attach(replace(scene.attached, participant=None))
         assert world.reader.owned[slot(0)].positions == {0: 2}, "the run begins behind what was stored"
         world.reader.written = 2

@@ -78,7 +78,7 @@ def _common(a: KeyRange, b: KeyRange) -> KeyRange | None:
     return KeyRange(max(a.lo, b.lo), min(a.hi, b.hi)) if a.overlaps(b) else None
 
 
-def behind_record(lineage: Lineage, before: Cursor, read: Cursor, segment_id: int, next_: int) -> Cursor:
+def after_record(lineage: Lineage, before: Cursor, read: Cursor, segment_id: int, next_: int) -> Cursor:
     """Return a slot's cursor once all of a segment before ``next_`` is processed, with its predecessors.
 
     A record of a segment is given to a slot only when the slot has been given everything of the segment's
