@@ -68,7 +68,7 @@ def test_a_connector_without_known_checksums_is_trusted_once_and_says_so(
     monkeypatch.setattr(connector, "spark_version", lambda: "9.9.9")
     monkeypatch.setattr(connector, "fetch", lambda wanted, java, work: fill(work / "jars", GOOD))
     folder = connector.ensure_connector(JAVA, tmp_path)
-    assert "no checksums of Spark's Kafka connector 9.9.9 are known" in capsys.readouterr().err
+    assert "no checksums are known for Spark's Kafka connector 9.9.9" in capsys.readouterr().err
     assert connector.ensure_connector(JAVA, tmp_path) == folder and capsys.readouterr().err == ""
     (folder / "a-1.jar").write_bytes(b"altered")
     connector.ensure_connector(JAVA, tmp_path)
