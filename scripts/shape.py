@@ -24,15 +24,15 @@ HEAD = "| package | files | lines | longest chain | fan-out | one importer | com
 SMALL_FILE, LONG_FILE, LARGE_FAN_OUT = 150, 500, 15
 
 CEILINGS = {
-    "lines of the longest file": 660,
+    "lines of the longest file": 624,
     f"files over {LONG_FILE} lines": 3,
     "longest import chain inside the consumer": 13,
     "longest import chain inside another package": 8,
     "largest fan-out": 24,
-    f"modules that import more than {LARGE_FAN_OUT} of ours": 12,
+    f"modules that import more than {LARGE_FAN_OUT} of ours": 10,
     "modules in import cycles": 0,
-    f"files under {SMALL_FILE} lines with one importer": 12,
-    "class names used twice": 4,
+    f"files under {SMALL_FILE} lines with one importer": 9,
+    "class names used twice": 2,
 }
 """The figures as they are. They only go down: a change that makes one smaller lowers it here."""
 
