@@ -36,7 +36,7 @@ def test_a_stale_broker_that_is_the_only_one_to_answer_makes_no_gap(kafka_runtim
         connection = Connection({"bootstrap.servers": cluster.bootstrap})
         operations.initialise()
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-        beside = NewTopic(TOPIC, replica_assignment=[list(OTHERS)])
+        beside = NewTopic(TOPIC, 1, replica_assignment=[list(OTHERS)])
         admin.create_topics([beside])[TOPIC].result(60)
         parent = enrolled(operations, TOPIC)
         writer = Writer(cluster.bootstrap, parent)
