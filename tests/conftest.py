@@ -125,17 +125,33 @@ def topic_name(request: pytest.FixtureRequest) -> Callable[[], str]:
     return lambda: f"{stem}-{next(_numbers)}"
 
 
-@pytest.fixture
-def make_topic(bootstrap: str, admin: AdminClient, topic_name: Callable[[], str]) -> MakeTopic:
-    """See MakeTopic."""
+class CreateTopic(Protocol):
+    """Creates a topic and returns its name once all brokers know its leaders."""
+
+    def __call__(
+        self, name: str, partitions: int = 1, rf: int = 3, config: Mapping[str, str] | None = None
+    ) -> str: ...
+
+
+@pytest.fixture(scope="module")
+def create_topic(bootstrap: str, admin: AdminClient) -> CreateTopic:
+    """See CreateTopic; for what several tests share."""
     cluster = ClusterAdmin(Connection({"bootstrap.servers": bootstrap}))
 
-    def make(partitions: int = 1, rf: int = 3, config: Mapping[str, str] | None = None) -> str:
-        name = topic_name()
+    def create(name: str, partitions: int = 1, rf: int = 3, config: Mapping[str, str] | None = None) -> str:
         new = NewTopic(name, num_partitions=partitions, replication_factor=rf, config=dict(config or {}))
-        for created in admin.create_topics([new], operation_timeout=30).values():
-            created.result(timeout=30)
+        admin.create_topics([new], operation_timeout=30)[name].result(timeout=30)
         await_served(cluster, {name: partitions}, Deadline(SERVED_SECONDS))
         return name
+
+    return create
+
+
+@pytest.fixture
+def make_topic(create_topic: CreateTopic, topic_name: Callable[[], str]) -> MakeTopic:
+    """See MakeTopic."""
+
+    def make(partitions: int = 1, rf: int = 3, config: Mapping[str, str] | None = None) -> str:
+        return create_topic(topic_name(), partitions, rf, config)
 
     return make

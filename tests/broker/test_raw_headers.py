@@ -9,17 +9,20 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from kafka import KafkaProducer
 
+from kpsplit.admin import Admin
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import Layout, PhysicalPartition
 from kpsplit.splitter.records.marker import HEADER as MARKER
 from kpsplit.splitter.records.stamp import HEADER as STAMP
 from tests.broker.operating import enrolled, merge, split, state_of
 from tests.broker.raw_names import RawName
+from tests.conftest import CreateTopic
 
 pytestmark = pytest.mark.broker
 
@@ -55,11 +58,28 @@ class Writer:
         self._producer.close()
 
 
-@pytest.fixture
-def writer(bootstrap: str):
-    one = Writer(bootstrap)
-    yield one
-    one.close()
+@pytest.fixture(scope="module")
+def lived(bootstrap: str, operations: Admin, create_topic: CreateTopic) -> tuple[str, list[str]]:
+    """A topic with records in the parent, in phantoms, in the overflow and in the reopened parent."""
+    parent = enrolled(operations, create_topic("raw-headers-lived"))
+    with closing(Writer(bootstrap)) as writer:
+        writer.write(lambda _: parent)
+        layout = Layout.of(split(operations, parent, 2).lineage)
+        writer.write(lambda key: layout.segment_for(key_hash(key or b"")).source)
+        writer.write(lambda _: parent)  # the overflow
+        merge(operations, parent)
+        writer.write(lambda _: parent)
+    assert state_of(operations, parent).epoch == 2
+    return parent.topic, writer.sent
+
+
+@pytest.fixture(scope="module")
+def plain(bootstrap: str, create_topic: CreateTopic) -> tuple[str, list[str]]:
+    """A topic that is not enrolled."""
+    parent = PhysicalPartition(create_topic("raw-headers-plain"), 0)
+    with closing(Writer(bootstrap)) as writer:
+        writer.write(lambda _: parent)
+    return parent.topic, writer.sent
 
 
 def read(bootstrap: str, how: str, topic: str, count: int) -> list[str]:
@@ -74,26 +94,18 @@ def read(bootstrap: str, how: str, topic: str, count: int) -> list[str]:
     "how", ["poll", "consume", "logical", "deserializing", "run", "process", "dead-letter"]
 )
 def test_records_with_header_names_that_are_no_text_are_handed_out(
-    bootstrap: str, operations, make_topic, writer: Writer, how: str
+    bootstrap: str, lived: tuple[str, list[str]], how: str
 ) -> None:
-    """In the parent, in phantoms, in the overflow and in the reopened parent; with and without a key."""
-    parent = enrolled(operations, make_topic())
-    writer.write(lambda _: parent)
-    layout = Layout.of(split(operations, parent, 2).lineage)
-    writer.write(lambda key: layout.segment_for(key_hash(key or b"")).source)
-    writer.write(lambda _: parent)  # the overflow
-    merge(operations, parent)
-    writer.write(lambda _: parent)
-    assert state_of(operations, parent).epoch == 2
-    found = read(bootstrap, how, parent.topic, len(writer.sent))
-    assert sorted(found, key=int) == sorted(writer.sent, key=int)
+    """Wherever in the lineage they are; with and without a key."""
+    topic, sent = lived
+    found = read(bootstrap, how, topic, len(sent))
+    assert sorted(found, key=int) == sorted(sent, key=int)
 
 
 @pytest.mark.parametrize("how", ["poll", "consume", "logical", "run"])
 def test_so_are_those_of_a_topic_that_is_not_enrolled(
-    bootstrap: str, make_topic, writer: Writer, how: str
+    bootstrap: str, plain: tuple[str, list[str]], how: str
 ) -> None:
-    topic = make_topic()
-    writer.write(lambda _: PhysicalPartition(topic, 0))
-    found = read(bootstrap, how, topic, len(writer.sent))
-    assert found == writer.sent if how != "run" else sorted(found, key=int) == writer.sent
+    topic, sent = plain
+    found = read(bootstrap, how, topic, len(sent))
+    assert found == sent if how != "run" else sorted(found, key=int) == sent

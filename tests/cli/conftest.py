@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit.admin_cli.main import cli
 from tests.broker.operating import operating
+from tests.conftest import CreateTopic
 
 WriteKeys = Callable[[str, Mapping[str, int]], None]
 
@@ -122,14 +122,7 @@ def write_keys(bootstrap: str) -> WriteKeys:
     return write
 
 
-@pytest.fixture(scope="session")
-def new_topic(admin: AdminClient) -> Callable[[str], str]:
+@pytest.fixture(scope="module")
+def new_topic(create_topic: CreateTopic) -> Callable[[str], str]:
     """Creates a topic with one partition, as it has to be for a split; returns its name."""
-
-    def create(stem: str) -> str:
-        name = f"{stem}-{uuid.uuid4().hex[:8]}"
-        new = NewTopic(name, num_partitions=1, replication_factor=3, config={"min.insync.replicas": "2"})
-        admin.create_topics([new], operation_timeout=30)[name].result(30)
-        return name
-
-    return create
+    return lambda stem: create_topic(f"{stem}-{uuid.uuid4().hex[:8]}", config={"min.insync.replicas": "2"})
