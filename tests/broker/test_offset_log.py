@@ -34,19 +34,13 @@ from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition
 from tests.broker.committing import SECONDS, await_owned, commit_of, held, member, tailing, writer
-from tests.broker.operating import enrolled, operating
+from tests.broker.operating import enrolled
 from tests.conftest import MakeTopic
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("operations")]
 
 LEFT, RIGHT = WHOLE.split_evenly(2)
 PROTOCOLS = ["classic", "consumer"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _initialised(bootstrap: str) -> None:
-    with operating(bootstrap):
-        pass
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
