@@ -237,14 +237,18 @@ def range_commits(
 ) -> CommitFold:
     """Return a group's range commits (None: those of all groups) for some logical partitions.
 
-    There are none without an offset log.
+    There are none without an offset log. Brokers leave out of a list of all topics what we may not describe;
+    so the log is asked for by its name.
 
     Raises:
-        DeadlineExceededError: it could not be read to its end in time.
+        AuthorizationError: we may not describe or read it.
+        DeadlineExceededError: it could not be read to its end in time, or the brokers did not agree whether
+            there is one.
     """
-    count = admin.topics().get(OFFSETS_TOPIC, 0)
-    if not count:
+    log = admin.certain(OFFSETS_TOPIC, deadline)
+    if log is None:
         return CommitFold()
+    count = len(log.partitions)
     places = {offsets_partition(parent, count) for parent in parents}
     tail = OffsetTail(admin.connection, count, places, group)
     try:

@@ -13,7 +13,7 @@ from kpsplit.control.retirement import Retirement
 from kpsplit.errors import AuthorizationError, ConflictError, DeadlineExceededError, KpsplitError
 from kpsplit.kafka import groups
 from kpsplit.kafka.clock import Deadline
-from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
+from kpsplit.kafka.cluster_admin import ClusterAdmin, PartitionFacts, TopicFacts
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -28,6 +28,7 @@ from kpsplit.splitter.partition_state import (
     SubTopic,
     SubTopicState,
 )
+from kpsplit.splitter.records.keys import CONTROL_TOPIC
 from tests.unit.samples import UNSPLIT, committed, merge_attempt, split_attempt
 
 NAMES = ("orders.split-3-1", "orders.split-3-2")
@@ -236,3 +237,26 @@ def test_a_group_that_rebalances_is_asked_until_it_is_known_what_it_reads(
 def test_a_group_that_does_not_come_to_rest_counts_as_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "_REBALANCE_SECONDS", 0.0)
     assert Rebalancing(monkeypatch, 10**9, PhysicalPartition("elsewhere", 0)).readers() == ["new"]
+
+
+class WithoutOffsetLog(ClusterAdmin):
+    """Lists no offset log: it may not be described, or else the broker that is asked is stale."""
+
+    def __init__(self, allowed: bool) -> None:
+        self._allowed = allowed
+        self.connection = cast(Any, None)
+
+    def topics(self) -> dict[str, int]:
+        return {UNSPLIT.parent.topic: 4, CONTROL_TOPIC: 16}
+
+    def layout(self, topic: str) -> None:
+        if not self._allowed:
+            raise AuthorizationError(f"missing Describe on {topic}")
+
+
+@pytest.mark.parametrize(("allowed", "error"), [(False, AuthorizationError), (True, DeadlineExceededError)])
+def test_no_range_commit_is_taken_for_missing_where_the_offset_log_is_not_listed(
+    allowed: bool, error: type[KpsplitError]
+) -> None:
+    with pytest.raises(error):
+        groups.range_commits(WithoutOffsetLog(allowed), [UNSPLIT.parent], Deadline(0.3))
