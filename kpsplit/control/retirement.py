@@ -142,7 +142,7 @@ class Retirement:
         self, state: PartitionState, subtopic: SubTopic, force: bool, deadline: Deadline
     ) -> str | None:
         """Return why a sub-topic has to stay, None if it can go."""
-        found = self._admin.certain(subtopic.name, deadline)
+        found = self._admin.certain([subtopic.name], deadline)[subtopic.name]
         if found is None:
             self._gone.add(subtopic.name)
             return None

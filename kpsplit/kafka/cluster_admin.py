@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -207,17 +207,27 @@ class ClusterAdmin(LogEndQueries):
             time.sleep(_PAUSE)
         return found
 
-    def certain(self, topic: str, deadline: PortDeadline) -> TopicFacts | None:
-        """Return a topic without its settings; None only if it is certain that there is none (``Absence``).
+    def certain(self, topics: Iterable[str], deadline: PortDeadline) -> dict[str, TopicFacts | None]:
+        """Return topics without their settings; None only if it is certain that there is none (``Absence``).
+
+        What certainty takes is waited for once, however many topics there are.
 
         Raises:
+            AuthorizationError: one of them may not be described.
             DeadlineExceededError: the brokers did not agree in time.
         """
-        absence = Absence(self.connection, topic)
-        while (found := self.layout(topic)) is None and not absence.denied():
-            deadline.check(f"most brokers to agree that there is no topic {topic}")
+        found: dict[str, TopicFacts | None] = {}
+        doubtful = {topic: Absence(self.connection, topic) for topic in topics}
+        while True:
+            for topic, absence in doubtful.items():
+                facts = self.layout(topic)
+                if facts is not None or absence.denied():
+                    found[topic] = facts
+            doubtful = {topic: absence for topic, absence in doubtful.items() if topic not in found}
+            if not doubtful:
+                return found
+            deadline.check(f"most brokers to agree that there is no topic {', '.join(sorted(doubtful))}")
             time.sleep(_PAUSE)
-        return found
 
     def layout(self, topic: str) -> TopicFacts | None:
         """Return a topic without its settings, None if the broker that is asked knows none of that name."""

@@ -245,7 +245,7 @@ def range_commits(
         DeadlineExceededError: it could not be read to its end in time, or the brokers did not agree whether
             there is one.
     """
-    log = admin.certain(OFFSETS_TOPIC, deadline)
+    log = admin.certain([OFFSETS_TOPIC], deadline)[OFFSETS_TOPIC]
     if log is None:
         return CommitFold()
     count = len(log.partitions)

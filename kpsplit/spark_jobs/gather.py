@@ -171,17 +171,21 @@ class Gatherer:
         self, states: Iterable[PartitionState]
     ) -> tuple[dict[PhysicalPartition, LogEnds], dict[PhysicalPartition, GapReason]]:
         owners = {source: state for state in states for source in state.lineage.sources()}
-        gone = wrong_topics(self._admin, owners)
-        there = [source for source in owners if source not in gone]
-        high = self._admin.end_offsets(there)  # first: only an open transaction keeps stable below it
-        stable = self._admin.end_offsets(there, IsolationLevel.READ_COMMITTED)
-        low = self._admin.start_offsets(there)
-        bounds = {
-            s: LogEnds(low[s], stable[s].offset, max(high[s].offset, stable[s].offset))
-            for s in there
-            if s in low and s in stable and s in high
-        }
-        return bounds, gone | {s: GapReason.MISSING for s in there if s not in bounds}
+        while True:
+            gone = wrong_topics(self._admin, owners, self._limit)
+            there = [source for source in owners if source not in gone]
+            high = self._admin.end_offsets(there)  # first: only an open transaction keeps stable below it
+            stable = self._admin.end_offsets(there, IsolationLevel.READ_COMMITTED)
+            low = self._admin.start_offsets(there)
+            bounds = {
+                s: LogEnds(low[s], stable[s].offset, max(high[s].offset, stable[s].offset))
+                for s in there
+                if s in low and s in stable and s in high
+            }
+            doubtful = next((source for source in there if source not in bounds), None)
+            if doubtful is None:
+                return bounds, gone
+            self._pause(f"the brokers do not agree on whether there is a log {doubtful}", "run it again")
 
     def _unread(self, states: Iterable[PartitionState]) -> frozenset[PhysicalPartition]:
         """Return the partitions that were added and have no slots, as far as we may look."""
@@ -279,12 +283,17 @@ class Gatherer:
 
 
 def wrong_topics(
-    admin: ClusterAdmin, owners: Mapping[PhysicalPartition, PartitionState]
+    admin: ClusterAdmin, owners: Mapping[PhysicalPartition, PartitionState], deadline: Deadline
 ) -> dict[PhysicalPartition, GapReason]:
-    """Return which physical partitions hold nothing of the logical ones that own them any more, and why."""
-    known = {topic: admin.known(topic) for topic in {source.topic for source in owners}}
-    ids = {topic: None if found is None else found.topic_id for topic, found in known.items()}
-    reasons = {source: wrong_topic(state, source, ids[source.topic]) for source, state in owners.items()}
+    """Return which physical partitions hold nothing of the logical ones that own them any more, and why.
+
+    Raises:
+        DeadlineExceededError: the brokers did not agree in time on whether a topic is gone.
+    """
+    asked = {source.topic for source, state in owners.items() if not state.is_retired(source.topic)}
+    known = admin.certain(asked, deadline)
+    ids = {topic: found.topic_id for topic, found in known.items() if found is not None}
+    reasons = {source: wrong_topic(state, source, ids.get(source.topic)) for source, state in owners.items()}
     return {source: reason for source, reason in reasons.items() if reason is not None}
 
 

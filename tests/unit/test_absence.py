@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from kpsplit.kafka.cluster_admin import most_brokers_lack
+from kpsplit.errors import DeadlineExceededError
+from kpsplit.kafka import cluster_admin
+from kpsplit.kafka.clock import Deadline, monotonic
+from kpsplit.kafka.cluster_admin import ClusterAdmin, most_brokers_lack
 from kpsplit.kafka.connection import Connection
+from kpsplit.spark_jobs import gather
+from kpsplit.spark_jobs.gather import Gatherer, wrong_topics
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import SubTopic, SubTopicState
+from kpsplit.splitter.reading import GapReason
+from tests.unit.samples import UNSPLIT
 
 TOPIC = "orders.split-3-1"
 
@@ -61,3 +71,55 @@ def test_each_broker_of_a_mock_cluster_is_asked() -> None:
     mock.produce(TOPIC, b"value")
     assert mock.flush(10) == 0
     assert not most_brokers_lack(connection, TOPIC)
+
+
+class Denying(ClusterAdmin):
+    """The broker that answers knows no topic at all; ``gone``: what the vote of the brokers says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, gone: bool) -> None:
+        self.connection = cast(Any, None)
+        self.asked: list[str] = []
+        monkeypatch.setattr(cluster_admin, "CERTAIN_SECONDS", 0.3)
+        monkeypatch.setattr(cluster_admin, "most_brokers_lack", lambda *_: gone)
+
+    def layout(self, topic: str) -> None:
+        self.asked.append(topic)
+
+
+def test_certainty_about_many_topics_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"orders.split-3-{n}" for n in range(7)]
+    begun = monotonic()
+    assert Denying(monkeypatch, gone=True).certain(names, Deadline(10)) == dict.fromkeys(names)
+    assert monotonic() - begun < 7 * 0.3
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_log_is_missing_for_spark_only_when_most_brokers_say_so(
+    monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    subtopic = SubTopic(TOPIC, 1, 2, SubTopicState.ACTIVE)
+    owners = {PhysicalPartition(TOPIC, 0): replace(UNSPLIT, subtopics=(subtopic,))}
+    admin = Denying(monkeypatch, gone)
+    if gone:
+        assert list(wrong_topics(admin, owners, Deadline(5)).values()) == [GapReason.MISSING]
+    else:
+        with pytest.raises(DeadlineExceededError, match=f"no topic {TOPIC}"):
+            wrong_topics(admin, owners, Deadline(0.6))
+
+
+def test_spark_asks_nobody_for_retired_sub_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    subtopic = SubTopic(TOPIC, 1, 2, SubTopicState.RETIRED)
+    owners = {PhysicalPartition(TOPIC, 0): replace(UNSPLIT, subtopics=(subtopic,))}
+    admin = Denying(monkeypatch, gone=True)
+    assert list(wrong_topics(admin, owners, Deadline(5)).values()) == [GapReason.RETIRED]
+    assert admin.asked == []
+
+
+def test_a_log_that_one_of_two_brokers_does_not_know_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One broker knows the topic; another one, that is asked for the ends of its logs, does not."""
+    gatherer = Gatherer(Connection({"bootstrap.servers": "localhost:1"}), "orders", patience=0.3)
+    monkeypatch.setattr(gather, "wrong_topics", lambda *_: {})
+    admin = SimpleNamespace(end_offsets=lambda *_: {}, start_offsets=lambda *_: {})
+    monkeypatch.setattr(gatherer, "_admin", admin)
+    with pytest.raises(DeadlineExceededError, match="do not agree"):
+        gatherer._bounds([UNSPLIT])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -60,8 +61,8 @@ class Runner:
 class Admin:
     """Knows no sub-topic any more."""
 
-    def certain(self, _name: str, _deadline: Any) -> None:
-        return None
+    def certain(self, names: Iterable[str], _deadline: Any) -> dict[str, None]:
+        return dict.fromkeys(names)
 
 
 def test_retired_subtopics_stay_retired_when_the_next_one_fails() -> None:
@@ -124,11 +125,11 @@ class Scene:
         facts = (PartitionFacts(0, (0,), (0,)),) * 2
         return TopicFacts(name, MERGED.subtopics[0].topic_id or "", facts) if self.there else None
 
-    def certain(self, name: str, deadline: Any) -> TopicFacts | None:
+    def certain(self, names: Iterable[str], deadline: Any) -> dict[str, TopicFacts | None]:
         if self.stale:  # one broker does not know it, and the others do not answer
             deadline.check("most brokers to agree")
             raise DeadlineExceededError("waited for most brokers to agree")
-        return self.known(name)
+        return {name: self.known(name) for name in names}
 
     def delete(self, name: str, _seconds: float) -> bool:
         if self.deleted:

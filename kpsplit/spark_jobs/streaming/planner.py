@@ -145,9 +145,13 @@ class ClusterSnapshot:
     def missing(
         self, state: PartitionState, stretches: Iterable[SegmentStretch]
     ) -> tuple[dict[PhysicalPartition, int], dict[PhysicalPartition, GapReason]]:
-        """Return where logs begin, and which hold nothing of ours any more."""
+        """Return where logs begin, and which hold nothing of ours any more.
+
+        Raises:
+            DeadlineExceededError: the brokers did not agree in time on whether a topic is gone.
+        """
         sources = {s.segment.source for s in stretches}
-        gone = wrong_topics(self._admin, dict.fromkeys(sources, state))
+        gone = wrong_topics(self._admin, dict.fromkeys(sources, state), Deadline(self._settings.patience))
         return self._admin.start_offsets(sources - gone.keys()), gone
 
     def _parents(self) -> list[PhysicalPartition]:
@@ -183,7 +187,9 @@ class ClusterSnapshot:
         self._short_since = {s: self._short_since.get(s, monotonic()) for s in short}
         for source, since in self._short_since.items():
             if monotonic() - since > self.short_patience:
-                why = wrong_topics(self._admin, {source: short[source]}).get(source, GapReason.CUT_OFF)
+                limit = Deadline(self._settings.patience)
+                gone = wrong_topics(self._admin, {source: short[source]}, limit)
+                why = gone.get(source, GapReason.CUT_OFF)
                 raise KpsplitError(
                     f"{source} does not hold what the query has read of it: {why.phrase}",
                     hint=f"look at: kpsplit status {short[source].parent}; begin anew with a new checkpoint",
