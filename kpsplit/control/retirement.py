@@ -14,7 +14,7 @@ from kpsplit.control.facts import under_way
 from kpsplit.control.runner import Runner
 from kpsplit.control.subtopics import SubTopics
 from kpsplit.errors import CheckFailedError, ConflictError, behind_a_change
-from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin
+from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts
 from kpsplit.kafka.groups import (
     Positions,
     committed_positions,
@@ -116,7 +116,14 @@ class Retirement:
 
     def _look(self, state: PartitionState, force: bool, deadline: Deadline) -> Retirable:
         candidates = [*state.to_retire(), *self._left_over(state)]
-        kept = {t.name: reason for t in candidates if (reason := self._reason(state, t, force, deadline))}
+        there = self._admin.certain([t.name for t in candidates], deadline)
+        self._gone = {name for name, topic in there.items() if topic is None}
+        kept = {
+            t.name: reason
+            for t in candidates
+            if (topic := there[t.name]) is not None
+            and (reason := self._reason(state, t, topic, force, deadline))
+        }
         return Retirable(tuple(t.name for t in candidates if t.name not in kept), kept)
 
     def _left_over(self, state: PartitionState) -> list[SubTopic]:
@@ -139,13 +146,9 @@ class Retirement:
         return state
 
     def _reason(
-        self, state: PartitionState, subtopic: SubTopic, force: bool, deadline: Deadline
+        self, state: PartitionState, subtopic: SubTopic, found: TopicFacts, force: bool, deadline: Deadline
     ) -> str | None:
-        """Return why a sub-topic has to stay, None if it can go."""
-        found = self._admin.certain([subtopic.name], deadline)[subtopic.name]
-        if found is None:
-            self._gone.add(subtopic.name)
-            return None
+        """Return why a sub-topic that is there has to stay, None if it can go."""
         if subtopic.topic_id is not None and found.topic_id != subtopic.topic_id:
             return "this is another topic of the same name; kpsplit does not touch it"
         if not held_segments(state, subtopic.name):

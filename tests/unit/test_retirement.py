@@ -59,9 +59,13 @@ class Runner:
 
 
 class Admin:
-    """Knows no sub-topic any more."""
+    """Knows no sub-topic any more; ``asked``: about which it was asked at once."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
 
     def certain(self, names: Iterable[str], _deadline: Any) -> dict[str, None]:
+        self.asked.append([*names])
         return dict.fromkeys(names)
 
 
@@ -75,9 +79,10 @@ def test_retired_subtopics_stay_retired_when_the_next_one_fails() -> None:
 
 
 def test_all_that_is_left_over_is_retired() -> None:
-    runner = Runner(times=2)
-    retirement = Retirement(cast(Any, Admin()), cast(Any, runner), lambda _: None)
+    runner, admin = Runner(times=2), Admin()
+    retirement = Retirement(cast(Any, admin), cast(Any, runner), lambda _: None)
     assert retirement.run(force=False, deadline=Deadline(10)) == list(NAMES)
+    assert admin.asked == [list(NAMES)]  # certainty takes 10 s: for each one by itself no operation had time
 
 
 SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2))
