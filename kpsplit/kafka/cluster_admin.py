@@ -119,14 +119,21 @@ class Absence:
 def most_brokers_lack(connection: Connection, topic: str) -> bool:
     """Ask each broker by itself whether it knows a topic; return whether most do not, and none does.
 
-    A broker that does not answer counts as one that may know it.
+    A broker that does not answer counts as one that may know it. So does one that is not listed and has
+    replicas: brokers leave out of their lists those that the controller takes for dead.
 
     Raises:
         KafkaException: no broker names the brokers of the cluster.
     """
-    brokers = connection.shared_admin().list_topics(timeout=ANSWER_SECONDS).brokers
+    cluster = connection.shared_admin().list_topics(timeout=ANSWER_SECONDS)
+    replicas = {
+        broker
+        for listed in cluster.topics.values()
+        for partition in listed.partitions.values()
+        for broker in partition.replicas
+    }
     lacking = 0
-    for broker in brokers.values():
+    for broker in cluster.brokers.values():
         one = connection.open_admin("absence", **_limited_to(f"{broker.host}:{broker.port}"))
         try:
             # Of all topics: a question for one may create it, and describe_topics asks another broker.
@@ -135,7 +142,7 @@ def most_brokers_lack(connection: Connection, topic: str) -> bool:
         except KafkaException:
             continue
         lacking += 1
-    return lacking * 2 > len(brokers)
+    return lacking * 2 > len(cluster.brokers.keys() | replicas)
 
 
 def complete(topic: TopicMetadata, partitions: int) -> bool:

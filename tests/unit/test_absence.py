@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,14 +26,20 @@ TOPIC = "orders.split-3-1"
 
 
 class Cluster:
-    """Brokers by whether they know the topic; None: no answer. Stands for the connection and its clients."""
+    """Brokers by whether they know the topic; None: no answer. Stands for the connection and its clients.
 
-    def __init__(self, *known: bool | None) -> None:
+    ``replicas``: the brokers that have the partition of another topic.
+    """
+
+    def __init__(self, *known: bool | None, replicas: Sequence[int] = ()) -> None:
         self.known = known
+        partition = SimpleNamespace(replicas=[*replicas])
+        self.topics = {"orders": SimpleNamespace(partitions={0: partition})}
 
     def shared_admin(self) -> Any:
         brokers = {n: SimpleNamespace(host="broker", port=n) for n in range(len(self.known))}
-        return SimpleNamespace(list_topics=lambda timeout: SimpleNamespace(brokers=brokers))
+        cluster = SimpleNamespace(brokers=brokers, topics=self.topics)
+        return SimpleNamespace(list_topics=lambda timeout: cluster)
 
     def open_admin(self, _role: str, **settings: Any) -> Any:
         known = self.known[int(settings["bootstrap_servers"].removeprefix("broker:"))]
@@ -61,6 +68,12 @@ def test_a_topic_is_gone_when_most_brokers_do_not_know_it_and_none_does(
     known: tuple[bool | None, ...], gone: bool
 ) -> None:
     assert most_brokers_lack(Cluster(*known), TOPIC) is gone  # type: ignore[arg-type]
+
+
+def test_brokers_that_are_not_listed_and_have_replicas_may_know_a_topic() -> None:
+    """A stale broker that has seen the others fenced lists itself alone."""
+    assert not most_brokers_lack(cast(Any, Cluster(False, replicas=[0, 1, 2])), TOPIC)
+    assert most_brokers_lack(cast(Any, Cluster(False, False, replicas=[0, 1, 2])), TOPIC)
 
 
 def test_each_broker_of_a_mock_cluster_is_asked() -> None:
