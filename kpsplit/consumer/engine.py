@@ -202,7 +202,7 @@ class Engine(threading.Thread):
         self._polled_sink = slots.sink
         self._lock = threading.Lock()
         self._reads = 0
-        """The thread that holds the lock, or held it last."""
+        """The thread that holds the lock; 0 if none does, or one that has just taken it."""
         self._resting = threading.Event()
         """Whether the engine rests; while it wants the lock nobody else takes it."""
         self._no_reading_until = 0.0
@@ -288,8 +288,11 @@ class Engine(threading.Thread):
         if self._resting.is_set() or self._resting.wait(max(seconds, SLICE_SECONDS)):
             with self._lock:  # no exception comes between this and what lets it go
                 self._reads = me
-                if self._polls():
-                    self._duty(lambda: self._read(seconds))
+                try:
+                    if self._polls():
+                        self._duty(lambda: self._read(seconds))
+                finally:  # before the lock: the next thread to take it must not be mistaken for this one
+                    self._reads = 0
         return True
 
     def _polls(self) -> bool:
@@ -364,6 +367,7 @@ class Engine(threading.Thread):
 
     def _rest(self, seconds: float) -> None:
         """Let others have the lock for a moment."""
+        self._reads = 0
         self._lock.release()
         self._resting.set()
         try:
