@@ -148,7 +148,7 @@ plan orders/3 --ranges 2 --engine spark --memory lots | 'lots' is not a memory s
 plan orders/3 --ranges 2 --engine spark --memory 0g | '0g' is not a memory size
 plan orders/3 --ranges 2 --engine spark --cores 0 | not in the range 1<=x<=1024
 plan orders/3 --ranges 2 --engine spark --cores 2 --master local | leave one of them out
-plan orders/3 --ranges 2 --engine spark --master flink://x | here; write local[4]
+plan orders/3 --ranges 2 --engine spark --master flink://x | not a master URL; write local[4]
 plan orders/3 --ranges 2 --save | '--save' requires an argument; see: kpsplit plan --help
 split | Missing argument 'TOPIC/P'
 split orders --ranges 2 | write TOPIC/P, e.g. orders/3
@@ -251,7 +251,7 @@ verify orders/x | write TOPIC/P
 verify orders --memory lots | 'lots' is not a memory size
 verify orders --cores 0 | not in the range 1<=x<=1024
 verify orders --cores 2 --master local | cannot be used together; leave one of them out
-verify orders --master flink://x | here; write local[4]
+verify orders --master flink://x | not a master URL; write local[4]
 verify orders --since soon | 'soon' is not a time; write
 verify orders --since 2026-03-01T12:00:00 | has no time zone
 verify orders --parquet {dir} | exists; pass a --parquet folder that does not exist yet
