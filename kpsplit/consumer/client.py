@@ -432,6 +432,9 @@ class Consumer(confluent_kafka.Consumer):
     def close(self) -> None:
         """Hand everything over, leave the group, end; callbacks run meanwhile.
 
+        In a signal handler that interrupts ``poll()`` this returns at once, and ``poll()`` closes before it
+        ends.
+
         Raises:
             KpsplitError: called inside a callback. Exception: what a callback raised first, after all ran.
         """
@@ -444,6 +447,10 @@ class Consumer(confluent_kafka.Consumer):
             if session is None:
                 self._close_unused()
                 return
+        if session.engine.reads_here():
+            self._poller.before_end = self.close
+            self._buffer.attention = True  # without its lock, which this thread may hold
+            return
         raised: Exception | None = None
         self._buffer.processed()
         session.engine.close()
@@ -453,7 +460,7 @@ class Consumer(confluent_kafka.Consumer):
                 self._events.serve()
             except Exception as error:  # noqa: BLE001 - a callback's; it goes back to the application below
                 raised = raised or error
-        self._poller.closed = True
+        self._poller.end()
         self._let_go_of_state()
         if raised is not None:
             raise raised
@@ -478,7 +485,7 @@ class Consumer(confluent_kafka.Consumer):
 
     def _close_unused(self) -> None:
         """Close before any call has begun a session; one that is being begun around us ends by itself."""
-        self._poller.closed = True
+        self._poller.end()
         if not self._beginning:
             self._group.close()
             self._query_client.close()

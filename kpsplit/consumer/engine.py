@@ -19,36 +19,32 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
 from kpsplit.consumer.broker_executor import BrokerExecutor, QueryClient, answer
 from kpsplit.consumer.commit.committer import Committer, LagOffsetRepair
 from kpsplit.consumer.commit.group_offsets import GroupOffsets
 from kpsplit.consumer.config import ConsumerSettings
-from kpsplit.consumer.events import Callback, Events, kafka_error, named
-from kpsplit.consumer.fetch.gaps import EndReached, ForeignFound, Gap, GapFound, ReadingEvent, Unreadable
+from kpsplit.consumer.events import Events, kafka_error
 from kpsplit.consumer.fetch.reader import SlotReader
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.membership import Membership
 from kpsplit.consumer.group.ownership import OwnershipGuard, PeerAssignments
 from kpsplit.consumer.group.subscribing import ClusterTopics, Subscribing
 from kpsplit.consumer.metadata import Metadata
-from kpsplit.consumer.slots.assigned import IN_SINK, SlotStage
+from kpsplit.consumer.reading import Reading
+from kpsplit.consumer.slots.assigned import IN_SINK
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.consumer.slots.initializer import EnrolmentGuard, SlotInitializer
 from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
 from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.error_map import error_of, translate
-from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.reading import GapReason
 
 log = logging.getLogger(__name__)
 
 SLICE_SECONDS = 0.01
 """How long the engine rests, or waits for records, before it looks at everything else."""
-STEPS = 8
-"""A step reads one part in so many of the buffer at most: one lane that gets it all must not fill it."""
 REST_SECONDS = 0.25
 """How long nothing is read after an error."""
 CLOSE_SECONDS = 30.0
@@ -56,10 +52,6 @@ ANSWER_SECONDS = 60.0
 """The engine answers within milliseconds; longer, and something is wrong."""
 
 T = TypeVar("T")
-
-
-_BEGINNINGS = {"earliest", "latest"}
-_OUTSIDE = {GapReason.EXPIRED, GapReason.CUT_OFF}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,91 +79,6 @@ class Clients:
         for closer in closers:
             with suppress(Exception):
                 closer()
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """A gap that is being reported to the application; ``callback`` is None where it has no ``error_cb``.
-
-    Then the log and the counts are all there is, and those have it at once.
-    """
-
-    parent: PhysicalPartition
-    gap: Gap
-    callback: Callback | None
-
-    @property
-    def reported(self) -> bool:
-        """Whether ``error_cb`` has returned, if there is one."""
-        return self.callback is None or self.callback.done
-
-
-class Reading:
-    """What the reader reports besides records, and whether reading has to begin anew."""
-
-    def __init__(self, settings: ConsumerSettings, slots: AssignedSlots, events: Events) -> None:
-        self._settings = settings
-        self._slots = slots
-        self._events = events
-        self.ends: dict[PhysicalPartition, int] = {}
-        """Logical partitions that were read to their ends, with the offset there, until that is reported."""
-        self.notices: list[Notice] = []
-        """Gaps after which reading has not gone on yet."""
-        self.torn = False
-        """Whether what is read and what is handed out may differ: an exception came between, or may now."""
-        self.gaps = self.gap_records = self.foreign_records = self.unreadable = self.offsets_reset = 0
-        self.internal_errors = self.read_anew = self.turns_without_room = 0
-
-    def internal_error(self) -> None:
-        """Count an exception that ended something halfway; reading begins anew."""
-        self.torn = True
-        self.internal_errors += 1
-
-    def report(self, event: ReadingEvent) -> None:
-        """Count an event; report it to the application, or begin anew where ``auto.offset.reset`` says."""
-        if self._resets(event):
-            return
-        if isinstance(event, GapFound):
-            self.gaps += 1
-            self.gap_records += event.records
-            self._report_gap(event)
-        elif isinstance(event, ForeignFound):
-            self.foreign_records += event.count
-        elif isinstance(event, EndReached):
-            self.ends[event.parent] = event.offset
-        else:
-            self.unreadable += 1
-            self._events.trouble = event.error
-            self._events.tell(kafka_error(event.error), **named(event.parent))
-
-    def _resets(self, event: ReadingEvent) -> bool:
-        """Have a partition begin anew whose offset is outside its log; return whether it does.
-
-        As the original. Only where the topic is not enrolled: there is no lineage that says what is missing.
-        """
-        where = self._settings.reset
-        if where not in _BEGINNINGS or isinstance(event, ForeignFound | EndReached):
-            return False
-        stops = isinstance(event, Unreadable) or event.error is not None
-        reason = event.gap.reason if isinstance(event, GapFound) else event.reason
-        if event.parent is None or not stops or reason not in _OUTSIDE:
-            return False
-        assigned_slots = [h for h in self._slots.of(event.parent) if h.mode.plain]
-        for assigned in assigned_slots:
-            assigned.reset = True
-            self.offsets_reset += 1
-            log.warning("kpsplit: %s; it begins anew at the %s offset", event.error, where)
-        return bool(assigned_slots)
-
-    def _report_gap(self, event: GapFound) -> None:
-        if event.error is not None:
-            error = KafkaError(KafkaError._AUTO_OFFSET_RESET, str(event.error))
-            self._events.tell(error, **named(event.parent))
-            return
-        what = f"{event.parent}: {event.gap}"
-        log.warning("kpsplit: %s; it is skipped", what)
-        callback = self._events.warn(KafkaError(KafkaError._AUTO_OFFSET_RESET, what))
-        self.notices.append(Notice(event.parent, event.gap, callback))
 
 
 class Engine(threading.Thread):
@@ -202,12 +109,12 @@ class Engine(threading.Thread):
         self._polled_sink = slots.sink
         self._lock = threading.Lock()
         self._reads = 0
-        """The thread that holds the lock; 0 if none does, or one that has just taken it."""
+        """The thread that reads in ``pull``, 0 if none does."""
         self._resting = threading.Event()
         """Whether the engine rests; while it wants the lock nobody else takes it."""
         self._no_reading_until = 0.0
         self._reader_closed = False
-        self.reading = Reading(settings, slots, events)
+        self.reading = Reading(settings, self.reader, slots, events)
         self.committer = Committer(settings, slots, group, executor, events)
         self.membership = Membership(settings, slots, group, self.committer, events, self)
         self.initializer = SlotInitializer(slots, self.metadata, executor, events, self.membership)
@@ -239,7 +146,16 @@ class Engine(threading.Thread):
     # -- calls from other threads ------------------------------------------------------------------
 
     def ask(self, job: Callable[[], T]) -> Future[T]:
-        """Have something done by the engine's thread; the future has what it returns or raises."""
+        """Have something done by the engine's thread; the future has what it returns or raises.
+
+        Raises:
+            KpsplitError: a signal handler calls, which has interrupted ``poll()`` while it reads.
+        """
+        if self.reads_here():
+            raise KpsplitError(
+                "this call came inside poll(), from a signal handler; nothing was done",
+                hint="set a flag there, and make the call after poll() has returned",
+            )
         future: Future[T] = Future()
 
         def run() -> None:
@@ -279,21 +195,27 @@ class Engine(threading.Thread):
         """Read the next records for ``poll()``, waiting so long for the first. In the application's thread.
 
         False if nothing can be read now, None if this thread reads already and a signal handler came between.
+
+        Raises:
+            Exception: what a signal handler raised, or an internal error; reading begins anew after it.
         """
-        me = threading.get_ident()
-        if self._reads == me and self._lock.locked():
+        if self.reads_here():
             return None
         if not self._polls() or monotonic() < self._no_reading_until:
             return False
         if self._resting.is_set() or self._resting.wait(max(seconds, SLICE_SECONDS)):
             with self._lock:  # no exception comes between this and what lets it go
-                self._reads = me
+                self._reads = threading.get_ident()
                 try:
                     if self._polls():
-                        self._duty(lambda: self._read(seconds))
-                finally:  # before the lock: the next thread to take it must not be mistaken for this one
+                        self._duty(lambda: self._read(seconds), raises=True)
+                finally:
                     self._reads = 0
         return True
+
+    def reads_here(self) -> bool:
+        """Return whether this thread reads: then a signal handler asks, and the engine cannot answer it."""
+        return self._reads == threading.get_ident()
 
     def _polls(self) -> bool:
         """Tell whether there is something to read for an application that polls."""
@@ -306,18 +228,17 @@ class Engine(threading.Thread):
         """Turn until closed."""
         try:
             with self._lock:
-                self._reads = threading.get_ident()
-                while not self.closing:
-                    self._turn()
-                self._hand_over_everything()
-        except BaseException as error:  # noqa: BLE001 - whoever asks for records hears of it
-            self._die(error)
+                try:
+                    while not self.closing:
+                        self._turn()
+                    self._hand_over_everything()
+                except BaseException as error:  # noqa: BLE001 - poll() raises it
+                    self._die(error)
+                finally:
+                    self._close_clients()
         finally:
-            try:
-                self._close_clients()
-            finally:
-                self._ended.set()
-                self._refuse_requests()
+            self._ended.set()
+            self._refuse_requests()
 
     def _die(self, error: BaseException) -> None:
         """The thread ends of something that no duty has caught: ``poll()`` must not return None for ever."""
@@ -350,7 +271,7 @@ class Engine(threading.Thread):
             self._chores_at = now + SLICE_SECONDS
             self._chores(nested)
         self._duty(self._refresh)
-        self._duty(self._mend)
+        self._duty(self.reading.mend)
         self._duty(self._push_or_rest)
 
     def _push_or_rest(self) -> None:
@@ -367,15 +288,13 @@ class Engine(threading.Thread):
 
     def _rest(self, seconds: float) -> None:
         """Let others have the lock for a moment."""
-        self._reads = 0
         self._lock.release()
-        self._resting.set()
         try:
+            self._resting.set()
             self._wake.wait(seconds)
         finally:
             self._resting.clear()
             self._lock.acquire()
-            self._reads = threading.get_ident()
 
     def _chores(self, nested: bool) -> None:
         """Do everything but reading.
@@ -392,13 +311,14 @@ class Engine(threading.Thread):
             self._duty(lambda: self.ownership_guard.turn(nested=nested))
             self._duty(lambda: self.subscribing.turn(nested=nested))
             self._duty(self.initializer.turn)
-            self._duty(self._go_on_after_gaps)
+            self._duty(self.reading.go_on_after_gaps)
             self._duty(self.peers.turn)
             if not nested:
                 self._duty(self.lag_repair.turn)
         self._duty(self.committer.turn)
 
-    def _duty(self, duty: Callable[[], None]) -> None:
+    def _duty(self, duty: Callable[[], None], *, raises: bool = False) -> None:
+        """Do a duty; report what ends it. ``raises``: raise what may be the application's own exception."""
         try:
             duty()
         except FutureVersionError as error:
@@ -409,6 +329,8 @@ class Engine(threading.Thread):
             self._trouble(translate(error_of(exception), "follow the group"))
         except Exception as error:
             self.internal_error()
+            if raises:
+                raise
             log.exception("kpsplit: internal error")
             self._trouble(KpsplitError(f"internal error: {type(error).__name__}: {error}"))
 
@@ -475,68 +397,9 @@ class Engine(threading.Thread):
             self.membership.give_up(f"the application has not polled for {idle:.1f} s")
 
     def _read(self, seconds: float) -> None:
-        """Read what there is room for, waiting so long for the first record.
-
-        The reader's positions move when a record is read, the sink's when it is offered. Both are certain to
-        agree only when everything that was read was offered; whatever ends this before that, and whichever
-        duty was ended by an internal error, reading begins anew from what was handed out.
-        """
-        self._mend()
-        self._tell_ends()
-        reading, sink = self.reading, self.slots.sink
-        self.reader.hold_back(sink.backpressured())
-        room = self.settings.buffer_bytes - sink.waiting_bytes()
-        room = min(room, max(1, self.settings.buffer_bytes // STEPS))
-        ends, reading.ends = reading.ends, {}
-        reading.torn = True
-        for batch in self.reader.step(seconds, room):
-            self.slots.offer(batch)
-            if batch.messages:
-                ends.pop(batch.parent, None)
-        reading.torn = False
-        reading.ends = {**ends, **reading.ends}
-        self._tell_ends()
+        self.reading.read(seconds)
         if self.reader.wants_refresh:
             self._wake.set()
-
-    def _mend(self) -> None:
-        """Begin anew where an exception came between what is read and what is handed out."""
-        if self.reading.torn or self.slots.sink.torn:
-            self._read_anew()
-
-    def _read_anew(self) -> None:
-        """Begin to read from what was handed out; slots that the sink does not know begin from the log."""
-        slots, reading = self.slots, self.reading
-        reading.torn = True
-        places = slots.sink.start_over()
-        being_read = slots.on((SlotStage.READING,))
-        slots.sink.dropped([slot for slot in places if slot not in slots])
-        self.reader.start_over({h.slot: places[h.slot] for h in being_read if h.slot in places})
-        slots.start_anew([h for h in being_read if h.slot not in places])
-        reading.ends.clear()
-        reading.read_anew += 1
-        reading.torn = False
-
-    def _go_on_after_gaps(self) -> None:
-        """Read on after the gaps that were reported to the application meanwhile."""
-        reading = self.reading
-        for notice in [n for n in reading.notices if n.reported]:
-            torn, reading.torn = reading.torn, True
-            for batch in self.reader.told(notice.parent, notice.gap):
-                self.slots.offer(batch)
-            reading.notices.remove(notice)
-            reading.torn = torn
-
-    def _tell_ends(self) -> None:
-        """Report that partitions were read to their ends; never before their last record was handed out."""
-        ends = self.reading.ends
-        if not ends or self.slots.sink.waiting_bytes():
-            return
-        if self.settings.eof:
-            for parent, offset in ends.items():
-                eof = KafkaError(KafkaError._PARTITION_EOF, f"{parent}: reached end of partition")
-                self.events.tell(eof, **named(parent), offset=offset)
-        ends.clear()
 
     def _refresh(self) -> None:
         """Have the control topic read to its end where a record can only be judged then."""
@@ -571,8 +434,8 @@ class Engine(threading.Thread):
 
     def _close_clients(self) -> None:
         self._clients.close()
-        with self._lock, suppress(Exception):
-            self._reader_closed = True
+        self._reader_closed = True
+        with suppress(Exception):
             self.reader.close()
         self.membership.closed = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from confluent_kafka import Message
@@ -24,6 +25,7 @@ class Poller:
     Attributes:
         closed: set by the Consumer.
         engine: set when the first call has begun a session.
+        before_end: what a signal handler asked for that interrupted reading: done when reading has ended.
     """
 
     def __init__(self, buffer: FetchBuffer, events: Events) -> None:
@@ -31,6 +33,7 @@ class Poller:
         self.events = events
         self.closed = False
         self.engine: Engine | None = None
+        self.before_end: Callable[[], None] | None = None
         self.poll: Poll = buffer.poller(self._poll_slowly)
         """Return the next record or error event, None if there is none in time; run callbacks."""
         self._calls = 0
@@ -94,7 +97,12 @@ class Poller:
     def _wait(self, deadline: Deadline) -> bool:
         """Read on and wait for something to do, False if nothing came in time."""
         if not self.events.running:
-            return self.buffer.wait(deadline.left())
+            try:
+                return self.buffer.wait(deadline.left())
+            finally:
+                if self.before_end is not None and self.engine is not None and not self.engine.reads_here():
+                    asked, self.before_end = self.before_end, None
+                    asked()
         # Another thread closes and is inside a callback: it attends, and the buffer would not wait.
         self.buffer.processed()
         deadline.pause(LOOK_SECONDS)
@@ -113,6 +121,11 @@ class Poller:
                 raise KpsplitError("poll() was called inside a callback", hint="return from it first")
             return events.attend(self.buffer.attended)
         return None
+
+    def end(self) -> None:
+        """The Consumer is closed: a thread that waits for records hears of it."""
+        self.closed = True
+        self.buffer.ask_attention()
 
     def check_open(self) -> None:
         """Do nothing while the Consumer is open.

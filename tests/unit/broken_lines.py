@@ -67,6 +67,7 @@ BETWEEN = {
         "headers",
         "logical_message",
         "engine",
+        "reading",
     ),
 }
 """Files between the client and the application. Of the engine the turns are left out."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
 from math import inf
 
 import pytest
@@ -237,3 +239,28 @@ def test_a_record_on_its_way_to_the_application_does_not_count_as_processed(monk
     poll()
     assert len(buffer.consume(2)) == 2
     assert seen == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_batch_that_an_exception_interrupts_is_counted_as_far_as_it_was_added(monkeypatch, error) -> None:
+    class Interrupted(deque[Message]):
+        def extend(self, messages: Iterable[Message]) -> None:
+            given = iter(messages)
+            if error is KeyboardInterrupt:  # as of a signal: when everything was added
+                super().extend(given)
+            else:  # when there is no room for the fourth
+                super().extend(islice(given, 3))
+                next(given)
+            raise error
+
+    monkeypatch.setattr("kpsplit.consumer.fetch.buffer.deque", Interrupted)
+    buffer = FetchBuffer()
+    buffer.taken(FIRST, Cursor(FIRST.range, {0: 0}))
+    with pytest.raises(error):
+        buffer.offer(batch([message(n) for n in range(5)], 0, 5))
+    handed_out = []
+    with suppress(IndexError):
+        while True:
+            handed_out.append(buffer.take().offset())
+    assert handed_out == list(range(5 if error is KeyboardInterrupt else 3))
+    assert buffer.start_over()[FIRST].positions == {0: len(handed_out)}

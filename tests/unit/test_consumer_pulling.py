@@ -5,14 +5,19 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kpsplit import Consumer
+from kpsplit.consumer.engine import Engine
 from kpsplit.consumer.fetch.batch import Batch
-from kpsplit.errors import FutureVersionError, UnreachableError
-from tests.unit.engine_world import Reader, World, record
+from kpsplit.consumer.reading import Notice
+from kpsplit.errors import FutureVersionError, KpsplitError, UnreachableError
+from tests.unit.engine_world import PARENT, Reader, World, poller_of, record
 
 PATIENCE = 20.0
 WAITS = 100
@@ -126,3 +131,221 @@ def test_a_signal_handler_that_polls_inside_poll_waits_for_nothing_and_takes_not
         signal.signal(signal.SIGALRM, before)
     assert inside
     assert time.monotonic() - begun < PATIENCE
+
+
+@contextmanager
+def alarm(seconds: float, handler: Callable[..., object]) -> Iterator[None]:
+    """Call a signal handler in this thread after so long."""
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Interrupted(WaitingReader):
+    """Calls what a signal handler does in the middle of reading, once."""
+
+    handler: Callable[[], object] | None = None
+
+    def step(self, seconds: float, room: int) -> list[Batch]:
+        handler, self.handler = self.handler, None
+        if handler is not None:
+            handler()
+        return super().step(seconds, room)
+
+
+@pytest.fixture
+def interrupted() -> Iterator[World]:
+    with World(Interrupted()) as one:
+        one.subscribe()
+        one.coordinator.give(0, 1)
+        one.polls(lambda: len(one.reader.owned) == 2, "slots")
+        yield one
+
+
+def test_a_call_in_a_signal_handler_that_interrupts_reading_is_refused_at_once(interrupted: World) -> None:
+    reader: Any = interrupted.reader
+    refused: list[str] = []
+
+    def handler() -> None:
+        with pytest.raises(KpsplitError) as caught:
+            interrupted.engine.ask(lambda: None)
+        refused.append(caught.value.message)
+
+    reader.handler = handler
+    assert not interrupted.buffer.wait(0)
+    assert refused == ["this call came inside poll(), from a signal handler; nothing was done"]
+    assert interrupted.engine.ask(lambda: 1).result(PATIENCE) == 1
+
+
+def test_a_consumer_that_a_signal_handler_closes_inside_poll_is_closed_when_poll_ends(
+    interrupted: World,
+) -> None:
+    reader: Any = interrupted.reader
+    reader.write(record(0), record(1))
+    assert len(interrupted.take(2)) == 2
+    poller = poller_of(interrupted)
+    consumer = Consumer({"bootstrap.servers": "localhost:1", "group.id": "g", "log_level": 0})
+    consumer._session = SimpleNamespace(engine=interrupted.engine)  # type: ignore[assignment]
+    consumer._poller, consumer._events, consumer._buffer = poller, interrupted.events, interrupted.buffer
+
+    def handler() -> None:
+        consumer.close()
+        assert not poller.closed
+
+    reader.handler = handler
+    with pytest.raises(RuntimeError, match="Consumer closed"):
+        poller.poll(PATIENCE)
+    assert interrupted.engine.ended(0)
+    assert [set(commit.values()) for commit in interrupted.group_offsets.commits] == [{2}]
+
+
+def test_a_signal_handler_that_closes_inside_poll_and_ends_the_program_leaves_the_group_first(
+    interrupted: World,
+) -> None:
+    reader: Any = interrupted.reader
+    poller = poller_of(interrupted)
+
+    def handler() -> None:
+        poller.before_end = interrupted.close
+        raise SystemExit
+
+    reader.handler = handler
+    with pytest.raises(SystemExit):
+        poller.poll(PATIENCE)
+    assert interrupted.engine.ended(0)
+
+
+def test_what_a_signal_handler_raises_inside_poll_reaches_the_application(world: World) -> None:
+    class StopRequestedError(Exception):
+        pass
+
+    def handler(*_: object) -> None:
+        raise StopRequestedError
+
+    with alarm(0.05, handler), pytest.raises(StopRequestedError):
+        world.buffer.wait(PATIENCE)
+    world.until(lambda: world.count("read_anew"), "the new beginning")
+    reader: Any = world.reader
+    reader.write(record(0))
+    assert [m.offset() for m in world.take(1)] == [0]
+
+
+class HandOff:
+    """A lock that is let go to the one that has waited longest, without being free in between.
+
+    As ``threading.Lock`` is from CPython 3.13.1 on.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._held, self._next, self._serves = False, 0, 0
+
+    def acquire(self) -> bool:
+        with self._changed:
+            mine, self._next = self._next, self._next + 1
+            self._changed.wait_for(lambda: self._serves == mine)
+            self._held = True
+            return True
+
+    def release(self) -> None:
+        with self._changed:
+            self._serves += 1
+            self._held = self._next > self._serves
+            self._changed.notify_all()
+
+    def locked(self) -> bool:
+        return self._held
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def test_a_wait_lasts_as_long_as_asked_where_locks_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Engine.start
+
+    def start_with_another_lock(engine: Any) -> None:
+        engine._lock = HandOff()
+        start(engine)
+
+    monkeypatch.setattr(Engine, "start", start_with_another_lock)
+    with World(WaitingReader()) as world:
+        world.subscribe()
+        world.coordinator.give(0, 1)
+        world.polls(lambda: len(world.reader.owned) == 2, "slots")
+        for _ in range(3):
+            begun = time.monotonic()
+            assert not world.buffer.wait(0.3)
+            assert time.monotonic() - begun >= 0.3
+
+
+def test_an_interrupted_batch_before_a_gap_is_handed_out_before_what_follows_the_gap(world: World) -> None:
+    reader: Any = world.reader
+    reader.write(record(0), record(1))
+    seen: list[bool] = []
+    told = reader.start_over
+
+    def start_over(cursors: Any) -> None:
+        seen.append(bool(world.engine.reading.notices))
+        told(cursors)
+
+    reader.start_over = start_over
+    reader.told = lambda *_: seen.append(False) or []
+
+    def broken(_: Batch) -> None:
+        world.engine.reading.notices.append(Notice(PARENT, None, None))  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    world.slots.offer = broken  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        world.buffer.wait(PATIENCE)
+    del world.slots.offer
+    world.until(lambda: len(seen) >= 2, "the gap to be passed")
+    assert seen[:2] == [True, False], "reading began anew before it went on after the gap"
+
+
+def test_a_consumer_whose_engine_died_commits_what_was_processed_when_its_clients_close(world: World) -> None:
+    reader: Any = world.reader
+    reader.write(record(0), record(1), record(2))
+    assert len(world.take(3)) == 3
+    world.poll()
+    coordinator: Any = world.coordinator
+    leaves = coordinator.close
+
+    def close() -> None:
+        coordinator.unsubscribe()
+        coordinator.poll(0)
+        leaves()
+
+    def ends() -> None:
+        raise SystemExit
+
+    coordinator.close = close
+    world.engine._watch_application = ends  # type: ignore[method-assign]
+    while not world.engine.ended(0.005):
+        world.events.serve()
+    assert [set(commit.values()) for commit in world.group_offsets.commits] == [{3}]
+
+
+def test_a_thread_that_waits_for_records_hears_that_the_consumer_was_closed() -> None:
+    consumer = Consumer({"bootstrap.servers": "localhost:1", "group.id": "g", "log_level": 0})
+    raised: list[BaseException] = []
+
+    def poll() -> None:
+        try:
+            consumer.poll()
+        except RuntimeError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
+    time.sleep(0.1)
+    consumer.close()
+    thread.join(PATIENCE)
+    assert [str(error) for error in raised] == ["Consumer closed"]

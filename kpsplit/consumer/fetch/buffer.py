@@ -324,10 +324,10 @@ class FetchBuffer:
             try:
                 self._progress.add(batch)
                 self._ready.extend(messages)
-            except BaseException:
-                left = length_hint(messages)
-                added = 0 if left == count else count - left - 1  # one was taken and found no room
-                self._progress.cut(before + added)
+            except BaseException as error:
+                taken = count - length_hint(messages)
+                found_no_room = isinstance(error, MemoryError) and taken > 0  # the last that was taken
+                self._progress.cut(before + taken - found_no_room)
                 raise
 
     def _taken_back(self) -> list[Batch]:

@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import chain
 
 from confluent_kafka import Message
 
@@ -78,16 +77,19 @@ class HandoutProgress:
         self._moved_by: dict[
             PhysicalPartition, tuple[tuple[OwnedSlot, ...], tuple[_AssignmentEpoch, ...]]
         ] = {}
-        self._in_work: deque[_Stretch] = deque()
-        self._waiting: deque[_Stretch] = deque()
+        self._stretches: deque[_Stretch] = deque()
+        """What is not processed yet, in order; the marks say what of it was handed out."""
         self.added = 0
         """The number of the next record to be added."""
         self.processed = 0
         """The mark before which everything is processed."""
         self.handed_out = 0
         """The mark before which everything was handed out, as far as ``advance`` was told."""
-        self.waiting_bytes = 0
+
+    @property
+    def waiting_bytes(self) -> int:
         """What the batches take that were not wholly handed out."""
+        return sum(stretch.batch.bytes for stretch in self._stretches if stretch.end > self.handed_out)
 
     @property
     def slots(self) -> tuple[OwnedSlot, ...]:
@@ -108,22 +110,21 @@ class HandoutProgress:
     def add(self, batch: Batch) -> None:
         """Number the records of a batch, in the order in which they will be handed out."""
         stretch = _Stretch(batch, self.added, self._epochs_of(batch))
-        self._waiting.append(stretch)
+        self._stretches.append(stretch)
         self.added = stretch.end
-        self.waiting_bytes += batch.bytes
 
     def cut(self, mark: int) -> None:
         """Forget the records from a mark on, none of which was handed out: an exception came between."""
-        while self._waiting and self._waiting[-1].first >= mark:
-            self._waiting.pop()
-        if self._waiting and self._waiting[-1].end > mark:
-            self._waiting[-1].end_at(mark)
+        stretches = self._stretches
+        while stretches and stretches[-1].first >= mark:
+            stretches.pop()
+        if stretches and stretches[-1].end > mark:
+            stretches[-1].end_at(mark)
         self.added = mark
-        self.waiting_bytes = sum(stretch.batch.bytes for stretch in self._waiting)
 
     def number_of(self, message: Message | None) -> int:
         """Return the number of a record that waits; of the next one to be added for None."""
-        for stretch in self._waiting:
+        for stretch in self._stretches:
             for number, waiting in enumerate(stretch.batch.messages, stretch.first):
                 if waiting is message:
                     return number
@@ -133,16 +134,11 @@ class HandoutProgress:
         """Take newer marks; an older one changes nothing."""
         self.handed_out = max(self.handed_out, handed_out)
         self.processed = max(self.processed, processed)
-        while self._waiting and self._waiting[0].end <= self.handed_out:
-            stretch = self._waiting[0]
-            self._in_work.append(stretch)
-            self._waiting.popleft()
-            self.waiting_bytes -= stretch.batch.bytes
-        while self._in_work and self._in_work[0].end <= self.processed:
-            stretch = self._in_work[0]
+        while self._stretches and self._stretches[0].end <= self.processed:
+            stretch = self._stretches[0]
             for assignment_epoch in stretch.assignment_epochs:
                 _move(assignment_epoch.positions, stretch.batch.segment.id, stretch.batch.end)
-            self._in_work.popleft()
+            self._stretches.popleft()
 
     def cursor(self, slot: OwnedSlot, mark: int | None = None) -> Cursor:
         """Return what a slot has processed; with a mark, what it will have when everything before it is.
@@ -177,7 +173,10 @@ class HandoutProgress:
         """
         taken_back = []
         kept: deque[_Stretch] = deque()
-        for stretch in self._waiting:
+        for stretch in self._stretches:
+            if stretch.end <= self.handed_out:
+                kept.append(stretch)
+                continue
             if stretch.first < self.handed_out:
                 before, rest = _divided(stretch.batch, self.handed_out - stretch.first)
                 kept.append(_Stretch(before, stretch.first, stretch.assignment_epochs))
@@ -185,18 +184,13 @@ class HandoutProgress:
                 rest = stretch.batch
             gone = [o for o in rest.slots if self._assignment_epochs.get(o) not in stretch.assignment_epochs]
             taken_back.append(without(rest, frozenset(gone)))
-        self._in_work.extend(kept)
-        self.added = self.handed_out
-        self._waiting.clear()
-        self.waiting_bytes = 0
+        self.added = self.handed_out  # first: ``cut`` mends what an exception interrupts here
+        self._stretches = kept
         return taken_back
 
     def give_back(self, mark: int) -> list[Batch]:
         """Take back the records, too, that were handed out from a mark on and are not processed."""
         self.handed_out = mark
-        while self._in_work and self._in_work[-1].end > self.handed_out:
-            self._waiting.appendleft(self._in_work[-1])
-            self._in_work.pop()
         return self.withdraw()
 
     def _epochs_of(self, batch: Batch) -> tuple[_AssignmentEpoch, ...]:
@@ -209,7 +203,7 @@ class HandoutProgress:
         return assignment_epochs
 
     def _covering(self, assignment_epoch: _AssignmentEpoch) -> Iterator[_Stretch]:
-        return (s for s in chain(self._in_work, self._waiting) if assignment_epoch in s.assignment_epochs)
+        return (s for s in self._stretches if assignment_epoch in s.assignment_epochs)
 
 
 _NOTHING: tuple[tuple[OwnedSlot, ...], tuple[_AssignmentEpoch, ...]] = ((), ())
