@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from kpsplit.control.doctor import OVERWRITTEN, Findings, SetAside, producers_set_aside
 from kpsplit.control.facts import FactsGatherer
-from kpsplit.control.own_topics import own_topics
 from kpsplit.control.plans import wall_ms
 from kpsplit.control.preconditions import LogFacts
 from kpsplit.control.sampling import Sample, sample_partition
@@ -19,6 +18,7 @@ from kpsplit.kafka.offset_log import OffsetExamination
 from kpsplit.kafka.producers_log import ProducersLog
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import SubTopicState
 from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import (
     CONTROL_TOPIC,
@@ -33,19 +33,23 @@ OVERFLOW_SAMPLED = 200
 
 def examine(admin: ClusterAdmin, deadline: Deadline) -> Findings:
     """Look at everything that kpsplit owns; with fresh readers, as other ones may have stopped."""
-    counts = admin.topics()
-    names = frozenset(counts)
-    offsets = OffsetExamination(counts.get(OFFSETS_TOPIC, 0))
-    if OFFSETS_TOPIC in names:
+    listed = admin.topics()
+    topics = _needed(admin, set(OWN_TOPICS), listed, deadline)
+    names = frozenset(topics)
+    log = topics.get(OFFSETS_TOPIC)
+    offsets = OffsetExamination(len(log.partitions) if log else 0)
+    if log:
         offsets.read(admin.connection, deadline)
     view, newer = _view(admin.connection, names, deadline)
+    topics |= _of_lineages(admin, view, listed, deadline)
+    counts = {**listed, **{name: len(topic.partitions) for name, topic in topics.items()}}
     gatherer = FactsGatherer(admin)
     logs = gatherer.logs([(s, set(s.lineage.sources())) for s in view.states.values()], deadline)
     return Findings(
         view=view,
         brokers=len(admin.brokers()),
         counts=counts,
-        topics=_topics(admin, view, names),
+        topics=topics,
         logs=logs,
         now_ms=wall_ms(),
         newer=(newer,) if newer else (),
@@ -122,11 +126,27 @@ def _own_places(counts: Mapping[str, int]) -> list[PhysicalPartition]:
     return [PhysicalPartition(name, n) for name in OWN_TOPICS for n in range(counts.get(name, 0))]
 
 
-def _topics(admin: ClusterAdmin, view: ControlView, names: frozenset[str]) -> dict[str, TopicFacts]:
-    wanted = {own.name for own in own_topics(None)} | set(view.enrolments)
-    wanted |= {t.name for state in view.states.values() for t in state.subtopics}
-    found = {name: admin.find(name) for name in sorted(wanted & names)}
-    return {name: topic for name, topic in found.items() if topic is not None}
+def _of_lineages(
+    admin: ClusterAdmin, view: ControlView, listed: Collection[str], deadline: Deadline
+) -> dict[str, TopicFacts]:
+    """Return the enrolled topics and the sub-topics, those that should be gone as far as they are listed."""
+    subtopics = [t for state in view.states.values() for t in state.subtopics]
+    needed = {t.name for t in subtopics if t.state in (SubTopicState.ACTIVE, SubTopicState.SEALED)}
+    found = _needed(admin, needed | set(view.enrolments), listed, deadline)
+    left_over = {t.name for t in subtopics} & set(listed) - needed
+    return found | {name: topic for name in sorted(left_over) if (topic := admin.find(name)) is not None}
+
+
+def _needed(
+    admin: ClusterAdmin, wanted: Collection[str], listed: Collection[str], deadline: Deadline
+) -> dict[str, TopicFacts]:
+    """Return topics that have to be there, without those that are certainly missing.
+
+    Lists of all topics leave out what we may not describe, and what a stale broker does not know.
+    """
+    found = {name: topic for name in wanted if name in listed and (topic := admin.find(name)) is not None}
+    others = admin.certain([name for name in wanted if name not in found], deadline)
+    return found | {name: admin.describe(name) for name, topic in others.items() if topic is not None}
 
 
 def forget(session: ClusterSession, records: Iterable[SetAside]) -> None:

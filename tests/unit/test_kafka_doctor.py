@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +16,8 @@ from kpsplit.control.own_topics import own_topics, topic_config
 from kpsplit.control.preconditions import LogFacts
 from kpsplit.control.sampling import Sample
 from kpsplit.errors import CheckFailedError, FutureVersionError
-from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts
+from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.cluster_admin import ClusterAdmin, PartitionFacts, TopicFacts
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -31,7 +32,7 @@ from kpsplit.splitter.partition_state import (
     SubTopicState,
 )
 from kpsplit.splitter.records.control import Enrolment, Partitioner
-from kpsplit.splitter.records.keys import slots_topic
+from kpsplit.splitter.records.keys import OFFSETS_TOPIC, slots_topic
 from kpsplit.splitter.records.producers import Entry, Newer, ProducerRegistration
 from kpsplit.splitter.registrations import ACKNOWLEDGEMENT, Registrations
 from tests.unit.samples import PARENT, UNSPLIT, committed, fenced, merge_attempt, phantom, split_attempt
@@ -69,6 +70,51 @@ def found(state: PartitionState = SPLIT) -> Findings:
     logs = {PARENT: {PARENT: LogFacts(0, 200), phantom(0): LogFacts(0, 5), phantom(1): LogFacts(0, 5)}}
     counts = {name: len(facts.partitions) for name, facts in topics.items()}
     return Findings(view, 3, counts, topics, logs, NOW)
+
+
+class PartlyListed:
+    """A cluster of which a broker lists not all topics; ``gone``: those that are certainly missing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, listed: set[str], gone: set[str]) -> None:
+        self.connection, self._listed, self._gone = None, listed, gone
+        self._there = found().topics
+        view = found().view
+        monkeypatch.setattr(examination, "_view", lambda *_: (view, None))
+        monkeypatch.setattr(examination.OffsetExamination, "read", lambda *_: None)
+        monkeypatch.setattr(examination, "_of_producers", lambda *_: ())
+        monkeypatch.setattr(examination, "_plain", lambda *_: {})
+        monkeypatch.setattr(examination.FactsGatherer, "logs", lambda *_: {})
+        monkeypatch.setattr(examination.FactsGatherer, "hung", lambda *_: None)
+
+    def topics(self) -> dict[str, int]:
+        return {name: len(self._there[name].partitions) for name in self._listed}
+
+    def brokers(self) -> dict[int, str]:
+        return dict.fromkeys(range(3), "")
+
+    def describe(self, name: str) -> TopicFacts:
+        return self._there[name]
+
+    find = describe
+
+    def certain(self, names: list[str], _deadline: object) -> dict[str, TopicFacts | None]:
+        return {name: None if name in self._gone else self._there[name] for name in names}
+
+
+def test_a_topic_that_is_not_listed_is_reported_only_when_it_is_certainly_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def reported(listed: set[str], gone: set[str]) -> set[str]:
+        admin = PartlyListed(monkeypatch, listed, gone)
+        checks = troubles(examination.examine(cast(ClusterAdmin, admin), Deadline(5)))
+        return {message for _, message in checks}
+
+    missing = {
+        f"there is no topic {OFFSETS_TOPIC}",
+        f"{SUBTOPIC}, active sub-topic of {PARENT}, does not exist",
+    }
+    assert not missing & reported({"orders"}, set())
+    assert missing <= reported({"orders"}, {OFFSETS_TOPIC, SUBTOPIC})
 
 
 def test_a_control_topic_of_another_size_is_found() -> None:
