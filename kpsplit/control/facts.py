@@ -141,7 +141,9 @@ class FactsGatherer:
             found[state.parent] = {
                 p: LogFacts(starts.get(p), ends[p].offset if p in ends else None) for p in places
             }
-        unmarked = self._unmarked(marks, _MARKER_SECONDS * len(found), deadline)
+        # Half of what is left: the caller has more to look at, and a marker may be of a leader that is away.
+        seconds = min(_MARKER_SECONDS * len(found), deadline.left() / 2)
+        unmarked = self._unmarked(marks, RealDeadline(seconds))
         return {
             parent: {
                 place: replace(log, marker_missing_at=unmarked.get(place)) for place, log in logs.items()
@@ -150,10 +152,9 @@ class FactsGatherer:
         }
 
     def _unmarked(
-        self, marks: Mapping[PhysicalPartition, int], seconds: float, deadline: Deadline
+        self, marks: Mapping[PhysicalPartition, int], limit: RealDeadline
     ) -> dict[PhysicalPartition, int]:
         """Return those of the offsets at which another record is than a marker."""
-        limit = RealDeadline(min(seconds, deadline.left()))
         there = read_at(self._admin.connection, marks, limit)
         return {
             place: offset

@@ -138,6 +138,16 @@ class Ends:
         return dict.fromkeys(places, 0)
 
 
+def test_markers_that_nobody_answers_for_leave_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    monkeypatch.setattr(
+        "kpsplit.control.facts.read_at", lambda _, __, limit: given.append(limit.left()) or {}
+    )
+    gatherer = FactsGatherer(cast(ClusterAdmin, Ends()))
+    gatherer.logs([(SPLIT, set(SPLIT.lineage.sources()))], Deadline(2))
+    assert 0 < given[0] <= 1
+
+
 def test_one_client_reads_the_markers_of_all_parents(monkeypatch: pytest.MonkeyPatch) -> None:
     other = PhysicalPartition("orders", 4)
     unsplit = PartitionState.unsplit(other, "id-of-orders")
