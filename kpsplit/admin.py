@@ -369,7 +369,7 @@ class Admin:
     def _forgettable(self, group: str, topic: str, deadline: Deadline) -> Forgettable:
         session = self._session
         first = session.state(PhysicalPartition(topic, 0), deadline)
-        count = session.admin.topics()[topic]
+        count = session.admin.partition_count(topic)
         rest = [session.state(PhysicalPartition(topic, n), deadline) for n in range(1, count)]
         return self._seeker().plan_forget(group, [first, *rest], deadline)
 

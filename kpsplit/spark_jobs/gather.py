@@ -57,7 +57,7 @@ _LOOK_AGAIN = 0.1
 
 
 class Gatherer:
-    """Takes snapshots of one topic. Not thread safe; a context manager.
+    """Takes snapshots of one topic. Not thread safe.
 
     Args:
         connection: how to reach the cluster.
@@ -215,7 +215,7 @@ class Gatherer:
         return registrations.all()
 
     def _offset_log(self, parents: list[PhysicalPartition]) -> tuple[list[LoggedCommit], list[Boundary]]:
-        self._offsets_count = count = self._admin.topics().get(OFFSETS_TOPIC, 0)
+        self._offsets_count = count = self._admin.partition_count(OFFSETS_TOPIC)
         logs = [
             PhysicalPartition(OFFSETS_TOPIC, n)
             for n in sorted({offsets_partition(p, count) for p in parents})

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from kpsplit.errors import DeadlineExceededError
+from kpsplit.errors import DeadlineExceededError, UsageError
 from kpsplit.kafka import cluster_admin
 from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin, most_brokers_lack
@@ -126,6 +126,17 @@ def test_spark_asks_nobody_for_retired_sub_topics(monkeypatch: pytest.MonkeyPatc
     admin = Denying(monkeypatch, gone=True)
     assert list(wrong_topics(admin, owners, Deadline(5)).values()) == [GapReason.RETIRED]
     assert admin.asked == []
+
+
+def test_an_offset_log_that_goes_away_ends_a_snapshot_with_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gatherer = Gatherer(Connection({"bootstrap.servers": "localhost:1"}), "orders")
+    admin = Denying(monkeypatch, gone=True)
+    monkeypatch.setattr(admin, "topics", dict)
+    monkeypatch.setattr(gatherer, "_admin", admin)
+    with pytest.raises(UsageError, match="there is no topic __kpsplit.offsets; check the name"):
+        gatherer._offset_log([UNSPLIT.parent])
 
 
 def test_a_log_that_one_of_two_brokers_does_not_know_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:

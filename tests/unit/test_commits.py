@@ -13,8 +13,9 @@ from kpsplit.consumer.commit.writes import CommitMember, Processed, writes
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.control import seeking
 from kpsplit.control.seeking import Seeker
-from kpsplit.errors import ConflictError, FutureVersionError
+from kpsplit.errors import ConflictError, FutureVersionError, UsageError
 from kpsplit.kafka.clock import Deadline
+from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.splitter.commits import MOST_WITHDRAWN, CommitFold, ordinary_offsets
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange
@@ -298,13 +299,23 @@ def test_a_group_that_committed_since_the_question_is_not_forgotten(
     admin._session = SimpleNamespace(
         begin=begin,
         state=lambda *_: UNSPLIT,
-        admin=SimpleNamespace(topics=lambda: {"orders": 1}),
+        admin=SimpleNamespace(partition_count=lambda _: 1),
         connection=None,
     )
     seen = admin.plan_forget_group("g", "orders")
     with pytest.raises(ConflictError, match="group g has committed meanwhile on orders"):
         admin.forget_group(seen)
     assert len(begun) == 2, "one for each call"
+
+
+def test_to_forget_a_group_on_a_topic_that_is_not_listed_names_the_next_step() -> None:
+    """A stale broker may leave it out of the list that is asked for after the partition's state."""
+    cluster: Any = object.__new__(ClusterAdmin)
+    cluster.topics, cluster.known = dict, lambda _: None
+    admin: Any = object.__new__(Admin)
+    admin._session = SimpleNamespace(begin=lambda: Deadline(10), state=lambda *_: UNSPLIT, admin=cluster)
+    with pytest.raises(UsageError, match="there is no topic orders; check the name"):
+        admin.plan_forget_group("g", "orders")
 
 
 def test_one_transaction_withdraws_at_most_so_many_keys_whatever_it_commits() -> None:
