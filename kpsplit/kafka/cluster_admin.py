@@ -137,7 +137,7 @@ def most_brokers_lack(connection: Connection, topic: str) -> bool:
         one = connection.open_admin("absence", **_limited_to(f"{broker.host}:{broker.port}"))
         try:
             # Of all topics: a question for one may create it, and describe_topics asks another broker.
-            if topic in one.list_topics(timeout=_ASK_SECONDS).topics:
+            if topic in one.list_topics(timeout=ANSWER_SECONDS).topics:
                 return False
         except KafkaException:
             continue

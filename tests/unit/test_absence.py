@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from kpsplit.errors import DeadlineExceededError, UsageError
 from kpsplit.kafka import cluster_admin
 from kpsplit.kafka.clock import Deadline, monotonic
-from kpsplit.kafka.cluster_admin import ClusterAdmin, most_brokers_lack
+from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, most_brokers_lack
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs import gather
 from kpsplit.spark_jobs.gather import Gatherer, wrong_topics
@@ -45,6 +45,7 @@ class Cluster:
         known = self.known[int(settings["bootstrap_servers"].removeprefix("broker:"))]
 
         def list_topics(timeout: float) -> Any:
+            assert timeout == ANSWER_SECONDS, "it connects, with TLS, and lists every topic"
             if known is None:
                 raise KafkaException(KafkaError(KafkaError._TRANSPORT))
             return SimpleNamespace(topics={"orders", TOPIC} if known else {"orders"})
