@@ -90,6 +90,15 @@ def test_a_second_thread_polls_in_time_while_one_waits(world: World, waiting: li
     assert not waiting
 
 
+def test_a_poll_does_not_wait_for_an_engine_that_is_at_work(world: World) -> None:
+    for _ in range(8):
+        polled = threading.Event()
+        work = world.engine.ask(lambda polled=polled: polled.wait(1.0))  # type: ignore[misc]
+        world.buffer.wait(0.05)
+        polled.set()
+        assert work.result(PATIENCE), "the poll ended only after the work"
+
+
 def test_an_error_in_reading_is_told_to_error_cb_and_reading_goes_on(world: World) -> None:
     reader: Any = world.reader
     told: list[str] = []
