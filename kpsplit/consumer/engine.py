@@ -219,9 +219,12 @@ class Engine(threading.Thread):
         return self._reads == threading.get_ident()
 
     def _polls(self) -> bool:
-        """Tell whether there is something to read for an application that polls."""
+        """Return whether there is something to read for an application that polls.
+
+        Not while reading has to begin anew: the engine has it begin, and reports what fails then.
+        """
         reads = self.fatal is None and not self._reader_closed and self.slots.any_on(IN_SINK)
-        return reads and self.slots.sink is self._polled_sink
+        return reads and self.slots.sink is self._polled_sink and not self.reading.is_torn
 
     # -- the thread --------------------------------------------------------------------------------
 

@@ -93,8 +93,13 @@ class Reading:
 
     def mend(self) -> None:
         """Begin anew where an exception came between what is read and what is handed out."""
-        if self.torn or self._slots.sink.torn:
+        if self.is_torn:
             self._read_anew()
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether an exception came between what is read and what is handed out."""
+        return self.torn or self._slots.sink.torn
 
     def _read_anew(self) -> None:
         """Begin to read from what was handed out; slots that the sink does not know begin from the log."""
