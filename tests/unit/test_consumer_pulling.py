@@ -43,13 +43,18 @@ class WaitingReader(Reader):
         return super().step(seconds, room)
 
 
-@pytest.fixture
-def world() -> Iterator[World]:
-    with World(WaitingReader()) as one:
+def assigned(reader: Reader) -> Iterator[World]:
+    """A member with two slots."""
+    with World(reader) as one:
         one.subscribe()
         one.coordinator.give(0, 1)
         one.polls(lambda: len(one.reader.owned) == 2, "slots")
         yield one
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    yield from assigned(WaitingReader())
 
 
 @pytest.fixture
@@ -168,11 +173,7 @@ class Interrupted(WaitingReader):
 
 @pytest.fixture
 def interrupted() -> Iterator[World]:
-    with World(Interrupted()) as one:
-        one.subscribe()
-        one.coordinator.give(0, 1)
-        one.polls(lambda: len(one.reader.owned) == 2, "slots")
-        yield one
+    yield from assigned(Interrupted())
 
 
 def test_a_call_in_a_signal_handler_that_interrupts_reading_is_refused_at_once(interrupted: World) -> None:
@@ -284,10 +285,7 @@ def test_a_wait_lasts_as_long_as_asked_where_locks_are_handed_over(monkeypatch: 
         start(engine)
 
     monkeypatch.setattr(Engine, "start", start_with_another_lock)
-    with World(WaitingReader()) as world:
-        world.subscribe()
-        world.coordinator.give(0, 1)
-        world.polls(lambda: len(world.reader.owned) == 2, "slots")
+    for world in assigned(WaitingReader()):
         for _ in range(3):
             begun = time.monotonic()
             assert not world.buffer.wait(0.3)
