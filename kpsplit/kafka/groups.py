@@ -160,12 +160,8 @@ def committed_positions(admin: ClusterAdmin, deadline: Deadline) -> dict[str, Po
     found: dict[str, Positions] = {}
     for first in range(0, len(groups), _AT_A_TIME):
         deadline.check("the positions of the consumer groups")
-        asked = {g: _ask(admin, g) for g in groups[first : first + _AT_A_TIME]}
-        for group, future in asked.items():
-            positions = _positions(admin, group, future)
-            if positions:
-                found[group] = positions
-    return found
+        found |= _positions(admin, groups[first : first + _AT_A_TIME])
+    return {group: positions for group, positions in found.items() if positions}
 
 
 def positions_of(admin: ClusterAdmin, group: str) -> Positions:
@@ -174,7 +170,7 @@ def positions_of(admin: ClusterAdmin, group: str) -> Positions:
     Raises:
         KpsplitError: the coordinator could not be asked.
     """
-    return _positions(admin, group, _ask(admin, group))
+    return _positions(admin, [group]).get(group, {})
 
 
 def nearest_group(admin: ClusterAdmin, group: str, more: Iterable[str] = ()) -> str | None:
@@ -218,12 +214,14 @@ def delete_positions(connection: Connection, group: str, places: Collection[Phys
             raise _refused(what, kind)
 
 
-def _refused(what: str, kind: type[BaseException]) -> KpsplitError:
+def _refused(what: str, kind: type[BaseException], right: str = "Delete") -> KpsplitError:
     name = kind.__name__
     if "Authorization" in name:
         return AuthorizationError(
-            f"could not {what}: missing the right Delete on the group", hint=RIGHTS_HINT
+            f"could not {what}: missing the right {right} on the group", hint=RIGHTS_HINT
         )
+    if kind is TimeoutError:
+        return UnreachableError(f"could not {what}: no answer in time")
     if name in ("NonEmptyGroupError", "GroupSubscribedToTopicError"):
         return ConflictError(f"could not {what}: it has members", hint="stop them, then retry")
     return KpsplitError(f"could not {what} ({name})")
@@ -350,6 +348,37 @@ def _listed(admin: ClusterAdmin) -> list[Any]:
     return list(listed.valid or [])
 
 
+def _positions(admin: ClusterAdmin, groups: list[str]) -> dict[str, Positions]:
+    """Return the ordinary committed offsets of groups, asked by means of kafka-python.
+
+    librdkafka (2.16; its issue 5040) ends the process by a segmentation fault if the coordinator that it asks
+    is no longer the group's. So it is asked only where kafka-python cannot be given the settings.
+    """
+    what = f"read the positions of group {groups[0]}" if len(groups) == 1 else "read the positions of groups"
+    limit = RealDeadline(ANSWER_SECONDS)
+    while True:
+        try:
+            answers = ask_kafka_python(
+                admin.connection.properties,
+                "kpsplit-groups",
+                max(_PAUSE, limit.left()),
+                lambda client: client.list_group_offsets(groups),
+            )
+        except NotExpressibleError:
+            asked = {group: _ask(admin, group) for group in groups}
+            return {group: _answer(admin, group, future) for group, future in asked.items()}
+        except KafkaPythonError as error:
+            if not getattr(error.kind, "retriable", False) or limit.left() <= _PAUSE:
+                raise _refused(what, error.kind, right="Describe") from None
+            time.sleep(_PAUSE)  # the coordinator moves, or reads its log
+        else:
+            return {group: _known(offsets.items()) for group, offsets in answers.items()}
+
+
+def _known(offsets: Iterable[tuple[Any, Any]]) -> Positions:
+    return {PhysicalPartition(p.topic, p.partition): at.offset for p, at in offsets if at.offset >= 0}
+
+
 def _ask(admin: ClusterAdmin, group: str) -> Future[Any]:
     request = [ConsumerGroupTopicPartitions(group)]
     answers: dict[str, Future[Any]] = admin.client.list_consumer_group_offsets(
@@ -358,7 +387,7 @@ def _ask(admin: ClusterAdmin, group: str) -> Future[Any]:
     return answers[group]
 
 
-def _positions(admin: ClusterAdmin, group: str, future: Future[Any]) -> Positions:
+def _answer(admin: ClusterAdmin, group: str, future: Future[Any]) -> Positions:
     what = f"read the positions of group {group}"
     try:
         answer = _answered(admin, future, what, ANSWER_SECONDS)
@@ -367,13 +396,10 @@ def _positions(admin: ClusterAdmin, group: str, future: Future[Any]) -> Position
         if error is not None and error.code() == KafkaError.GROUP_ID_NOT_FOUND:
             return {}
         raise translate(error, what) from exception
-    positions = {}
     for place in answer.topic_partitions or []:
         if place.error is not None:
             raise KpsplitError(f"could not {what}: {place.error.str()}")
-        if place.offset >= 0:
-            positions[PhysicalPartition(place.topic, place.partition)] = place.offset
-    return positions
+    return _known((place, place) for place in answer.topic_partitions or [])
 
 
 def groups_of(positions: Mapping[str, Positions], topics: Iterable[str]) -> set[str]:
