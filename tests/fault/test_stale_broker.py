@@ -39,17 +39,18 @@ def test_a_stale_broker_that_is_the_only_one_to_answer_makes_no_gap(kafka_runtim
         beside = NewTopic(TOPIC, 1, replica_assignment=[list(OTHERS)])
         admin.create_topics([beside])[TOPIC].result(60)
         parent = enrolled(operations, TOPIC)
-        writer = Writer(cluster.bootstrap, parent)
         cluster.pause(STALE)
         brokers = ClusterAdmin(connection).brokers
         eventually(lambda: STALE not in brokers(), "the frozen broker to be fenced")
-        with Admin({"bootstrap.servers": cluster.bootstrap}) as fresh:  # it never asks the frozen broker
+        awake = ",".join(address(cluster, broker) for broker in OTHERS)
+        writer = Writer(awake, parent)  # like the operator's clients it never asks the frozen broker
+        with Admin({"bootstrap.servers": awake}) as fresh:
             plan = fresh.plan_split(parent, 2, even=True)
             state = fresh.run(plan, max_pause_ms=PAUSE_MS, force=True).state
         (subtopic,) = (t.name for t in state.subtopics)
         writer.write(state, 5)
         member = Member(cluster.bootstrap, lambda _: state, on_gap=GapPolicy.SKIP_AND_REPORT)
-        alone = AdminClient({"bootstrap.servers": f"127.0.0.1:{cluster.brokers[STALE].port}"})
+        alone = AdminClient({"bootstrap.servers": address(cluster, STALE)})
         for broker in OTHERS:
             cluster.pause(broker)
         try:
@@ -74,6 +75,11 @@ def test_a_stale_broker_that_is_the_only_one_to_answer_makes_no_gap(kafka_runtim
         member.read(sum(map(len, writer.sent.values())))
         assert member.by_key() == dict(writer.sent)
         member.close()
+
+
+def address(cluster: DevCluster, broker: int) -> str:
+    """Return where one broker listens."""
+    return f"127.0.0.1:{cluster.brokers[broker].port}"
 
 
 def listed(alone: AdminClient) -> set[str]:
