@@ -31,7 +31,7 @@ CEILINGS = {
     "largest fan-out": 24,
     f"modules that import more than {LARGE_FAN_OUT} of ours": 10,
     "modules in import cycles": 0,
-    f"files under {SMALL_FILE} lines with one importer": 9,
+    f"files under {SMALL_FILE} lines with one importer": 8,
     "class names used twice": 2,
 }
 """The figures as they are. They only go down: a change that makes one smaller lowers it here."""
