@@ -188,7 +188,7 @@ class Engine(threading.Thread):
         self._wake.set()
 
     def ended(self, seconds: float) -> bool:
-        """Tell whether the engine has ended, waiting for it so long."""
+        """Return whether the engine has ended, waiting for it so long."""
         return self._ended.wait(seconds)
 
     def pull(self, seconds: float) -> bool | None:

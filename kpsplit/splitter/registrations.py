@@ -43,7 +43,7 @@ class Registrations:
         """What stands under keys in a newer format than this kpsplit reads."""
 
     def overwritten(self, key: bytes) -> bool:
-        """Tell whether something else may stand over the registration of a producer that did not close.
+        """Return whether something else may stand over the registration of a producer that did not close.
 
         Nobody writes under the key of another: what stands there is forged, in a newer format too.
         """

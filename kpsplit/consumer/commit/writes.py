@@ -55,7 +55,7 @@ class Processed:
 
 @dataclass(frozen=True, slots=True)
 class CommitMember:
-    """Who commits. ``generation`` counts the member's rebalances, for people; the broker checks its own."""
+    """The member that commits. ``generation`` counts its rebalances, for people; brokers check their own."""
 
     group: str
     name: str

@@ -151,7 +151,7 @@ def header_bytes(message: Message) -> int:
 
 
 class RecordReader(Protocol):
-    """Reads the records of slots, each from a cursor. Whoever calls holds the engine's lock."""
+    """Reads the records of slots, each from a cursor. For the thread that holds the engine's lock."""
 
     def update(self, state: PartitionState) -> None:
         """Read a logical partition by this state from now on."""
@@ -234,7 +234,7 @@ class RecordSink(Protocol):
         """Return a mark after everything that was handed out."""
 
     def passed(self, mark: int) -> bool:
-        """Tell whether nothing that was handed out before a mark is being worked on, or can still count."""
+        """Return whether nothing that was handed out before a mark is being worked on, or can still count."""
 
     def dropped(self, slots: Iterable[OwnedSlot]) -> None:
         """Slots are owned no more: forget them and what waits of them. Later calls do not name them."""

@@ -242,7 +242,7 @@ class FetchBuffer:
             return done
 
     def passed(self, mark: int) -> bool:
-        """Tell whether everything before a mark is processed."""
+        """Return whether everything before a mark is processed."""
         with self._lock:
             self._advance(len(self._ready))
             done = self._progress.processed >= mark

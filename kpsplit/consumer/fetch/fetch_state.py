@@ -231,7 +231,7 @@ class FetchState:
         return batches
 
     def cut_short(self, source: PhysicalPartition) -> bool:
-        """Tell whether the log ends where the segment should go on: its bounds have to be looked at.
+        """Return whether the log ends where the segment should go on: its bounds have to be looked at.
 
         An open transaction may hold up its readers, or its end was cut off.
         """
@@ -242,7 +242,7 @@ class FetchState:
         return fetch.next < fetch.segment.end
 
     def _ended(self, source: PhysicalPartition, fetch: SegmentFetch) -> bool:
-        """Tell whether the log was read to its end and the fetch still stands there."""
+        """Return whether the log was read to its end and the fetch still stands there."""
         return self._at_end.get(source) == fetch.next
 
     def examine(self, source: PhysicalPartition, found: Found) -> list[Batch]:
@@ -308,7 +308,7 @@ class FetchState:
         return fetch.ready and not held_up and source not in self._untold and not self._backpressured(fetch)
 
     def _backpressured(self, fetch: SegmentFetch) -> bool:
-        """Tell whether somebody to whom the fetch gives records has too many of them already."""
+        """Return whether somebody to whom the fetch gives records has too many of them already."""
         return any(
             fetch.segment.range.overlaps(range_)
             and any(slot.range.overlaps(range_) for slot in fetch.start_offsets)

@@ -139,7 +139,7 @@ class GapNotices:
         self._told[_kind(gap)].add(gap.start, gap.end)
 
     def knows(self, gap: Gap) -> bool:
-        """Tell whether the application was told of all of a gap."""
+        """Return whether the application was told of all of a gap."""
         return self._told[_kind(gap)].cover(gap.start, gap.end)
 
 
@@ -166,7 +166,7 @@ class _Spans:
         return [span for span in self._spans if span[0] <= end and start <= span[1]]
 
     def cover(self, start: int, end: int) -> bool:
-        """Tell whether all of a stretch was added."""
+        """Return whether all of a stretch was added."""
         return start >= end or any(s <= start and end <= e for s, e in self._spans)
 
 

@@ -35,7 +35,7 @@ class LogicalRecord:
 
     @property
     def keyless(self) -> bool:
-        """Tell whether the record has no key."""
+        """Return whether the record has no key."""
         return self.key is None
 
 

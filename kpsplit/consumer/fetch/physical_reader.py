@@ -177,7 +177,7 @@ class PhysicalReader:
         raise translate(error, f"read {self._source}")
 
     def _goes_on_to(self, end: int) -> bool:
-        """Tell whether the log is longer than what can be read now: an open transaction holds readers up."""
+        """Return whether the log is longer than what can be read now: an open transaction holds it up."""
         found = None if self._source is None else self.bounds(self._source)
         return found is not None and found.high >= end
 

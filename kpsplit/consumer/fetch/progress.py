@@ -158,7 +158,7 @@ class HandoutProgress:
         return Cursor(slot.range, positions)
 
     def in_work(self, slot: OwnedSlot) -> bool:
-        """Tell whether a record was handed out and is not processed that may be a slot's.
+        """Return whether a record was handed out and is not processed that may be a slot's.
 
         Whose a record was cannot be told once it was handed out: the application may have given it another
         key (deserialisers do). So every record of a batch counts for all slots that the batch moves.

@@ -119,7 +119,7 @@ class RecordFilter:
         return result
 
     def _obvious(self, ours: OurHeaders) -> bool:
-        """Tell whether a record inside the segment is delivered in every view; saves looking it up."""
+        """Return whether a record inside the segment is delivered in every view; saves looking it up."""
         if ours.marker is not None:
             return False
         stamp = ours.stamp
@@ -207,7 +207,7 @@ class SegmentFetch:
     slots: tuple[OwnedSlot, ...]
 
     def stands_at(self, gap: Gap) -> bool:
-        """Tell whether a gap is what comes next."""
+        """Return whether a gap is what comes next."""
         return (self.segment.id, self.next) == (gap.segment, gap.start)
 
 

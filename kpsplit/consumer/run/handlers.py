@@ -280,7 +280,7 @@ Handler = Callable[[Any], Any]
 
 
 def is_async(handler: Handler) -> bool:
-    """Tell whether a handler is ``async def``: a function, a method, a partial, or an object's call."""
+    """Return whether a handler is ``async def``: a function, a method, a partial, or an object's call."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(

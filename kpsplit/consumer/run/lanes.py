@@ -161,7 +161,7 @@ class SlotQueue:
 
     @property
     def open(self) -> bool:
-        """Tell whether records may be given out."""
+        """Return whether records may be given out."""
         return not (self.released or self.waits_for or self.gone)
 
 

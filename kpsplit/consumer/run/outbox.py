@@ -55,12 +55,12 @@ class Outbox:
 
     @property
     def full(self) -> bool:
-        """Tell whether there is no room for more."""
+        """Return whether there is no room for more."""
         return self.bytes >= self._room
 
     @property
     def wants_commit(self) -> bool:
-        """Tell whether a commit should not wait for its time."""
+        """Return whether a commit should not wait for its time."""
         return self.bytes >= self._room // WANTED_SHARE
 
     def add(self, slot_queue: SlotQueue, entry: LaneEntry, outputs: tuple[Output, ...]) -> None:
@@ -74,7 +74,7 @@ class Outbox:
         self.bytes -= sum(kept.size for kept in self._kept.pop(slot_queue, {}).values())
 
     def keeps(self, slot: OwnedSlot) -> bool:
-        """Tell whether anything of a slot waits."""
+        """Return whether anything of a slot waits."""
         return any(slot_queue.slot == slot for slot_queue in self._kept)
 
     def covered(self, processed: Sequence[Processed]) -> Transfer:

@@ -143,7 +143,7 @@ class OutputParticipant:
         return OutputPayload(self._work_queue, self._work_queue.covered(processed), self._topics)
 
     def keeps(self, slot: OwnedSlot) -> bool:
-        """Tell whether outputs of a slot wait for a commit."""
+        """Return whether outputs of a slot wait for a commit."""
         return self._work_queue.keeps(slot)
 
     def make_producer(self, config: Mapping[str, Any]) -> Any:

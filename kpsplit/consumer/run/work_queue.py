@@ -260,7 +260,7 @@ class WorkQueue:
             return transfer
 
     def keeps(self, slot: OwnedSlot) -> bool:
-        """Tell whether outputs of a slot wait for a commit."""
+        """Return whether outputs of a slot wait for a commit."""
         with self.lock:
             return self._outbox is not None and self._outbox.keeps(slot)
 

@@ -1,4 +1,4 @@
-"""What is known of one slot that a member holds, and of its start. Owned by the engine's thread."""
+"""What is known of one slot that a member holds, and of its start. Guarded by the engine's lock."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """All slots of a member: their stages, what is read of them, where their records go, what is processed.
 
-The engine's thread owns it. The reader, the sink and the state store each keep a part of what is known of a
+Guarded by the engine's lock. The reader, the sink and the state store each keep a part of what is known of a
 slot, so whatever changes a slot passes through here and changes all of them, in the order that is safe.
 """
 
