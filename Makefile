@@ -8,7 +8,7 @@
 #   make demo     the main job, on an embedded three-broker cluster
 #   make bench    what kpsplit costs a producer (BENCH=consumer, dead_producers, spark_reconcile, takeover: others)
 #   make chaos    faults on real brokers for a long time (MINUTES=20, CHAOS_ARGS="--seed 7")
-#   make audit    known vulnerabilities of the locked packages (of the jars: docs/security.md); make sbom: what they and the jars are (CycloneDX, dist/)
+#   make audit    known vulnerabilities of the locked packages and the pinned jars; make sbom: what they are (CycloneDX, dist/)
 #   make docs     the pages as a site in site/ (MkDocs Material, with an environment of its own)
 #   make lock     resolve requirements/*.txt again from pyproject.toml (needs uv)
 #   make clean    remove the virtual environment and tool caches (the jars stay in the cache folder)
@@ -98,9 +98,10 @@ bench: jars
 chaos: jars
 	$(BIN)/python -m tests.fault.chaos --minutes $(MINUTES) $(CHAOS_ARGS)
 
-audit: $(AUDITORS)
+audit: $(AUDITORS) $(INSTALLED)
 	$(AUDIT)/bin/pip-audit --require-hashes --disable-pip \
 	  -r requirements/base.txt -r requirements/dev.txt -r requirements/build.txt
+	$(BIN)/python scripts/jars.py audit
 
 sbom: $(AUDITORS)
 	@mkdir -p dist
@@ -109,7 +110,7 @@ sbom: $(AUDITORS)
 	    -o dist/kpsplit-$$lock.cdx.json requirements/$$lock.txt; \
 	  echo "dist/kpsplit-$$lock.cdx.json" >&2; \
 	done
-	@$(BIN)/python scripts/list_jars.py dist
+	@$(BIN)/python scripts/jars.py bill dist
 
 $(AUDITORS): requirements/audit.txt | $(BIN)/python
 	$(BIN)/python -m venv $(AUDIT)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import re
+import zipfile
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
+from types import ModuleType
 
 import pytest
 
@@ -147,21 +152,72 @@ def test_without_pyspark_the_error_says_what_to_install(
     assert caught.value.hint is not None and "kpsplit[demo]" in caught.value.hint
 
 
-def test_every_pinned_jar_is_in_a_bill_of_materials() -> None:
-    path = Path(__file__).parents[2] / "scripts" / "list_jars.py"
-    spec = importlib.util.spec_from_file_location("list_jars", path)
+@pytest.fixture(scope="module")
+def scripts_jars() -> ModuleType:
+    path = Path(__file__).parents[2] / "scripts" / "jars.py"
+    spec = importlib.util.spec_from_file_location("scripts_jars", path)
     assert spec is not None and spec.loader is not None
-    list_jars = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(list_jars)
-    assert len(list_jars.LISTS) == 1 + len(list((path.parents[1] / "kpsplit/spark_jobs").glob("*.sha256")))
-    for file in list_jars.LISTS:
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_pinned_jar_is_in_a_bill_of_materials(scripts_jars: ModuleType) -> None:
+    lists = scripts_jars.LISTS
+    assert len(lists) == 1 + len(list((Path(jars.__file__).parents[1] / "spark_jobs").glob("*.sha256")))
+    for file in lists:
         pinned = jars.read_list(file)
-        components = list_jars.bill(pinned)["components"]
+        components = scripts_jars.bill(pinned)["components"]
         assert {f"{c['name']}-{c['version']}.jar": c["hashes"][0]["content"] for c in components} == pinned
     split = {
-        name: list_jars.component(f"{name}-{version}.jar", "")["version"] for name, version in ODD.items()
+        name: scripts_jars.component(f"{name}-{version}.jar", "")["version"] for name, version in ODD.items()
     }
     assert split == ODD
+
+
+def test_the_bill_names_the_maven_group_that_a_jar_names_itself(scripts_jars: ModuleType) -> None:
+    folder = jars.cache_folder() / f"kafka-{jars.KAFKA_VERSION}"
+    if not folder.is_dir():
+        pytest.skip("needs the cluster's jars: make jars")
+    own = 0
+    for jar in sorted(folder.glob("*.jar")):
+        component = scripts_jars.component(jar.name, "")
+        inside = [
+            name.split("/")[2]
+            for name in zipfile.ZipFile(jar).namelist()
+            if name.endswith(f"/{component['name']}/pom.properties")
+        ]
+        own += len(inside)
+        assert inside in ([], [component["group"]])
+    assert own > 15
+
+
+def test_the_audit_names_the_jars_that_have_advisories(
+    scripts_jars: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+    open_for = "pkg:maven/at.yawk.lz4/lz4-java"
+
+    class Service(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            queries = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["queries"]
+            asked.extend(query["package"]["purl"] for query in queries)
+            vulns = [{"vulns": [{"id": "GHSA-1"}]} if purl.startswith(open_for) else {} for purl in asked]
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"results": vulns}).encode())
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Service) as service:
+        answering = Thread(target=service.handle_request)
+        answering.start()
+        code = scripts_jars.audit(f"http://127.0.0.1:{service.server_port}")
+        answering.join()
+    assert code == 1
+    assert "pkg:maven/org.apache.kafka/kafka_2.13@" in " ".join(asked)
+    assert capsys.readouterr().out.startswith(open_for) and len(asked) == len(set(asked)) > 40
 
 
 ODD = {"spark-sql-kafka-0-10_2.13": "4.0.0", "zstd-jni": "1.5.6-10", "kafka_2.13": "4.1.2", "re2j": "1.8"}
