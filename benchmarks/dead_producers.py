@@ -19,8 +19,8 @@ from contextlib import ExitStack
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Admin, Partitioner, PhysicalPartition
+from kpsplit.clock import Deadline
 from kpsplit.devcluster import DevCluster
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from kpsplit.clock import Deadline
 from kpsplit.control import doctor, enrolment, examination, own_topics
 from kpsplit.control.doctor import Findings, SetAside
 from kpsplit.control.group_progress import PartitionProgress, group_progress
@@ -36,7 +37,6 @@ from kpsplit.splitter.driver import Observer
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.partition_state import Outcome
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
 from kpsplit.splitter.registrations import Registrations

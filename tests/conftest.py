@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from kpsplit.clock import Deadline
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import Connection
 from tests.measured import summary

@@ -144,7 +144,7 @@ def reach(connection: Connection, seconds: float, where: Where = lambda _: "") -
     """Return when a broker has answered; errors as for ``connect``."""
     from confluent_kafka import KafkaException
 
-    from kpsplit.kafka.clock import Deadline
+    from kpsplit.clock import Deadline
     from kpsplit.kafka.error_map import error_of, translate
     from kpsplit.splitter.records.keys import CONTROL_TOPIC
 

@@ -20,6 +20,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from kpsplit.clock import Deadline
 from kpsplit.consumer.broker_executor import QueryClient, answer
 from kpsplit.consumer.commit.committer import Parts
 from kpsplit.consumer.commit.offset_queries import seconds_of
@@ -33,7 +34,6 @@ from kpsplit.consumer.polling import Poller
 from kpsplit.consumer.session import ConsumerSession, with_deadline
 from kpsplit.consumer.slots.assigned_slots import Cursors
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.logical_message import Place
 from kpsplit.splitter.cursor import Cursor

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaException
 
+from kpsplit.clock import monotonic
 from kpsplit.consumer.broker_executor import BrokerExecutor, QueryClient, answer
 from kpsplit.consumer.commit.committer import Committer, LagOffsetRepair
 from kpsplit.consumer.commit.group_offsets import GroupOffsets
@@ -38,7 +39,6 @@ from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.consumer.slots.initializer import EnrolmentGuard, SlotInitializer
 from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
-from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.error_map import error_of, translate
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
+from kpsplit.clock import monotonic
 from kpsplit.consumer.group.subscriptions import Subscribed, subscribed
 from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
-from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import AdminUse, Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.error_map import error_of, translate

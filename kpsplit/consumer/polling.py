@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Message
 
+from kpsplit.clock import Deadline
 from kpsplit.consumer.events import Events
 from kpsplit.consumer.fetch.buffer import FetchBuffer, Poll
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import Deadline
 
 if TYPE_CHECKING:
     from kpsplit.consumer.engine import Engine

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka import KafkaException
 
+from kpsplit.clock import Deadline
 from kpsplit.consumer.application_requests import ApplicationRequests
 from kpsplit.consumer.broker_executor import BrokerExecutor, QueryClient, answer, timed_out
 from kpsplit.consumer.commit.group_offsets import GroupOffsets
@@ -21,9 +22,7 @@ from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.metadata import Metadata
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
-from kpsplit.splitter.ports import Deadline as DeadlinePort
 
 if TYPE_CHECKING:
     from kpsplit.consumer.state.hooks import StateHooks
@@ -93,7 +92,7 @@ class ConsumerSession:
         except KpsplitError as error:
             raise KafkaException(kafka_error(error)) from error
 
-    def until_known(self, deadline: DeadlinePort) -> None:
+    def until_known(self, deadline: Deadline) -> None:
         """Wait until it is known which topics are enrolled.
 
         Raises:

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.control.plans import Check
 from kpsplit.control.sampling import Sample, partitioner_check, sample_partition
 from kpsplit.control.session import ClusterSession, lease_seconds, wait_a_lease
 from kpsplit.control.slots_topic import SlotsTopics
 from kpsplit.errors import ConflictError, DeadlineExceededError, UsageError, behind_a_change, duration
-from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
 from kpsplit.kafka.groups import range_commits
 from kpsplit.kafka.offset_log import offset_log_partitions
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import Enrolment, Partitioner, encode_enrolment
 from kpsplit.splitter.records.keys import (
     CONTROL_TOPIC,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from kpsplit.clock import Deadline
 from kpsplit.control.doctor import OVERWRITTEN, Findings, SetAside, producers_set_aside
 from kpsplit.control.facts import FactsGatherer
 from kpsplit.control.plans import wall_ms
@@ -19,7 +20,6 @@ from kpsplit.kafka.producers_log import ProducersLog
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import SubTopicState
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import (
     CONTROL_TOPIC,
     OFFSETS_TOPIC,

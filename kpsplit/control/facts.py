@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 
 from confluent_kafka import IsolationLevel
 
+from kpsplit.clock import Deadline
 from kpsplit.control.plans import Check, wall_ms
 from kpsplit.control.preconditions import Facts, LogFacts
 from kpsplit.errors import KpsplitError, duration
-from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, allowed_on
 from kpsplit.kafka.kafka_python import describe_open_transaction
 from kpsplit.kafka.log_slice import read_at
@@ -20,7 +20,6 @@ from kpsplit.kafka.markers import marker_of
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import Attempt, OperationKind, PartitionState, SubTopicState
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import OWN_TOPICS
 from kpsplit.splitter.rights import Right, lacking
 
@@ -143,7 +142,7 @@ class FactsGatherer:
             }
         # Half of what is left: the caller has more to look at, and a marker may be of a leader that is away.
         seconds = min(_MARKER_SECONDS * len(found), deadline.left() / 2)
-        unmarked = self._unmarked(marks, RealDeadline(seconds))
+        unmarked = self._unmarked(marks, Deadline(seconds))
         return {
             parent: {
                 place: replace(log, marker_missing_at=unmarked.get(place)) for place, log in logs.items()
@@ -152,7 +151,7 @@ class FactsGatherer:
         }
 
     def _unmarked(
-        self, marks: Mapping[PhysicalPartition, int], limit: RealDeadline
+        self, marks: Mapping[PhysicalPartition, int], limit: Deadline
     ) -> dict[PhysicalPartition, int]:
         """Return those of the offsets at which another record is than a marker."""
         there = read_at(self._admin.connection, marks, limit)
@@ -169,7 +168,7 @@ class FactsGatherer:
     def hung(self, places: Collection[PhysicalPartition], deadline: Deadline) -> OpenTransaction | None:
         """Watch the last stable offset for a while where one is open; return the first that stays."""
         before = self._admin.end_offsets(places)
-        limit = RealDeadline(min(TRANSACTION_SECONDS, deadline.left()))
+        limit = Deadline(min(TRANSACTION_SECONDS, deadline.left()))
         while True:
             stable = self._admin.end_offsets(places, IsolationLevel.READ_COMMITTED)
             hung = [p for p in places if p in before and p in stable and stable[p].offset < before[p].offset]

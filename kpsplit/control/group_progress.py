@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from confluent_kafka import IsolationLevel
 
+from kpsplit.clock import Deadline
 from kpsplit.errors import UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.kafka.groups import Owner, describe_members, owners, positions_of, range_commits
@@ -18,7 +19,6 @@ from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.offsets import RangeCommit
 
 

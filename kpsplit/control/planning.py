@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.control.facts import FactsGatherer
 from kpsplit.control.plans import (
     LONGEST_LABEL,
@@ -19,7 +20,6 @@ from kpsplit.control.plans import (
 from kpsplit.control.preconditions import LOG_WHOLE, Facts, checks, refusal
 from kpsplit.control.sampling import WRITERS, Sample, partitioner_check, sample_partition, writers_check
 from kpsplit.errors import ConflictError, KpsplitError, UsageError, many
-from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.groups import Positions, committed_positions
 from kpsplit.splitter import sizing
@@ -33,7 +33,6 @@ from kpsplit.splitter.partition_state import (
     Target,
     whole_range_merge,
 )
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import subtopic_name
 from kpsplit.splitter.sizing import Sizing
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from kpsplit.clock import Deadline
 from kpsplit.control.facts import under_way
 from kpsplit.control.runner import Runner
 from kpsplit.control.subtopics import SubTopics
@@ -29,7 +30,6 @@ from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState, Phase, Retire, SubTopic, SubTopicState
-from kpsplit.splitter.ports import Deadline
 
 _SHOWN = 5
 

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from kpsplit.clock import Deadline, SystemClock, monotonic
 from kpsplit.control.facts import closing_segments, under_way
 from kpsplit.control.plans import Plan, new_attempt_id, wall_ms
 from kpsplit.control.status import Report
 from kpsplit.control.subtopics import PartitionTopics, SubTopicTakenError
 from kpsplit.errors import ConflictError, FencedError, InvariantError
-from kpsplit.kafka.clock import Deadline as RealDeadline
-from kpsplit.kafka.clock import SystemClock, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.control_log import OperationLog
 from kpsplit.kafka.producers_log import ProducersLog
@@ -30,7 +29,7 @@ from kpsplit.splitter.partition_state import (
     Prepare,
     Thaw,
 )
-from kpsplit.splitter.ports import Deadline, Fit
+from kpsplit.splitter.ports import Fit
 from kpsplit.splitter.steps import numbered
 
 PAUSE_REPORT_SECONDS = 1.0
@@ -148,7 +147,7 @@ class Runner:
     def _report(self, outcome: Outcome, started: float) -> Report:
         """Return the report. Nothing here may fail: it would look as if nothing had been done."""
         seconds = monotonic() - started
-        limit = RealDeadline(PAUSE_REPORT_SECONDS)
+        limit = Deadline(PAUSE_REPORT_SECONDS)
         pauses = self._writers.pause_reports(str(self._parent), outcome.attempt.id, limit)
         return Report(outcome, self._log.seen(), pauses, seconds)
 

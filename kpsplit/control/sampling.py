@@ -10,15 +10,14 @@ from operator import add
 
 from confluent_kafka import IsolationLevel, Message, consistent, murmur2
 
+from kpsplit.clock import Deadline
 from kpsplit.control.plans import Check
 from kpsplit.errors import FutureVersionError, RecordError
-from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.headers import headers_of
 from kpsplit.kafka.log_slice import read_slice
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records import stamp
 from kpsplit.splitter.records.control import Partitioner
 from kpsplit.splitter.records.marker import HEADER
@@ -188,7 +187,7 @@ def sample_partition(
     low = admin.start_offsets([place]).get(place)
     if end is None or low is None or most <= 0:
         return Sample()
-    limit = RealDeadline(min(LONGEST_SECONDS, deadline.left()))
+    limit = Deadline(min(LONGEST_SECONDS, deadline.left()))
     start = max(low, end.offset - most)
     return collected(read_slice(admin.connection, place, start, end.offset, limit), *logical, home)
 

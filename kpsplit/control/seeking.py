@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from confluent_kafka import IsolationLevel
 
+from kpsplit.clock import Deadline
 from kpsplit.errors import ConflictError, UsageError, behind_a_change
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.commit_writer import CommitWriter
@@ -29,7 +30,6 @@ from kpsplit.splitter.cursor import Cursor, steps_to
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import group_ids, slots_topic
 from kpsplit.splitter.records.offsets import NO_GENERATION, Cause, CommitKey, Position, RangeCommit
 

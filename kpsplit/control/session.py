@@ -9,8 +9,8 @@ import getpass
 import os
 import socket
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import UsageError
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
@@ -19,7 +19,6 @@ from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.ports import Deadline as PortDeadline
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
 from kpsplit.splitter.registrations import LEASE_MARGIN
 
@@ -39,7 +38,7 @@ def operator_name() -> str:
     return f"{user}@{socket.gethostname()} pid {os.getpid()}"
 
 
-def wait_a_lease(tail: ControlTail, deadline: PortDeadline) -> None:
+def wait_a_lease(tail: ControlTail, deadline: Deadline) -> None:
     """Let the lease pass that is in force now: what producers know from before is then not relied on."""
     until = monotonic() + lease_seconds(tail)
     while (left := until - monotonic()) > 0:
@@ -96,11 +95,11 @@ class ClusterSession:
             self._control = ControlTail(self.connection)
         return self._control
 
-    def read(self, deadline: PortDeadline) -> ControlView:
+    def read(self, deadline: Deadline) -> ControlView:
         """Read the control topic to its present end."""
         return self.tail().read_all(deadline)
 
-    def read_about(self, parent: PhysicalPartition, deadline: PortDeadline) -> None:
+    def read_about(self, parent: PhysicalPartition, deadline: Deadline) -> None:
         """Read the control topic; refuse a topic that is not enrolled, and a partition that it does not have.
 
         Where the topic is gone, what is left of its partitions can still be dealt with.
@@ -112,7 +111,7 @@ class ClusterSession:
         if count is not None and parent.partition >= count and parent not in view.states:
             raise no_partition(parent, count)
 
-    def state(self, parent: PhysicalPartition, deadline: PortDeadline) -> PartitionState:
+    def state(self, parent: PhysicalPartition, deadline: Deadline) -> PartitionState:
         """Return a partition's state; the topic has to have such a partition."""
         view = self.read(deadline)
         state = view.state(parent)

@@ -17,15 +17,14 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.control.own_topics import REPLICATION
 from kpsplit.control.subtopics import TAKES_NOTHING
 from kpsplit.errors import CheckFailedError, ConflictError, KpsplitError
-from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts, await_served
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.splitter.key_range import MAX_SLOTS, check_slots, default_slots, unread_text, without_slots
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import slots_topic
 

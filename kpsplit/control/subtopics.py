@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from kpsplit.clock import Deadline
 from kpsplit.errors import (
     EXIT_CONFLICT,
     AuthorizationError,
@@ -14,7 +15,6 @@ from kpsplit.errors import (
     UnknownOutcomeError,
     UsageError,
 )
-from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts, allowed_on, await_served
 from kpsplit.kafka.error_map import RIGHTS_HINT
 from kpsplit.kafka.leaders import Leaders
@@ -22,7 +22,6 @@ from kpsplit.kafka.markers import Markers
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Attempt, Cut, SubTopic
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.rights import lacking
 from kpsplit.splitter.steps import PlannedMarker
 
@@ -190,7 +189,7 @@ class SubTopics:
 
     def _delete_quietly(self, name: str) -> None:
         try:
-            self.delete_empty(name, RealDeadline(_CLEANUP_SECONDS))
+            self.delete_empty(name, Deadline(_CLEANUP_SECONDS))
         except KpsplitError:
             return  # the attempt is rolled back, which tries again and reports what is left over
 

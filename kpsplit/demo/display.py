@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from kpsplit.clock import monotonic
 from kpsplit.demo.endpoints import Endpoint, MemberNews, WriterNews, WriterStage
-from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.driver import StepDone
 
 LINE_SECONDS = 5.0

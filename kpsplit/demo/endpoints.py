@@ -24,8 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from kpsplit.clock import Deadline
 from kpsplit.errors import DeadlineExceededError, KpsplitError
-from kpsplit.kafka.clock import Deadline
 
 # -- what goes through the pipes -------------------------------------------------------------------
 

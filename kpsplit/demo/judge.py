@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from confluent_kafka import Message
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.consumer.fetch.lineage_reader import LineageTally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.demo.records import (
@@ -29,7 +30,6 @@ from kpsplit.demo.records import (
     writer_in,
 )
 from kpsplit.errors import RecordError
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.splitter.commits import cursor_of

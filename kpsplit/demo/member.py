@@ -12,11 +12,11 @@ from typing import Any, BinaryIO
 
 from confluent_kafka import KafkaException
 
+from kpsplit.clock import monotonic
 from kpsplit.consumer.client import Consumer
 from kpsplit.demo.endpoints import MemberNews, MemberOrders, first_line, listen, report
 from kpsplit.demo.records import pack
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import monotonic
 
 NEWS_SECONDS = 0.25
 BATCH = 500

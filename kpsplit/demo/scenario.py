@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kpsplit.admin import Admin
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.control.group_progress import PartitionProgress, RangeProgress
 from kpsplit.control.plans import Plan
 from kpsplit.demo.display import Board, Display, PlaceLine, show_step
@@ -28,7 +29,6 @@ from kpsplit.errors import (
     KpsplitError,
     UnreachableError,
 )
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment, SegmentKind

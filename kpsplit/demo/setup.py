@@ -12,6 +12,7 @@ from typing import Any
 from confluent_kafka import KafkaException, TopicPartition
 
 from kpsplit.admin import Admin
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.consumer.fetch.lineage_reader import LineageReader
 from kpsplit.demo.display import Display, show_step
 from kpsplit.demo.endpoints import (
@@ -43,7 +44,6 @@ from kpsplit.demo.scenario import (
 from kpsplit.demo.timeline import DrainWatch, Timeline
 from kpsplit.demo.verification import report_path, verification
 from kpsplit.errors import CheckFailedError, KpsplitError, UsageError
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import BROKERS_PROPERTIES, Connection, names_brokers
 from kpsplit.kafka.error_map import error_of, translate

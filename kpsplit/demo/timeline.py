@@ -15,10 +15,10 @@ from math import ceil
 from types import TracebackType
 from typing import Self
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.control.status import Report
 from kpsplit.demo.records import JournalEntry
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.offset_log import OffsetTail

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.demo.display import Display
 from kpsplit.demo.endpoints import STOP_SECONDS, Endpoint, JsonLine, Orders, first_line
 from kpsplit.demo.result import DemoVerdict
 from kpsplit.errors import KpsplitError
 from kpsplit.files import write_whole
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
 
 # -- the process: a line with a question on stdin, a line with the answer on stdout ----------------

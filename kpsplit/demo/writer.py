@@ -19,6 +19,7 @@ from typing import Any
 
 import confluent_kafka
 
+from kpsplit.clock import monotonic
 from kpsplit.demo.endpoints import (
     SUSPEND,
     WriterNews,
@@ -40,7 +41,6 @@ from kpsplit.demo.records import (
     skewed_items,
 )
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import monotonic
 from kpsplit.producer.client import Producer
 
 NEWS_SECONDS = 0.25

@@ -22,12 +22,12 @@ from typing import Self
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from kpsplit.clock import Deadline
 from kpsplit.devcluster import config, storage
 from kpsplit.devcluster.config import HOST, NodeAddress, PortReservation
 from kpsplit.devcluster.process import KafkaRuntime, ManagedProcess, SupervisorClient
 from kpsplit.devcluster.storage import ClusterIdentity
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UsageError
-from kpsplit.kafka.clock import Deadline
 
 _GRACE = 10.0  # seconds for a broker to stop by itself
 _TAIL = 25  # lines of a log that are shown in an error

@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from kpsplit.clock import Deadline
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.jars import cache_folder
 from kpsplit.errors import EXIT_CONFLICT, ConflictError, KpsplitError
-from kpsplit.kafka.clock import Deadline
 
 _AFTER_NAME = 19  # index of the start time among the fields of /proc/PID/stat that follow the name
 

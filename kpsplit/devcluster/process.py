@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from kpsplit.clock import Deadline
 from kpsplit.devcluster.jars import ensure_jars, expected_jars
 from kpsplit.devcluster.java import Java, find_java
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import Deadline
 
 # Run as a file, in isolated mode: it starts quickly, and nothing in the current folder shadows its imports.
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")

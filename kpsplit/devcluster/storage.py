@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from kpsplit.clock import Deadline
 from kpsplit.devcluster.config import NodeAddress, node_properties, to_text
 from kpsplit.devcluster.process import KafkaRuntime, ManagedProcess, SupervisorClient
 from kpsplit.errors import ConflictError, KpsplitError, UsageError
-from kpsplit.kafka.clock import Deadline
 
 
 @dataclass(frozen=True, slots=True)

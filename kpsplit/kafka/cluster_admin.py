@@ -20,22 +20,21 @@ from confluent_kafka.admin import (
     TopicMetadata,
 )
 
+from kpsplit.clock import Deadline, in_thread, monotonic
 from kpsplit.errors import AuthorizationError, DeadlineExceededError, UsageError
 from kpsplit.kafka.admin_answers import ANSWER_SECONDS, ExistsError, MissingError
-from kpsplit.kafka.clock import Deadline, in_thread, monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of
 from kpsplit.kafka.log_ends import LogEnd, LogEndQueries
 from kpsplit.kafka.topic_facts import PartitionFacts, TopicFacts
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.ports import Deadline as PortDeadline
 from kpsplit.splitter.rights import Operation
 
 _LOOK_PAUSE = 0.02
 _ASK_SECONDS = 2.0
 
 
-def await_served(admin: ClusterAdmin, topics: Mapping[str, int], deadline: PortDeadline) -> None:
+def await_served(admin: ClusterAdmin, topics: Mapping[str, int], deadline: Deadline) -> None:
     """Return when each broker's own metadata has the topics, with leaders and every replica in sync.
 
     A producer that asks any broker then finds the new partitions at once. A broker that ends while we wait
@@ -66,7 +65,7 @@ def _limited_to(address: str) -> dict[str, object]:
     return {"bootstrap_servers": address, "metadata_broker_list": address, "enable_sparse_connections": True}
 
 
-def _serves(one: AdminClient, topic: str, partitions: int, deadline: PortDeadline) -> bool:
+def _serves(one: AdminClient, topic: str, partitions: int, deadline: Deadline) -> bool:
     try:
         listed = one.list_topics(topic, timeout=max(0.05, min(_ASK_SECONDS, deadline.left())))
     except KafkaException:
@@ -214,7 +213,7 @@ class ClusterAdmin(LogEndQueries):
             time.sleep(_PAUSE)
         return found
 
-    def certain(self, topics: Iterable[str], deadline: PortDeadline) -> dict[str, TopicFacts | None]:
+    def certain(self, topics: Iterable[str], deadline: Deadline) -> dict[str, TopicFacts | None]:
         """Return topics without their settings; None only if it is certain that there is none (``Absence``).
 
         What certainty takes is waited for once, however many topics there are.

@@ -21,6 +21,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
+from kpsplit.clock import AbandonedError, Deadline, bounded
 from kpsplit.errors import (
     AuthorizationError,
     DeadlineExceededError,
@@ -30,12 +31,10 @@ from kpsplit.errors import (
     UnknownOutcomeError,
     UnreachableError,
 )
-from kpsplit.kafka.clock import AbandonedError, bounded
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import MIN_TIMEOUT, TRANSACTION_TIMEOUT_MS, TakingId
 from kpsplit.kafka.error_map import error_of, translate, translated
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition
 from kpsplit.splitter.records.offsets import CommitKey, RangeCommit
 

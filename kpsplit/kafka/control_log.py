@@ -10,6 +10,7 @@ from time import sleep
 
 from confluent_kafka import KafkaException, Message, Producer
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import (
     AuthorizationError,
     FencedError,
@@ -19,8 +20,6 @@ from kpsplit.errors import (
     UnknownOutcomeError,
     UsageError,
 )
-from kpsplit.kafka.clock import Deadline as RealDeadline
-from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.log_tail import LogTail
@@ -29,7 +28,6 @@ from kpsplit.splitter.claimed_log import ClaimedLog, ClaimQueue
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Commit, Event, Fence, PartitionState, Prepare
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import Claim, claim_key, decode_claim, encode_claim, encode_state
 from kpsplit.splitter.records.keys import (
     CONTROL_PARTITIONS,
@@ -199,7 +197,7 @@ class OperationLog(ClaimedLog):
 
         Not where the turn is another claimer's by now: the next to come would fence the one at work.
         """
-        revision, deadline = self._state().revision, RealDeadline(WITHDRAW_SECONDS)
+        revision, deadline = self._state().revision, Deadline(WITHDRAW_SECONDS)
         if self._queue.has_turn(revision, self._claims) and self._queue.has_turn(
             revision, self._announced(deadline)
         ):
@@ -232,7 +230,7 @@ class OperationLog(ClaimedLog):
 
     def _read_back(self, end: int, event: Event, deadline: Deadline) -> None:
         patience = FENCE_READ_BACK_SECONDS if isinstance(event, Fence) else READ_BACK_SECONDS
-        self._tail.read_to({self._place: end}, RealDeadline(max(deadline.left(), patience)))
+        self._tail.read_to({self._place: end}, Deadline(max(deadline.left(), patience)))
 
     def close(self) -> None:
         """Let go of the claim and end the clients."""

@@ -17,8 +17,8 @@ from confluent_kafka import (
     KafkaException,
 )
 
+from kpsplit.clock import Deadline
 from kpsplit.errors import AuthorizationError, ConflictError, KpsplitError, UnreachableError
-from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import RIGHTS_HINT, error_of, translate, translated
@@ -28,7 +28,6 @@ from kpsplit.splitter.commits import CommitFold, ordinary_offsets
 from kpsplit.splitter.key_range import WHOLE, KeyRange, slot_number, slot_range
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition, slots_topic
 from kpsplit.splitter.rights import EVERY_GROUP
@@ -322,7 +321,7 @@ def readers_without_commit(
         KpsplitError: a group could not be asked; what is not known must not be taken for drained.
     """
     found = []
-    limit = RealDeadline(min(_REBALANCE_SECONDS, deadline.left()))
+    limit = Deadline(min(_REBALANCE_SECONDS, deadline.left()))
     for group in _listed(admin):
         if group.group_id not in committed and group.state not in WITHOUT_MEMBERS:
             deadline.check("the members of the consumer groups")
@@ -355,7 +354,7 @@ def _positions(admin: ClusterAdmin, groups: list[str]) -> dict[str, Positions]:
     is no longer the group's. So it is asked only where kafka-python cannot be given the settings.
     """
     what = f"read the positions of group {groups[0]}" if len(groups) == 1 else "read the positions of groups"
-    limit = RealDeadline(ANSWER_SECONDS)
+    limit = Deadline(ANSWER_SECONDS)
     while True:
         try:
             answers = ask_kafka_python(

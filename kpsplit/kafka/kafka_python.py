@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from kpsplit.clock import AbandonedError, bounded
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import AbandonedError, bounded
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
 

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from confluent_kafka import ElectionType, KafkaException, TopicPartition
 
+from kpsplit.clock import Deadline
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, PartitionFacts
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.kafka_python import KafkaPythonError, NotExpressibleError, ask_kafka_python
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.ports import Deadline
 
 LONGEST = 15.0
 """Seconds after which the merge goes on with the leaders where they are."""
@@ -49,7 +48,7 @@ class Leaders:
         report: Report,
     ) -> None:
         """Move the leaders of ``sources`` to the parent's leader as far as that is possible; never fail."""
-        limit = RealDeadline(min(LONGEST, deadline.left() / 2))
+        limit = Deadline(min(LONGEST, deadline.left() / 2))
         try:
             target = self._partitions([parent])[parent].leader
             found = self._partitions(sources)

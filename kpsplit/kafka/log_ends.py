@@ -24,9 +24,9 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from kpsplit.clock import monotonic
 from kpsplit.errors import KpsplitError, UnreachableError
 from kpsplit.kafka.admin_answers import ANSWER_SECONDS, GRACE, AdminAnswers
-from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.error_map import MISSING, error_of, translate
 from kpsplit.splitter.lineage import PhysicalPartition
 

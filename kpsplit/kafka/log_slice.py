@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
+from kpsplit.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import TRANSIENT_READS, translate
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.ports import Deadline
 
 _BATCH = 1000
 _FEW = 10

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 
+from kpsplit.clock import Deadline
 from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError
 from kpsplit.kafka.connection import TRY_AGAIN_MS, AdminUse, Connection
 from kpsplit.kafka.error_map import TRANSIENT_READS, is_late, translate
@@ -17,7 +18,6 @@ from kpsplit.kafka.log_ends import (
     learn_leaders,
     while_leaders_move,
 )
-from kpsplit.splitter.ports import Deadline
 
 _POLL_SECONDS = 0.2
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from kpsplit.clock import Deadline
 from kpsplit.errors import UnknownOutcomeError
-from kpsplit.kafka.clock import Deadline as RealDeadline
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, LogEnd
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
@@ -18,7 +18,6 @@ from kpsplit.kafka.headers import headers_of
 from kpsplit.kafka.log_slice import read_slice
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Cut
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.marker import HEADER, Marker, marker_among, newest_of
 from kpsplit.splitter.steps import PlannedMarker
 
@@ -70,7 +69,7 @@ class Markers:
         wanted = set(places) | set(self._known)
         while len(self._producers) < producers_for(len(wanted)):
             self._producers.append(_WarmProducer(self._admin.connection))
-        limit = RealDeadline(_CONNECT_SECONDS)
+        limit = Deadline(_CONNECT_SECONDS)
         leaders = self._leaders(wanted)
         for producer in self._producers:
             producer.warm_up(leaders, limit)
@@ -158,7 +157,7 @@ class Markers:
         return found
 
     def _find(self, m: PlannedMarker, start: int, end: int, deadline: Deadline) -> int | None:
-        limit = RealDeadline(deadline.left())
+        limit = Deadline(deadline.left())
         after = read_slice(self._admin.connection, m.source, start, end, limit, "read_uncommitted")
         found = newest_of(((message.offset() or 0, marker_of(message)) for message in after), m.marker)
         limit.check(f"{m.source} to be read back")

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from confluent_kafka import Message
 
+from kpsplit.clock import Deadline
 from kpsplit.errors import CheckFailedError, FutureVersionError, RecordError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC
 from kpsplit.splitter.records.offsets import (
     CommitKey,

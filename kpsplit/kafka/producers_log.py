@@ -7,11 +7,11 @@ from contextlib import suppress
 
 from confluent_kafka import KafkaException, Message
 
+from kpsplit.clock import Deadline
 from kpsplit.errors import KpsplitError, RecordError, UnknownOutcomeError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.log_tail import LogTail
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
 from kpsplit.splitter.records.producers import PauseReport, ProducerRegistration, decode_entry
 from kpsplit.splitter.records.stamp import instance_name

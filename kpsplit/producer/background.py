@@ -16,8 +16,8 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
+from kpsplit.clock import monotonic
 from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
-from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.error_map import error_of, translate

@@ -24,8 +24,8 @@ import confluent_kafka
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import ClusterMetadata
 
+from kpsplit.clock import Deadline
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.producer.background import BackgroundThread, weakly
 from kpsplit.producer.config import split_config

@@ -20,8 +20,8 @@ from zlib import crc32
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.clock import monotonic
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import monotonic
 from kpsplit.producer.locks import Busy, holds_lock, refuse_reentry
 from kpsplit.producer.messages import Callback, Headers, PendingRecord, Send
 from kpsplit.producer.pending import HeldRecords, kafka_error

@@ -8,7 +8,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
-from kpsplit.kafka.clock import Deadline, monotonic
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.producer.lookup import Lookup, Search
 from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.registration import ControlFeed

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.log_ends import EndRequest
 from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.registration import ControlFeed

@@ -18,8 +18,8 @@ from typing import Any, cast
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, TopicDescription
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import DeadlineExceededError, KpsplitError, RecordError, UnreachableError
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import Absence
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate

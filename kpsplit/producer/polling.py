@@ -9,8 +9,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.clock import Deadline
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.error_map import error_of
 from kpsplit.producer.locks import Busy, holds_lock, refuse_reentry
 from kpsplit.producer.pending import HeldRecords

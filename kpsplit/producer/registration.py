@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import KpsplitError, RecordError
-from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import AdminUse, Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.producer.state import ProducerState
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
 from kpsplit.splitter.records.producers import Certificate, PauseReport, ProducerRegistration
 

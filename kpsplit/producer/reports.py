@@ -7,7 +7,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
-from kpsplit.kafka.clock import monotonic
+from kpsplit.clock import monotonic
 from kpsplit.kafka.logical_message import wrapped_one
 from kpsplit.producer.finality import Answer, Outgoing
 from kpsplit.producer.locks import holds_lock

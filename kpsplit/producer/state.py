@@ -18,8 +18,8 @@ from zlib import crc32
 
 from confluent_kafka import KafkaError, murmur2
 
+from kpsplit.clock import monotonic
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
-from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.logical_message import is_identity
 from kpsplit.producer.backlog import Tally
 from kpsplit.producer.config import ProducerSettings

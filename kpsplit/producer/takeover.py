@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 from secrets import token_hex
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import ConflictError, KpsplitError
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import OperationLog
 from kpsplit.splitter.claimed_log import Announce, ClaimQueue, Go, WaitForTurn

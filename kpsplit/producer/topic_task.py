@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from confluent_kafka import KafkaError
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import AuthorizationError, ConfigurationError, KpsplitError
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.producer.lookup import AutoCreation, PartitionCounts
 from kpsplit.producer.pending import HeldRecords

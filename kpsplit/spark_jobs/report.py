@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaException, Message
 
 from kpsplit import __version__
+from kpsplit.clock import Deadline
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.log_slice import read_at

@@ -35,12 +35,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kpsplit.errors import FencedError, behind_a_change
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Event, PartitionState
-from kpsplit.splitter.ports import Deadline, Fit
+from kpsplit.splitter.ports import Fit
 from kpsplit.splitter.records.control import MOST_ROUNDS, RESERVED, Claim
+
+if TYPE_CHECKING:  # it is handed its deadlines and makes none: the core has no clock
+    from kpsplit.clock import Deadline
 
 TURN_SECONDS = 15.0
 """The first turn. A claim and its first record take some 50 ms, on brokers that are overloaded 3 to 15 s."""

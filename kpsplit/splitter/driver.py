@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from kpsplit.errors import (
     CheckFailedError,
@@ -34,9 +35,12 @@ from kpsplit.splitter.partition_state import (
     Result,
     Retire,
 )
-from kpsplit.splitter.ports import Clock, ControlPort, Deadline, Fit, TopicsPort, WritersPort
+from kpsplit.splitter.ports import Clock, ControlPort, Fit, TopicsPort, WritersPort
 from kpsplit.splitter.records.producers import ProducerRegistration
 from kpsplit.splitter.steps import AttemptProgress, Step
+
+if TYPE_CHECKING:  # it is handed its deadlines and makes none: the core has no clock
+    from kpsplit.clock import Deadline
 
 CLEANUP_SECONDS = 30.0
 """How long a claim, and rolling back after it, may take once the attempt's own deadline has passed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Attempt, Cut, Event, PartitionState, SubTopic
@@ -11,17 +11,8 @@ from kpsplit.splitter.records.producers import ProducerRegistration
 from kpsplit.splitter.registrations import Registrations
 from kpsplit.splitter.steps import PlannedMarker
 
-
-class Deadline(Protocol):
-    """One deadline, handed down a whole call."""
-
-    def left(self) -> float:
-        """Return the seconds left, 0.0 when it has passed."""
-        ...
-
-    def check(self, what: str) -> None:
-        """Raise DeadlineExceededError if it has passed; ``what`` says what was waited for."""
-        ...
+if TYPE_CHECKING:  # it is handed its deadlines and makes none: the core has no clock
+    from kpsplit.clock import Deadline
 
 
 Fit = Callable[[PartitionState], bool]

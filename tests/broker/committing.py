@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer, TopicPartition
 
-from kpsplit.kafka.clock import Deadline
+from kpsplit.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection

@@ -8,8 +8,8 @@ from typing import Any
 
 import confluent_kafka
 
+from kpsplit.clock import Deadline
 from kpsplit.consumer.client import Consumer
-from kpsplit.kafka.clock import Deadline
 
 PATIENCE = 240.0
 KEYS = [b"key-%d" % i for i in range(40)]

@@ -16,8 +16,8 @@ from pathlib import Path
 from confluent_kafka import Producer
 
 from kpsplit import SlotId, StateStore
+from kpsplit.clock import Deadline
 from kpsplit.demo.endpoints import die_with_parent
-from kpsplit.kafka.clock import Deadline
 
 GROUP = "state-tests"
 SECONDS = 180.0

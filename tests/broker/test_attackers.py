@@ -15,10 +15,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer
 from kpsplit.admin import Admin
+from kpsplit.clock import Deadline
 from kpsplit.control.doctor import diagnose
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import ConflictError, DeadlineExceededError, FutureVersionError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.splitter.driver import StepDone

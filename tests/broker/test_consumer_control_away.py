@@ -9,8 +9,8 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Consumer
+from kpsplit.clock import Deadline
 from kpsplit.devcluster.cluster import DevCluster
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.leaders import reassign
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import ElectionType, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kpsplit.kafka.clock import Deadline
+from kpsplit.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.leaders import reassign
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kpsplit.kafka.clock import Deadline
+from kpsplit.clock import Deadline
 from kpsplit.kafka.offset_log import OffsetTail
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.broker.committing import tailing

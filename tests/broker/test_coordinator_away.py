@@ -16,7 +16,7 @@ ASKS_ON = """
 import sys
 from kpsplit.errors import UnreachableError
 from kpsplit.kafka import groups
-from kpsplit.kafka.clock import Deadline
+from kpsplit.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from kpsplit.kafka.clock import Deadline
+from kpsplit.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.log_slice import read_slice
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -11,13 +11,13 @@ import pytest
 from confluent_kafka import IsolationLevel, Message, Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+from kpsplit.clock import Deadline
 from kpsplit.consumer.fetch import physical_reader as probing
 from kpsplit.consumer.fetch.physical_reader import LogProbe
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import KpsplitError, UnreachableError
 from kpsplit.kafka import log_tail
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.log_ends import EndRequest, LogEndQueries
 from kpsplit.kafka.log_tail import LogTail

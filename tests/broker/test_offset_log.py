@@ -12,6 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit.admin import Admin
+from kpsplit.clock import Deadline
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import (
@@ -23,7 +24,6 @@ from kpsplit.errors import (
     UnreachableError,
     UsageError,
 )
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection

@@ -8,8 +8,8 @@ import pytest
 
 from kpsplit import Producer
 from kpsplit.admin import Admin
+from kpsplit.clock import Deadline
 from kpsplit.errors import CheckFailedError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.key_range import WHOLE, KeyRange

@@ -13,9 +13,9 @@ from confluent_kafka import Producer
 
 from kpsplit import ignore_steps
 from kpsplit.admin import Admin
+from kpsplit.clock import Deadline
 from kpsplit.errors import CheckFailedError, ConflictError, DeadlineExceededError, FencedError
 from kpsplit.kafka import control_log
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.control_log import OperationLog
 from kpsplit.producer import takeover
 from kpsplit.producer.takeover import roll_back

@@ -7,9 +7,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
 from kpsplit import Retirable
+from kpsplit.clock import Deadline
 from kpsplit.control.plans import Drain
 from kpsplit.errors import CheckFailedError, ConflictError, UsageError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.markers import Markers

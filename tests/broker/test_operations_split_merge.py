@@ -165,7 +165,7 @@ def test_a_dead_producer_is_asked_once_and_the_pauses_of_the_others_are_reported
     writer = operations._session.writer()
 
     def publish(record: ProducerRegistration) -> None:
-        from kpsplit.kafka.clock import Deadline
+        from kpsplit.clock import Deadline
         from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
 
         writer.write(PRODUCERS_TOPIC, record.key, record.encode(), Deadline(120))

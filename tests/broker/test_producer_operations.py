@@ -17,10 +17,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer, StepDone
 from kpsplit.admin import Admin
+from kpsplit.clock import Deadline
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import DeadlineExceededError, KpsplitError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.producer.lease import LeaseTask
 from kpsplit.splitter.key_range import KeyRange

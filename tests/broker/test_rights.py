@@ -12,10 +12,10 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kpsplit import Consumer, Producer
 from kpsplit.admin import Admin
+from kpsplit.clock import Deadline
 from kpsplit.consumer.fetch.lineage_reader import LineageReader
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import AuthorizationError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.partition_state import Phase

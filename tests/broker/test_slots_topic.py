@@ -9,8 +9,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from kpsplit.admin import Admin
+from kpsplit.clock import Deadline
 from kpsplit.errors import CheckFailedError, ConflictError, UsageError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 from confluent_kafka import Producer
 
-from kpsplit.kafka.clock import Deadline
+from kpsplit.clock import Deadline
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import slots_topic

@@ -6,8 +6,8 @@ import threading
 import time
 
 from kpsplit import Producer
+from kpsplit.clock import Deadline
 from kpsplit.consumer.fetch.lineage_reader import LineageReader
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

@@ -18,10 +18,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import StepDone
 from kpsplit.admin import Admin
+from kpsplit.clock import Deadline
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Phase

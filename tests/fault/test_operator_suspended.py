@@ -15,8 +15,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kpsplit.admin import Admin
+from kpsplit.clock import Deadline
 from kpsplit.errors import EXIT_CONFLICT, EXIT_OK
-from kpsplit.kafka.clock import Deadline
 from tests.broker.operating import state_of
 from tests.fault.operator_cases import (
     CASE_SECONDS,

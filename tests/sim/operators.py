@@ -8,6 +8,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
+from kpsplit.clock import Deadline
 from kpsplit.control.retirement import ends_to_reach, undrained
 from kpsplit.errors import (
     CheckFailedError,
@@ -36,7 +37,6 @@ from kpsplit.splitter.partition_state import (
     SubTopicState,
     Target,
 )
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import Claim
 from kpsplit.splitter.records.keys import subtopic_name
 from kpsplit.splitter.records.marker import newest_of
@@ -93,7 +93,7 @@ class Operator(ClaimedLog):
 
     def deadline(self, seconds: float) -> SimDeadline:
         """Return the deadline that many seconds from now."""
-        return SimDeadline(self.now, self.now() + seconds)
+        return SimDeadline(seconds, self.now)
 
     # -- ControlPort -------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Simulated time and processes: one timeline, and for each process a monotonic clock of its own rate.
 
-The product reads ``kpsplit.kafka.clock.monotonic``, bound by name in its modules. While a simulation runs
+The product reads ``kpsplit.clock.monotonic``, bound by name in its modules. While a simulation runs
 (``simulated_seams``) that name shows the clock of whichever process runs now, and the two things that the
 producer would start threads for (searching a log, taking over an operation) are done by the simulation.
 
@@ -19,9 +19,10 @@ from importlib import import_module
 from pkgutil import walk_packages
 from typing import Any, NamedTuple
 
+from kpsplit import clock as real_clock
 from kpsplit import producer
-from kpsplit.errors import DeadlineExceededError, KpsplitError
-from kpsplit.kafka import clock as real_clock
+from kpsplit.clock import Deadline
+from kpsplit.errors import KpsplitError
 from kpsplit.producer import fence_task, takeover
 
 _PRODUCER = [import_module(m.name) for m in walk_packages(producer.__path__, "kpsplit.producer.")]
@@ -57,23 +58,8 @@ class ProcessClock:
         return self._start + (self._timeline.now - self._born) * self._rate
 
 
-class SimDeadline:
-    """A deadline of a process; ``read`` returns the time as that process reads it."""
-
-    __slots__ = ("_read", "at")
-
-    def __init__(self, read: Any, at: float) -> None:
-        self._read = read
-        self.at = at
-
-    def left(self) -> float:
-        """Return the seconds left."""
-        return max(0.0, self.at - float(self._read()))
-
-    def check(self, what: str) -> None:
-        """Raise DeadlineExceededError if it has passed."""
-        if self.left() <= 0:
-            raise DeadlineExceededError(f"waited for {what}")
+class SimDeadline(Deadline):
+    """A deadline that a process made by its own clock."""
 
 
 @contextmanager

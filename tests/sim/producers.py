@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from confluent_kafka import KafkaError, Message
 
+from kpsplit.clock import Deadline
 from kpsplit.errors import KpsplitError, UnknownOutcomeError, UnreachableError
 from kpsplit.producer import metrics
 from kpsplit.producer.config import ProducerSettings
@@ -29,7 +30,6 @@ from kpsplit.producer.topic_task import TopicTask
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings
 from kpsplit.splitter.records.producers import Entry, decode_entry
 from kpsplit.splitter.records.stamp import Stamp, note_own

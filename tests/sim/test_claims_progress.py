@@ -16,14 +16,14 @@ from typing import Any, cast
 
 import pytest
 
+from kpsplit import clock
+from kpsplit.clock import Deadline
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka import clock
 from kpsplit.producer import takeover
 from kpsplit.producer.takeover import Takeover
 from kpsplit.splitter.claimed_log import ClaimQueue, Go
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Event, Fence, PartitionState, Phase, Prepare
-from kpsplit.splitter.ports import Deadline
 from kpsplit.splitter.records.control import Claim
 from tests.sim import operators
 from tests.sim.logs import PARENT

@@ -13,9 +13,9 @@ from confluent_kafka import Producer as PlainProducer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kpsplit import Producer
+from kpsplit.clock import Deadline
 from kpsplit.consumer.fetch.physical_reader import PhysicalReader
 from kpsplit.errors import ConfigurationError, ConflictError, KpsplitError, UsageError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.regions import Bound

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import DeadlineExceededError, UsageError
 from kpsplit.kafka import cluster_admin
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, most_brokers_lack
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs import gather

@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from kpsplit.kafka.clock import Deadline
+from kpsplit.clock import Deadline
 from tests.fault.chaos.proxy import FAIR, HOST, Network, Weather, with_listener
 
 PATIENCE = 60.0

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.clock import Deadline
 from kpsplit.errors import FencedError, KpsplitError, UnknownOutcomeError, UnreachableError
 from kpsplit.kafka import commit_writer
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.key_range import WHOLE

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from kpsplit.admin import Admin
+from kpsplit.clock import Deadline
 from kpsplit.consumer.commit.writes import CommitMember, Processed, writes
 from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.control import seeking
 from kpsplit.control.seeking import Seeker
 from kpsplit.errors import ConflictError, FutureVersionError, UsageError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.splitter.commits import MOST_WITHDRAWN, CommitFold, ordinary_offsets
 from kpsplit.splitter.cursor import Cursor

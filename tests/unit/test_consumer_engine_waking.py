@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import Message
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.consumer.group.membership import State, by_hand
 from kpsplit.consumer.group.subscriptions import Mode, Subscribed
 from kpsplit.consumer.run.handlers import synchronous
@@ -17,7 +18,6 @@ from kpsplit.consumer.run.runner import Attached, attach
 from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.consumer.run.workers import ThreadWorkers
 from kpsplit.errors import UnreachableError
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import slots_topic

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit import clock
 from kpsplit.consumer.fetch.gaps import Found
 from kpsplit.consumer.fetch.physical_reader import LogProbe
-from kpsplit.kafka import clock, cluster_admin
+from kpsplit.kafka import cluster_admin
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from kpsplit.clock import Deadline
 from kpsplit.control.enrolment import Enroller
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import TopicFacts
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, decode_enrolment

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kpsplit.kafka.clock import AbandonedError, bounded
+from kpsplit.clock import AbandonedError, bounded
 
 
 def nothing() -> None: ...

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from kpsplit.clock import Deadline, monotonic_clock
 from kpsplit.errors import DeadlineExceededError
-from kpsplit.kafka.clock import Deadline, monotonic_clock
 
 
 def test_a_deadline_with_time_left_lets_everything_pass() -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from kpsplit.clock import Deadline
 from kpsplit.control import examination
 from kpsplit.control.doctor import OVERWRITTEN, Findings, SetAside, diagnose, producers_set_aside
 from kpsplit.control.facts import OpenTransaction
@@ -16,7 +17,6 @@ from kpsplit.control.own_topics import own_topics, topic_config
 from kpsplit.control.preconditions import LogFacts
 from kpsplit.control.sampling import Sample
 from kpsplit.errors import CheckFailedError, FutureVersionError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin, PartitionFacts, TopicFacts
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.key_range import WHOLE

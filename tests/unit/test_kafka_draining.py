@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from kpsplit.clock import Deadline
 from kpsplit.control.planning import estimated, look_twice
 from kpsplit.control.plans import Drain
-from kpsplit.kafka.clock import Deadline
 
 
 def test_the_pace_between_two_looks_says_how_long_the_rest_takes() -> None:

@@ -7,11 +7,11 @@ from typing import cast
 
 import pytest
 
+from kpsplit.clock import Deadline
 from kpsplit.control.facts import FactsGatherer
 from kpsplit.control.plans import Check
 from kpsplit.control.preconditions import Facts, LogFacts, checks, refusal
 from kpsplit.errors import CheckFailedError, ConflictError, UsageError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin, LogEnd, PartitionFacts, TopicFacts
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition

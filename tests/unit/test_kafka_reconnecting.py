@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
-from kpsplit.kafka.clock import monotonic
+from kpsplit.clock import monotonic
 from kpsplit.kafka.connection import Connection
 
 TRIES = 12

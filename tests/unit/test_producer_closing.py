@@ -10,8 +10,8 @@ from weakref import WeakSet
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.producer import client
 from kpsplit.producer.client import Producer

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.producer.client import Producer, refuse_in_children
 from kpsplit.producer.metrics import layout_stats
 from kpsplit.producer.polling import Polling, Transactions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.kafka.clock import monotonic
+from kpsplit.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.producer.config import split_config
 from kpsplit.producer.lease import LeaseTask, owes

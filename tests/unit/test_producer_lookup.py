@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from kpsplit.clock import Deadline
 from kpsplit.errors import AuthorizationError, DeadlineExceededError
 from kpsplit.kafka import cluster_admin
-from kpsplit.kafka.clock import Deadline
 from kpsplit.producer import lookup
 from kpsplit.producer.lookup import Lookup, Search, search_log
 from kpsplit.splitter.key_range import WHOLE

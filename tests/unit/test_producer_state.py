@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.producer.config import split_config
 from kpsplit.producer.fast_path import GeneralPath, make_produce
 from kpsplit.producer.messages import PendingRecord

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
+from kpsplit.clock import monotonic
 from kpsplit.errors import AuthorizationError, KpsplitError
-from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.producer.background import BackgroundThread
 from kpsplit.producer.lookup import PartitionCounts

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import ConsumerGroupState
 
+from kpsplit.clock import Deadline
 from kpsplit.control.retirement import Retirement
 from kpsplit.errors import AuthorizationError, ConflictError, DeadlineExceededError, KpsplitError
 from kpsplit.kafka import groups
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin, PartitionFacts, TopicFacts
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.key_range import WHOLE

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, Message, TopicPartition
 
+from kpsplit.clock import Deadline
 from kpsplit.consumer.run.handlers import Output
 from kpsplit.consumer.run.lanes import Lane
 from kpsplit.consumer.run.outbox import Outbox
@@ -20,7 +21,6 @@ from kpsplit.consumer.run.runner import Attached, attach, commit_now
 from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.consumer.slots.assigned import SlotStage
 from kpsplit.errors import KpsplitError, UnknownOutcomeError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.splitter.key_range import WHOLE
 from tests.unit.engine_world import TOPIC, World, slot
 from tests.unit.lane_samples import keys_in

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.clock import Deadline
 from kpsplit.consumer.commit.payload import CommitPayloadError
 from kpsplit.consumer.commit.writes import Processed
 from kpsplit.consumer.group.subscriptions import Mode
@@ -20,7 +21,6 @@ from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import InvariantError, UsageError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.partition_state import PartitionState

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import tenacity
 
+from kpsplit.clock import Deadline
 from kpsplit.consumer.run.outputs import LettersInTransactions
 from kpsplit.consumer.run.policies import HandlerError, Judge, Policy, Retry, Stop
 from kpsplit.consumer.run.remote import RemoteError, RemoteHandler, WorkerDiedError, packed
 from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.consumer.run.workers import ProcessWorkers
 from kpsplit.errors import ConfigurationError
-from kpsplit.kafka.clock import Deadline
 from tests.unit import run_handlers
 from tests.unit.lane_samples import FIRST, PATIENCE, WHOLE_SLOT, batch, eventually, record, start
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tenacity
 
+from kpsplit.clock import Deadline
 from kpsplit.consumer.run.handlers import Output, asynchronous, synchronous
 from kpsplit.consumer.run.outbox import Outbox
 from kpsplit.consumer.run.outputs import LettersInTransactions
@@ -18,7 +19,6 @@ from kpsplit.consumer.run.policies import DeadLetter, HandlerError, Judge, Polic
 from kpsplit.consumer.run.work_queue import LANE_SHARE, WorkQueue
 from kpsplit.consumer.run.workers import CoroutineWorkers, ThreadWorkers
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.splitter.key_range import WHOLE, key_hash
 from tests.unit.lane_samples import PATIENCE, WHOLE_SLOT, Worked, batch, eventually, keys_in, start
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kpsplit import Consumer, StateStore
+from kpsplit.clock import Deadline
 from kpsplit.errors import ConfigurationError, ConflictError, UsageError
-from kpsplit.kafka.clock import Deadline
 from tests.unit.run_handlers import touch
 
 CONFIG = {"bootstrap.servers": "localhost:1", "group.id": "g", "log_level": 0}

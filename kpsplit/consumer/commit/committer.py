@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.consumer.broker_executor import BrokerExecutor
 from kpsplit.consumer.commit.group_offsets import GroupOffsets, Outdated
 from kpsplit.consumer.commit.payload import (
@@ -37,7 +38,6 @@ from kpsplit.consumer.slots.assigned import AssignedSlot
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import FencedError, KpsplitError, UnknownOutcomeError
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KeyRange, uncovered
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -16,6 +16,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.consumer.broker_executor import QueryClient
 from kpsplit.consumer.commit.payload import CommitPayload, TransactionParticipant
 from kpsplit.consumer.commit.writes import (
@@ -30,7 +31,6 @@ from kpsplit.consumer.commit.writes import (
 )
 from kpsplit.consumer.slots.assigned import SlotStart, StartRequest
 from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError, UsageError
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.connection import Connection

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from confluent_kafka import KafkaException, Message
 
@@ -20,7 +20,9 @@ from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import InvariantError, KpsplitError
 from kpsplit.kafka.logical_message import physical_offset, segment_of
 from kpsplit.splitter.key_range import WHOLE
-from kpsplit.splitter.ports import Deadline
+
+if TYPE_CHECKING:  # what it takes part in is handed a deadline
+    from kpsplit.clock import Deadline
 
 
 class RecordPlace(NamedTuple):

@@ -206,7 +206,7 @@ class RecordSink(Protocol):
     def keep_open(self, until: float) -> None:
         """Hand out nothing once this moment has passed, until a later one is named.
 
-        Named with every turn of the engine, by the clock of ``kafka.clock.monotonic``: a member that has not
+        Named with every turn of the engine, by ``kpsplit.clock.monotonic``: a member that has not
         turned for long may have lost its slots (``group.ownership``). Without one it always hands out.
         """
 

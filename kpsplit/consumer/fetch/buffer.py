@@ -39,10 +39,10 @@ from operator import length_hint
 
 from confluent_kafka import Message
 
+from kpsplit.clock import monotonic
 from kpsplit.consumer.fetch.batch import NOWHERE, SHUT, Backpressured, Batch
 from kpsplit.consumer.fetch.progress import HandoutProgress, without
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
-from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
 

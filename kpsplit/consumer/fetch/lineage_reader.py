@@ -17,11 +17,11 @@ from typing import Self
 
 from confluent_kafka import Message
 
+from kpsplit.clock import Deadline
 from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.consumer.fetch.logical_record import LogicalRecord, OurHeaders, read_headers, without_stamp
 from kpsplit.consumer.fetch.physical_reader import LostStartError, PhysicalReader
 from kpsplit.errors import DeadlineExceededError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.headers import headers_of
 from kpsplit.splitter.lineage import PhysicalPartition, Segment

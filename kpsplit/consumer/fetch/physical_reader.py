@@ -19,9 +19,9 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from kpsplit.clock import Deadline
 from kpsplit.consumer.fetch.gaps import Found, LogBounds
 from kpsplit.errors import AuthorizationError, DeadlineExceededError, KpsplitError, UnreachableError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import Absence, ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import MISSING, TRANSIENT_READS, error_of, translate

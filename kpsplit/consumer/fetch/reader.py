@@ -17,6 +17,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from kpsplit.clock import monotonic
 from kpsplit.consumer.config import CLIENT_KBYTES
 from kpsplit.consumer.fetch.batch import MESSAGE_BYTES, Backpressured, Batch
 from kpsplit.consumer.fetch.fetch_state import FetchState
@@ -24,7 +25,6 @@ from kpsplit.consumer.fetch.gaps import Gap, GapPolicy, ReadingEvent, Unreadable
 from kpsplit.consumer.fetch.physical_reader import LogProbe
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import ConfigurationError
-from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import AdminUse, Connection
 from kpsplit.kafka.error_map import TRANSIENT_READS, translate, translated
 from kpsplit.splitter.cursor import Cursor

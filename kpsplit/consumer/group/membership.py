@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.clock import monotonic
 from kpsplit.consumer.commit.committer import COMMIT_SECONDS, Committer
 from kpsplit.consumer.config import ConsumerSettings, RevocationPolicy
 from kpsplit.consumer.events import Callback, Events, kafka_error, parts
@@ -37,7 +38,6 @@ from kpsplit.consumer.slots.assigned import (
 )
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
-from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.key_range import slot_at, slot_number, slot_range
 from kpsplit.splitter.lineage import PhysicalPartition
 

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from math import inf
 
+from kpsplit.clock import monotonic
 from kpsplit.consumer.broker_executor import BrokerExecutor
 from kpsplit.consumer.commit.group_offsets import GroupOffsets
 from kpsplit.consumer.events import Events
@@ -24,7 +25,6 @@ from kpsplit.consumer.slots.assigned import AssignedSlot
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.lineage import PhysicalPartition
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.clock import monotonic
 from kpsplit.consumer.broker_executor import BrokerExecutor, QueryClient
 from kpsplit.consumer.config import ConsumerSettings
 from kpsplit.consumer.events import Events, kafka_error
@@ -22,7 +23,6 @@ from kpsplit.consumer.group.subscriptions import Mode, Subscribed, resolve, subt
 from kpsplit.consumer.metadata import Metadata
 from kpsplit.control.slots_topic import GrowingSlots
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.records.keys import slots_topic
 
 log = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.consumer.commit.payload import CommitPayloadError
 from kpsplit.consumer.commit.writes import Processed
 from kpsplit.consumer.run.handlers import Output, OutputError, dead_letter
@@ -22,10 +23,8 @@ from kpsplit.consumer.run.outbox import Transfer
 from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import UsageError
-from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import MISSING, error_of, translate
-from kpsplit.splitter.ports import Deadline
 
 POLL_SECONDS = 0.01
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.clock import Deadline
 from kpsplit.consumer.broker_executor import timed_out
 from kpsplit.consumer.commit.committer import Committer, Parts
 from kpsplit.consumer.commit.payload import TransactionParticipant
@@ -50,7 +51,6 @@ from kpsplit.consumer.run.workers import CoroutineWorkers, ProcessWorkers, Threa
 from kpsplit.consumer.slots.assigned import IN_SINK, SlotStage
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
+from kpsplit.clock import monotonic
 from kpsplit.consumer.commit.writes import Processed
 from kpsplit.consumer.fetch.batch import NOWHERE, Backpressured, Batch
 from kpsplit.consumer.run.handlers import Output
@@ -22,7 +23,6 @@ from kpsplit.consumer.run.outbox import Outbox, Transfer
 from kpsplit.consumer.run.policies import DeadLetter, Final, Judge, Rest, Skip, Stop, stopped
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import ConflictError, KpsplitError
-from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.cursor import Cursor
 
 if TYPE_CHECKING:

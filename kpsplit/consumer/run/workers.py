@@ -17,6 +17,7 @@ from contextlib import suppress
 from math import inf
 from typing import Any
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.consumer.run.handlers import Output
 from kpsplit.consumer.run.lanes import Lane
 from kpsplit.consumer.run.outputs import Letters
@@ -24,7 +25,6 @@ from kpsplit.consumer.run.policies import DeadLetter, Rest
 from kpsplit.consumer.run.remote import GivenUpError, RemoteHandler
 from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import Deadline, monotonic
 
 log = logging.getLogger(__name__)
 

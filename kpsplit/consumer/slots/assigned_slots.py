@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kpsplit.clock import monotonic
 from kpsplit.consumer.commit.payload import CommitCoverage
 from kpsplit.consumer.commit.writes import Processed, least
 from kpsplit.consumer.fetch.batch import Batch, LeaderEpochs, RecordReader, RecordSink
@@ -25,7 +26,6 @@ from kpsplit.consumer.slots.assigned import (
 from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.consumer.slots.pieces import PieceProgress
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.clock import monotonic
 from kpsplit.consumer.broker_executor import BrokerExecutor
 from kpsplit.consumer.commit.committer import Committer
 from kpsplit.consumer.commit.group_offsets import (
@@ -30,7 +31,6 @@ from kpsplit.consumer.metadata import Metadata
 from kpsplit.consumer.slots.assigned import AssignedSlot, SlotStage, SlotStart, StartRequest
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
-from kpsplit.kafka.clock import monotonic
 from kpsplit.splitter.lineage import PhysicalPartition
 
 log = logging.getLogger(__name__)

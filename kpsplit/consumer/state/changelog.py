@@ -16,6 +16,7 @@ from threading import Lock
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import NewPartitions
 
+from kpsplit.clock import Deadline
 from kpsplit.consumer.state.marker import ChangelogFacts
 from kpsplit.consumer.state.owned import OwnedState
 from kpsplit.consumer.state.pending import Writes
@@ -35,7 +36,6 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.log_ends import learn_leaders
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.ports import Deadline
 
 VERSION = 1
 HEADER = "kpc"

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.consumer.state.changelog import Changelogs, check_record
 from kpsplit.consumer.state.marker import ChangelogFacts, RestoreMarker, RestoreStart, start_from
 from kpsplit.consumer.state.owned import OwnedState
@@ -31,7 +32,6 @@ from kpsplit.errors import (
     UnknownOutcomeError,
     UnreachableError,
 )
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import TRANSIENT_READS, translate
 from kpsplit.kafka.headers import headers_of

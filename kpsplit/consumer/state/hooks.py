@@ -16,11 +16,11 @@ from typing import Protocol
 
 from confluent_kafka import Producer
 
+from kpsplit.clock import Deadline
 from kpsplit.consumer.commit.payload import CommitCoverage, RecordPlace
 from kpsplit.consumer.state.slots import Slot
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.ports import Deadline
 
 
 class StateCommit(Protocol):

@@ -13,6 +13,7 @@ from typing import Any
 
 from confluent_kafka import Message
 
+from kpsplit.clock import Deadline
 from kpsplit.consumer.commit.payload import CommitCoverage, RecordPlace, place_of
 from kpsplit.consumer.state.changelog import ChangelogCommit, Part, PlainWriter
 from kpsplit.consumer.state.follower import Follower, standbys
@@ -24,7 +25,6 @@ from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.key_range import slot_index
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.ports import Deadline
 
 MAX_PENDING_BYTES = 64 << 20
 KEEP_SECONDS = 7 * 86_400.0

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from confluent_kafka import IsolationLevel
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.control.seeking import SeekTarget, Whence, cursor_at
 from kpsplit.errors import ConflictError, KpsplitError, UsageError
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail

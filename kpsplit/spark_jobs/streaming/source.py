@@ -25,8 +25,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from kpsplit.clock import monotonic
 from kpsplit.errors import ConflictError, UnreachableError, UsageError
-from kpsplit.kafka.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import portable
 from kpsplit.spark_jobs.gather import PATIENCE

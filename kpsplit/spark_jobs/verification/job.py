@@ -12,8 +12,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from kpsplit.clock import Deadline
 from kpsplit.errors import KpsplitError, NotJudgedError, UsageError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.connector_options import kafka_options

@@ -11,9 +11,9 @@ from typing import Any
 from confluent_kafka import ElectionType, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from kpsplit.clock import Deadline
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.leaders import reassign, reordered
 from kpsplit.splitter.lineage import PhysicalPartition

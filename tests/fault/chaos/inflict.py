@@ -10,9 +10,9 @@ from typing import Protocol
 
 from confluent_kafka import KafkaException
 
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.splitter.records.keys import CONTROL_TOPIC, PRODUCERS_TOPIC
 from kpsplit.testing import Send
 from tests.fault.chaos.brokers import Brokers

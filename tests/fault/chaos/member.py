@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from kpsplit.clock import monotonic
 from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.demo.endpoints import MemberOrders
 from kpsplit.demo.member import MemberLoop, run_member
-from kpsplit.kafka.clock import monotonic
 from tests.fault.chaos.retention import reported_gap
 
 

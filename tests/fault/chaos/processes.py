@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import psutil
 
+from kpsplit.clock import Deadline
 from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.demo.endpoints import (
     FINISH,
@@ -24,7 +25,6 @@ from kpsplit.demo.endpoints import (
     WriterNews,
     WriterOrders,
 )
-from kpsplit.kafka.clock import Deadline
 from tests.fault.chaos.member import beside, gaps_of, losses_of
 from tests.fault.chaos.operating import OperatorOrders
 from tests.fault.chaos.verdict import Hurt, Operation

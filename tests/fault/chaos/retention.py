@@ -14,10 +14,10 @@ from confluent_kafka.admin import AdminClient
 
 from kpsplit import PartitionProgress
 from kpsplit.admin import Admin
+from kpsplit.clock import Deadline
 from kpsplit.consumer.fetch.gaps import Gap, LogBounds
 from kpsplit.consumer.fetch.physical_reader import PhysicalReader
 from kpsplit.errors import KpsplitError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment

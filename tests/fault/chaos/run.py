@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kpsplit.admin import Admin
+from kpsplit.clock import Deadline, monotonic
 from kpsplit.demo.endpoints import keep_folder
 from kpsplit.devcluster.cluster import DevCluster
 from kpsplit.devcluster.config import PortReservation
-from kpsplit.kafka.clock import Deadline, monotonic
 from kpsplit.kafka.cluster_admin import ClusterAdmin, await_served
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.records.control import Partitioner

@@ -12,10 +12,10 @@ from confluent_kafka import IsolationLevel
 
 from kpsplit import PartitionProgress
 from kpsplit.admin import Admin
+from kpsplit.clock import Deadline
 from kpsplit.demo.judge import ReadBack
 from kpsplit.demo.records import Worked, read_worked
 from kpsplit.errors import DeadlineExceededError, KpsplitError
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -15,8 +15,8 @@ from kafka import KafkaProducer
 
 from kpsplit import Consumer, Producer
 from kpsplit.admin import Admin
+from kpsplit.clock import Deadline
 from kpsplit.demo.records import partition_of, value_of
-from kpsplit.kafka.clock import Deadline
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition

@@ -30,15 +30,16 @@ monotonic = monotonic_clock(time, sys.platform)
 
 
 class Deadline:
-    """A point in monotonic time, handed down a whole call."""
+    """A point in monotonic time, handed down a whole call. ``clock``: another one than the system's."""
 
-    def __init__(self, seconds: float) -> None:
-        self._at = monotonic() + seconds
+    def __init__(self, seconds: float, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or monotonic
         self._seconds = seconds
+        self.at = self._clock() + seconds
 
     def left(self) -> float:
         """Return the seconds left, 0.0 when the deadline has passed."""
-        return max(0.0, self._at - monotonic())
+        return max(0.0, self.at - self._clock())
 
     def expired(self) -> bool:
         """Return whether no time is left."""
