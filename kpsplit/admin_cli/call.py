@@ -92,9 +92,7 @@ def print_json(data: Any) -> None:
     sys.stdout.flush()
 
 
-def pass_call(
-    function: Callable[Concatenate[Call, Arguments], Result],
-) -> Callable[Arguments, Result]:
+def pass_call(function: Callable[Concatenate[Call, Arguments], Result]) -> Callable[Arguments, Result]:
     """Give a command the Call as its first argument."""
 
     @click.pass_context

@@ -50,10 +50,7 @@ def bootstrap(nodes: Sequence[NodeAddress]) -> str:
 
 
 def node_properties(
-    node: NodeAddress,
-    nodes: Sequence[NodeAddress],
-    data: Path,
-    extra: Mapping[str, str] | None = None,
+    node: NodeAddress, nodes: Sequence[NodeAddress], data: Path, extra: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """The `server.properties` of `node`, one of `nodes`, with its log directory at `data`.
 

@@ -217,11 +217,7 @@ def start_detached(brokers: int, data: Path | None, timeout: float) -> RunningCl
     command += ["--data", str(data.resolve())] if data else []
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
         return _await_ready(process, folder, log, Deadline(timeout))

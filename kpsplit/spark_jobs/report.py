@@ -229,9 +229,7 @@ def _pauses(verdict: Verdict) -> Iterator[html.Html]:
     ]
     columns = ("client id", "producer", "partition", "pause ms", f"0 to {most:,} ms", "records held")
     yield html.section(
-        "Pauses",
-        "What the latest operation on each partition cost each producer.",
-        html.table(columns, rows),
+        "Pauses", "What the latest operation on each partition cost each producer.", html.table(columns, rows)
     )
 
 

@@ -42,11 +42,7 @@ KAFKA = _schema(
 """Kafka's own source, with headers."""
 
 RAW = _schema(
-    key=BinaryType(),
-    topic=StringType(),
-    partition=IntegerType(),
-    offset=LongType(),
-    headers=_HEADERS,
+    key=BinaryType(), topic=StringType(), partition=IntegerType(), offset=LongType(), headers=_HEADERS
 )
 """What is needed of Kafka's source, physical topic and partition; the value is never looked at."""
 

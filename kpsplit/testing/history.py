@@ -225,10 +225,7 @@ class HistoryChecker:
     """
 
     def __init__(
-        self,
-        lineages: Iterable[Lineage],
-        foreign: Collection[str] = (),
-        examples: int = DEFAULT_EXAMPLES,
+        self, lineages: Iterable[Lineage], foreign: Collection[str] = (), examples: int = DEFAULT_EXAMPLES
     ) -> None:
         self._foreign = frozenset(foreign)
         self._partitions = {lineage.parent: _PartitionRead(lineage) for lineage in lineages}

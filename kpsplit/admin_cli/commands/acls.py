@@ -29,11 +29,7 @@ if TYPE_CHECKING:
     help="Role of the client.",
 )
 @click.option(
-    "--principal",
-    type=PRINTABLE,
-    metavar="USER",
-    required=True,
-    help="Kafka principal, e.g. User:app.",
+    "--principal", type=PRINTABLE, metavar="USER", required=True, help="Kafka principal, e.g. User:app."
 )
 @click.option("--group", type=PRINTABLE, metavar="GROUP", help="The consumer's group.")
 @click.option(

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 @click.option("--key-base64", type=BASE64, metavar="BASE64", help="The key's bytes in base64.")
 @click.option("--key-hex", type=HEX, metavar="HEX", help="The key's bytes in hexadecimal.")
 @click.option(
-    "--partition",
-    type=PARTITION_NUMBER,
-    metavar="P",
-    help="The partition, if the key does not determine it.",
+    "--partition", type=PARTITION_NUMBER, metavar="P", help="The partition, if the key does not determine it."
 )
 @global_options
 @pass_call

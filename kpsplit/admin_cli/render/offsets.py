@@ -103,14 +103,7 @@ def _segment_cells(left: SegmentLeft) -> tuple[str, str, str, str, str, str]:
     what = "" if left.ready else "waits"
     if left.ready and left.draining:
         what = "drains"
-    return (
-        str(left.segment.source),
-        str(left.segment.id),
-        str(left.next),
-        str(left.logical),
-        lag,
-        what,
-    )
+    return (str(left.segment.source), str(left.segment.id), str(left.next), str(left.logical), lag, what)
 
 
 def _owner(range_: RangeProgress) -> str:

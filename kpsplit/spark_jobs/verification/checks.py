@@ -102,13 +102,7 @@ def boundaries_agree(snapshot: Snapshot) -> Iterator[Finding]:
             message = (
                 f"the boundary record of {boundary.range} in epoch {boundary.epoch} contradicts the lineage"
             )
-            yield _finding(
-                state,
-                message,
-                boundary.opened_segment,
-                boundary.range.lo,
-                boundary.range.hi - 1,
-            )
+            yield _finding(state, message, boundary.opened_segment, boundary.range.lo, boundary.range.hi - 1)
 
 
 def slots_findings(snapshot: Snapshot) -> Iterator[Finding]:
@@ -146,11 +140,7 @@ def lost_findings(snapshot: Snapshot, start: JudgedFrom) -> Iterator[Finding]:
         last = None if one.behind is None else one.behind - 1
         count = 1 if one.behind is None else one.behind - one.first
         yield Finding(
-            *(
-                Severity.FINDING if is_defect(one) else removed,
-                one.state.parent,
-                str(one),
-            ),
+            *(Severity.FINDING if is_defect(one) else removed, one.state.parent, str(one)),
             one.segment.id,
             first=one.first,
             last=last,
@@ -160,13 +150,7 @@ def lost_findings(snapshot: Snapshot, start: JudgedFrom) -> Iterator[Finding]:
 
 def _finding(state: PartitionState, message: str, segment: int, first: int, last: int) -> Finding:
     return Finding(
-        Severity.FINDING,
-        state.parent,
-        message,
-        segment,
-        first=first,
-        last=last,
-        count=last - first + 1,
+        Severity.FINDING, state.parent, message, segment, first=first, last=last, count=last - first + 1
     )
 
 
@@ -194,15 +178,7 @@ def foreign_records(snapshot: Snapshot, totals: Iterable[Total]) -> Iterator[Fin
 
 def _foreign(parent: PhysicalPartition, t: Total, severity: Severity, where: str) -> Finding:
     message = f"{t.records:,} records {where}, offsets {t.first} to {t.last}"
-    return Finding(
-        severity,
-        parent,
-        message,
-        t.segment,
-        first=t.first,
-        last=t.last,
-        count=t.records,
-    )
+    return Finding(severity, parent, message, t.segment, first=t.first, last=t.last, count=t.records)
 
 
 def marker_findings(snapshot: Snapshot, totals: Iterable[Total], start: JudgedFrom) -> Iterator[Finding]:
@@ -216,14 +192,7 @@ def marker_findings(snapshot: Snapshot, totals: Iterable[Total], start: JudgedFr
                 continue
             if (number, s.id) not in marked and snapshot.holds(s.source, s.end):
                 message = f"segment {s.id} has no marker at its end, offset {s.end} of {s.source}"
-                yield Finding(
-                    Severity.FINDING,
-                    state.parent,
-                    message,
-                    s.id,
-                    first=s.end,
-                    last=s.end,
-                )
+                yield Finding(Severity.FINDING, state.parent, message, s.id, first=s.end, last=s.end)
 
 
 def unjudged(snapshot: Snapshot, totals: Iterable[Total]) -> Iterator[str]:
@@ -331,13 +300,7 @@ def _never_given(
                 f"and number {data.last} is there"
             )
             yield Finding(
-                *(
-                    Severity.FINDING,
-                    writer.parent,
-                    message,
-                    segment,
-                    writer.producer,
-                ),
+                *(Severity.FINDING, writer.parent, message, segment, writer.producer),
                 first=data.last,
                 last=data.last,
             )

@@ -184,8 +184,7 @@ def _check_isolation(level: object) -> None:
     """
     if level not in (None, COMMITTED):
         raise NotJudgedError(
-            f"verify needs {ISOLATION}={COMMITTED}, got {level}",
-            hint=f"leave it out, or give {COMMITTED}",
+            f"verify needs {ISOLATION}={COMMITTED}, got {level}", hint=f"leave it out, or give {COMMITTED}"
         )
 
 
