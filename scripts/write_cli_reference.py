@@ -13,8 +13,7 @@ from pathlib import Path
 
 import click
 
-from kpsplit.admin_cli.main import PROGRAM, cli
-from kpsplit.admin_cli.verbs import VERBS, load
+from kpsplit.admin_cli.main import PROGRAM, VERBS, cli, load
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 WIDTH = 96

@@ -1,30 +1,29 @@
-"""One call of the command line: its settings, its way to the cluster, and how it shows data."""
+"""One call of a verb: its settings, its way to the cluster, the partition it is about, how it shows data."""
 
 from __future__ import annotations
 
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kpsplit.admin_cli.failures import Declined
-from kpsplit.admin_cli.given import Given, given_in
-from kpsplit.admin_cli.redaction import show_logs
-from kpsplit.admin_cli.settings import redactor_for
+from kpsplit.admin_cli.options import GLOBAL_OPTIONS, Given, GlobalOption, given_in
+from kpsplit.admin_cli.render.text import one_line
+from kpsplit.admin_cli.settings import connect, redactor_for, show_logs
 from kpsplit.errors import UsageError
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import EndedBy, PartitionState, Phase, Result
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from kpsplit.admin import Admin
     from kpsplit.kafka.connection import Connection
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
 
 class Call:
@@ -41,8 +40,6 @@ class Call:
     @functools.cached_property
     def connection(self) -> Connection:
         """The connection to the cluster; its brokers have answered."""
-        from kpsplit.admin_cli.settings import connect
-
         return connect(self.given)
 
     @contextmanager
@@ -92,14 +89,140 @@ def print_json(data: Any) -> None:
     sys.stdout.flush()
 
 
-def pass_call(function: Callable[Concatenate[Call, Arguments], Result]) -> Callable[Arguments, Result]:
-    """Give a command the Call as its first argument."""
+class VerbCommand(click.Command):
+    """A verb: it takes the global options, and its function gets a Call first."""
 
-    @click.pass_context
-    def wrapped(ctx: click.Context, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        given = given_in(ctx)
+    def __init__(
+        self, *, callback: Callable[..., Any], params: Sequence[click.Parameter], **rest: Any
+    ) -> None:
+        super().__init__(callback=_with_call(callback), params=[*params, *GLOBAL_OPTIONS], **rest)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verb's own options, then the global ones."""
+        options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
+        shared = [p for p in options if isinstance(p, GlobalOption)]
+        own = [p for p in options if not isinstance(p, GlobalOption)]
+        for title, params in (("Options", own), ("Global options", shared)):
+            rows = [row for p in params if (row := p.get_help_record(ctx)) is not None]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+def _with_call(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        given = given_in(click.get_current_context())
         # Before the verb: what it logs while it opens clients may hold secrets.
         show_logs(given.verbose, redactor_for(given))
         return function(Call(given), *args, **kwargs)
 
-    return functools.update_wrapper(wrapped, function)
+    return wrapped
+
+
+def partition_count(connection: Connection, topic: str) -> int:
+    """Return how many partitions a topic has.
+
+    Raises:
+        UsageError: there is no such topic.
+    """
+    from kpsplit.kafka.cluster_admin import ClusterAdmin
+
+    return ClusterAdmin(connection).partition_count(topic)
+
+
+def check_partition(connection: Connection, parent: PhysicalPartition) -> None:
+    """Raise unless the partition exists.
+
+    Raises:
+        UsageError: there is no such topic or partition.
+    """
+    from kpsplit.kafka.cluster_admin import no_partition
+
+    count = partition_count(connection, parent.topic)
+    if parent.partition >= count:
+        raise no_partition(parent, count)
+
+
+def find_state(operations: Admin, connection: Connection, parent: PhysicalPartition) -> PartitionState:
+    """Return the present state of a logical partition.
+
+    Raises:
+        UsageError: unknown topic, partition out of range, or not enrolled.
+    """
+    view = operations.view()
+    if parent not in view.states:
+        check_partition(connection, parent)
+    state = view.state(parent)
+    if state is None:
+        raise view.not_enrolled(parent.topic)
+    return state
+
+
+Wanted = Callable[[PartitionState], bool]
+
+
+def can_be_resumed(state: PartitionState) -> bool:
+    """Return whether an operation is under way, be it of a dead operator or of one at work."""
+    return state.attempt is not None
+
+
+def can_be_aborted(state: PartitionState) -> bool:
+    """Return whether an operation is under way that can be rolled back still."""
+    return state.attempt is not None and state.phase is not Phase.COMMITTED
+
+
+def can_be_thawed(state: PartitionState) -> bool:
+    """Return whether the partition is frozen."""
+    return state.phase is Phase.FROZEN
+
+
+def can_be_begun_anew(state: PartitionState) -> bool:
+    """Return whether a producer rolled back the last operation of a dead operator: resume starts it again."""
+    last = state.last
+    given_up = last is not None and (last.result, last.ended_by) == (Result.ROLLED_BACK, EndedBy.TAKEOVER)
+    return state.attempt is None and state.phase is Phase.STEADY and given_up
+
+
+def the_only_one(call: Call, verb: str, wanted: Wanted, yes: bool) -> PhysicalPartition | None:
+    """Return the only partition that is wanted, None if there is none; ``verb``: with its options.
+
+    Lists on stderr what is found; for ``resume`` also the operations that it could start again by name.
+
+    Raises:
+        UsageError: there are several, or there is no terminal to ask on.
+    """
+    with call.operations() as operations:
+        states = _sorted(operations.view().states.values())
+    found = [state for state in states if wanted(state)]
+    anew = [state for state in states if can_be_begun_anew(state)] if wanted is can_be_resumed else []
+    for state in (*found, *anew):
+        call.say(f"kpsplit {verb} {state.parent}    # {_in_words(state)}")
+    if not found:
+        return None
+    # The verb asks before it acts; without a terminal nobody could say that the wrong one was found.
+    if len(found) == 1 and (yes or can_ask()):
+        return found[0].parent
+    if len(found) > 1:
+        raise UsageError(f"{len(found)} partitions match", hint=f"name one: kpsplit {verb} TOPIC/P")
+    raise UsageError("there is no terminal to confirm this partition on", hint="name it, or pass --yes")
+
+
+def none_found(call: Call, text: str) -> None:
+    """Print that there is nothing to do."""
+    call.show({"result": None}, lambda console: console.print(text))
+
+
+def _sorted(states: Iterable[PartitionState]) -> list[PartitionState]:
+    return sorted(states, key=lambda state: state.parent)
+
+
+def _in_words(state: PartitionState) -> str:
+    from kpsplit.control.facts import under_way
+
+    if state.last is not None and can_be_begun_anew(state):
+        attempt = state.last.attempt
+        return one_line(
+            f"{attempt.kind} by {attempt.operator} was rolled back: {state.last.reason}; this starts it again"
+        )
+    return one_line(under_way(state) or f"{state.phase}: {state.frozen_reason}")

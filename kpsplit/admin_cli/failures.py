@@ -1,14 +1,23 @@
-"""Any error becomes exactly one line on stderr and an exit code. Nothing else here prints errors."""
+"""Any error becomes exactly one line on stderr and an exit code; an interruption rolls an operation back.
+
+Ctrl-C, SIGTERM and a closed terminal: the first rolls the operation back, later ones do not disturb that.
+Python raises KeyboardInterrupt wherever the main thread happens to be. Inside a call of the client library's
+C code it can become a SystemError, or be lost. ``is_interrupt`` knows the former; code that reports progress
+calls ``raise_if_lost`` for the latter.
+"""
 
 from __future__ import annotations
 
 import re
-import traceback
+import signal
+import sys
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Self
 
 import click
 
 from kpsplit.admin_cli.render.text import one_line, shorten
-from kpsplit.admin_cli.verbs import BY_NAME
 from kpsplit.errors import (
     EXIT_FAILED,
     EXIT_USAGE,
@@ -42,9 +51,13 @@ class Interrupted(Exception):  # noqa: N818 - the user's wish
         self.outcome = outcome
 
 
-def line_of(error: BaseException, verb: str | None) -> str:
-    """Return the one line for an error, not yet redacted."""
-    parts = [shorten(part.strip().rstrip("."), _LONGEST_PART) for part in _parts(error, verb) if part.strip()]
+def line_of(error: BaseException, verb: str | None, *, changes: bool = False) -> str:
+    """Return the one line for an error, not yet redacted; ``changes``: the verb changes something."""
+    parts = [
+        shorten(part.strip().rstrip("."), _LONGEST_PART)
+        for part in _parts(error, verb, changes)
+        if part.strip()
+    ]
     return one_line(f"kpsplit: error: {'; '.join(parts)}")
 
 
@@ -59,17 +72,17 @@ def exit_code_of(error: BaseException) -> int:
             return EXIT_FAILED
 
 
-def traceback_of(error: BaseException) -> str:
-    """Return the whole traceback, for -vv."""
-    return "".join(traceback.format_exception(error))
-
-
-def _parts(error: BaseException, verb: str | None) -> list[str]:
+def _parts(error: BaseException, verb: str | None, changes: bool) -> list[str]:
     match error:
         case KpsplitError():
-            return [error.message, _whether_changed(error, verb), error.hint or _usual_hint(error)]
+            return [
+                error.message,
+                _CHANGED[error.changed] if changes else "",
+                error.hint or _usual_hint(error),
+            ]
         case click.UsageError():
-            return [_usage_message(error), f"see: {_help_command(error, verb)}"]
+            path = error.ctx.command_path if error.ctx else f"kpsplit {verb or ''}".strip()
+            return [_usage_message(error), f"see: {path} --help"]
         case click.ClickException():
             return [error.format_message()]
         case Declined():  # exit code 1: a script must see that nothing was done
@@ -79,11 +92,6 @@ def _parts(error: BaseException, verb: str | None) -> list[str]:
         case _:
             what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             return [f"this is a bug in kpsplit ({what})", "run it again with -vv and report the traceback"]
-
-
-def _whether_changed(error: KpsplitError, verb: str | None) -> str:
-    known = BY_NAME.get(verb or "")
-    return _CHANGED[error.changed] if known is not None and known.changes else ""
 
 
 def _usual_hint(error: KpsplitError) -> str:
@@ -103,6 +111,68 @@ def _usage_message(error: click.UsageError) -> str:
     return re.sub(r"\.(?=\s|$)", "", text) if text.count(". ") == 0 else text
 
 
-def _help_command(error: click.UsageError, verb: str | None) -> str:
-    path = error.ctx.command_path if error.ctx else f"kpsplit {verb or ''}".strip()
-    return f"{path} --help"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LET_PASS = frozenset({"Claim", "Abort", "LeftOver", "Commit", "SealSubTopics", "Finish"})
+"""The steps of rolling back, which follow an interruption that was not lost, and those from the commit on:
+what has taken effect is best finished."""
+
+
+class Interrupts:
+    """While it is entered, the first signal raises KeyboardInterrupt; later ones print why they do not.
+
+    ``terminated`` tells which one it was. Only for the main thread.
+    """
+
+    def __init__(self) -> None:
+        self.terminated = False
+        self.count = 0
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        """Take the signals."""
+        _entered.append(self)
+        for number in _SIGNALS:
+            try:
+                self._before[number] = signal.signal(number, self._arrived)
+            except ValueError:
+                break  # not the main thread: tests
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the signals back."""
+        _entered.remove(self)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _arrived(self, number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+        # Only the first: another exception in the middle of the roll-back would leave the fence up.
+        if self.count == 1:
+            self.terminated = number != signal.SIGINT
+            raise KeyboardInterrupt
+        with suppress(OSError, RuntimeError):
+            sys.stderr.write(
+                "kpsplit: still rolling back; wait, or end it with SIGKILL: a producer then takes over\n"
+            )
+
+
+_entered: list[Interrupts] = []
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether an error is an interruption, also where C code has made another error of it."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    return isinstance(error, SystemError) and isinstance(error.__cause__, KeyboardInterrupt)
+
+
+def raise_if_lost(step: str) -> None:
+    """Raise the interruption again if an operation goes on as if there had been none.
+
+    Raises:
+        KeyboardInterrupt: a signal has arrived, and the operation could still be rolled back.
+    """
+    if step not in _LET_PASS and any(entered.count for entered in _entered):
+        raise KeyboardInterrupt

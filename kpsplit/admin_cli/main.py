@@ -6,7 +6,12 @@ import contextlib
 import io
 import os
 import sys
+import traceback
 from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +24,13 @@ from kpsplit.admin_cli.failures import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
     Interrupted,
+    Interrupts,
     exit_code_of,
+    is_interrupt,
     line_of,
-    traceback_of,
 )
-from kpsplit.admin_cli.given import Given, given_in, global_options
-from kpsplit.admin_cli.interrupts import Interrupts, is_interrupt
+from kpsplit.admin_cli.options import GLOBAL_OPTIONS, Given, given_in
 from kpsplit.admin_cli.settings import redactor_for
-from kpsplit.admin_cli.verbs import LazyGroup
 from kpsplit.errors import EXIT_OK, EXIT_USAGE
 
 PROGRAM = "kpsplit"
@@ -37,8 +41,121 @@ _TRACEBACKS = 2
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-class Root(LazyGroup):
-    """The root group. Its ``main`` always ends with SystemExit, so tests see what users see."""
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One verb and its line in the help (a test compares it with the command's own).
+
+    ``changes``: the verb changes something in the cluster, so its errors say so. ``elsewhere``: its
+    module, where that is not one of ``commands``.
+    """
+
+    name: str
+    help: str
+    section: str
+    changes: bool = False
+    elsewhere: str = ""
+
+    @property
+    def module(self) -> str:
+        """The module that has its click command, as ``command``; imported when the verb is used."""
+        return self.elsewhere or f"kpsplit.admin_cli.commands.{self.name}"
+
+
+SET_UP, OPERATE, LOOK, TRY = "Set up", "Split and merge", "Look", "Try out"
+
+VERBS = (
+    Verb("init", "Create kpsplit's own topics.", SET_UP, True),
+    Verb("enroll", "Make a topic's partitions splittable.", SET_UP, True),
+    Verb("doctor", "Check the cluster and everything that kpsplit owns.", SET_UP),
+    Verb("completion", "Print a completion script for a shell.", SET_UP),
+    Verb("plan", "Show what a split or merge would do.", OPERATE),
+    Verb("split", "Split a partition, or one of its ranges, by key range.", OPERATE, True),
+    Verb("merge", "Merge ranges, or all of them back into the partition.", OPERATE, True),
+    Verb("resume", "Finish what a dead operator left.", OPERATE, True),
+    Verb("abort", "Roll back the operation under way.", OPERATE, True),
+    Verb("retire", "Delete sub-topics that every group has drained.", OPERATE, True),
+    Verb("seek", "Move a consumer group, or one of its key ranges.", OPERATE, True),
+    Verb("forget", "Remove what a consumer group has committed.", OPERATE, True),
+    Verb("status", "Show phases, ranges, log ends and writers.", LOOK),
+    Verb("lineage", "Show all segments of a partition.", LOOK),
+    Verb("offsets", "Show how far a consumer group has come.", LOOK),
+    Verb("route", "Show where a key goes.", LOOK),
+    Verb("acls", "Print the least rights that a client of a topic needs.", LOOK),
+    Verb("read", "Print a partition's records in lineage order.", LOOK),
+    Verb("verify", "Prove that no record was lost, repeated or put out of order.", LOOK),
+    Verb("cluster", "Run a Kafka cluster on this machine, without Docker.", TRY),
+    Verb("demo", "Split and merge under load and check every record.", TRY, elsewhere="kpsplit.demo.command"),
+)
+"""In the order of ``kpsplit --help``."""
+
+BY_NAME = {verb.name: verb for verb in VERBS}
+
+
+def load(verb: Verb) -> click.Command:
+    """Import a verb's command.
+
+    Raises:
+        click.UsageError: what it needs is not installed.
+    """
+    try:
+        module = import_module(verb.module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("kpsplit."):
+            raise  # a bug of ours, and nothing that could be installed
+        raise click.UsageError(
+            f"{verb.name} needs the module {error.name}; install it with: pip install 'kpsplit[demo]'"
+        ) from error
+    command = module.command
+    if not isinstance(command, click.Command):
+        raise TypeError(f"{verb.module}.command is no click command")
+    return command
+
+
+class Root(click.Group):
+    """The group of all verbs. ``kpsplit --help`` imports none of them.
+
+    Its ``main`` always ends with SystemExit, so tests see what users see.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs in the order of the help."""
+        return [verb.name for verb in VERBS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a verb's command."""
+        verb = BY_NAME.get(cmd_name)
+        return None if verb is None else load(verb)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command of the first argument; suggest a verb for a misspelt one.
+
+        ``help VERB`` and ``version`` are taken for the options that they stand for.
+        """
+        if args[0] == "version":
+            if args[1:]:
+                raise click.UsageError("version takes no argument", ctx)
+            click.echo(f"{ctx.info_name} {__version__}")
+            ctx.exit()
+        if args == ["help"]:
+            click.echo(ctx.get_help())
+            ctx.exit()
+        if args[0] == "help":  # as options: a verb named help would need every other verb's module
+            args = [*args[1:], "--help"]
+        name = args[0]
+        if name not in BY_NAME and not name.startswith("-") and not ctx.resilient_parsing:
+            near = get_close_matches(name, BY_NAME, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
+        given_in(ctx).verb = name
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs in their sections."""
+        for section, verbs in groupby(VERBS, key=lambda verb: verb.section):
+            with formatter.section(section):
+                formatter.write_dl([(verb.name, verb.help) for verb in verbs])
 
     def main(
         self,
@@ -52,8 +169,7 @@ class Root(LazyGroup):
         raise SystemExit(run(self, list(sys.argv[1:] if args is None else args), extra))
 
 
-@click.group(cls=Root, name=PROGRAM, context_settings=_CONTEXT, no_args_is_help=True)
-@global_options
+@click.group(PROGRAM, cls=Root, params=list(GLOBAL_OPTIONS), context_settings=_CONTEXT, no_args_is_help=True)
 @click.version_option(__version__, "-V", "--version", prog_name=PROGRAM, message="%(prog)s %(version)s")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
@@ -117,8 +233,9 @@ def _fail(error: Exception, given: Given, args: Sequence[str]) -> int:
     redact = redactor_for(given, args)
     error = _translated(error)
     if given.verbose >= _TRACEBACKS:
-        _say(redact(traceback_of(error)))
-    _say(redact(line_of(error, given.verb)))
+        _say(redact("".join(traceback.format_exception(error))))
+    verb = BY_NAME.get(given.verb or "")
+    _say(redact(line_of(error, given.verb, changes=verb is not None and verb.changes)))
     return exit_code_of(error)
 
 

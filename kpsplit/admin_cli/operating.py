@@ -7,12 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from kpsplit.admin_cli.call import Call
-from kpsplit.admin_cli.failures import UNCHANGED, Interrupted
-from kpsplit.admin_cli.interrupts import is_interrupt
-from kpsplit.admin_cli.param_types import DURATION
+from kpsplit.admin_cli.failures import UNCHANGED, Interrupted, is_interrupt
 from kpsplit.errors import KpsplitError, RecordError, UsageError
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import OperationKind, PartitionState, Phase
@@ -22,27 +18,8 @@ if TYPE_CHECKING:
     from kpsplit.control.plans import Plan
     from kpsplit.control.status import Report
 
-DEFAULT_MAX_PAUSE = "10s"
 LARGEST_PLAN_FILE = 1 << 20
 _SAVE = "save one with: kpsplit plan TOPIC/P --save FILE"
-
-max_pause_option = click.option(
-    "--max-pause",
-    type=DURATION,
-    default=DEFAULT_MAX_PAUSE,
-    show_default=True,
-    help="Roll back if writers of the partition would pause longer than this.",
-)
-force_option = click.option("--force", is_flag=True, help="Ignore failed checks that allow it.")
-dry_run_option = click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
-yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask. Required without a terminal.")
-plan_option = click.option(
-    "--plan",
-    "plan_file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Run this saved plan. Refused if the layout has changed since.",
-)
 
 
 def plan_json(plan: Plan) -> Any:
@@ -140,8 +117,7 @@ def report_on(call: Call, report: Report) -> None:
 
 
 def _run(call: Call, operations: Admin, plan: Plan, max_pause: float, force: bool) -> Report:
-    from kpsplit.admin_cli.render.console import stderr
-    from kpsplit.admin_cli.render.steps import StepProgress
+    from kpsplit.admin_cli.render.console import StepProgress, stderr
 
     max_pause_ms = round(max_pause * 1000)
     with explained_interrupt(call, operations, plan.parent), StepProgress(stderr()) as progress:

@@ -83,7 +83,7 @@ SEEDS = 1_000_000
     help="The page with the pictures.",
 )
 @click.pass_context
-def demo(
+def command(
     ctx: click.Context,
     bootstrap_server: str | None,
     command_config: Path | None,

@@ -169,7 +169,7 @@ def test_the_command_line_starts_shows_and_ends_a_cluster(
     kafka_runtime: KafkaRuntime, tmp_path: Path
 ) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        program = "from kpsplit.admin_cli.commands.cluster import cluster; cluster()"
+        program = "from kpsplit.admin_cli.commands.cluster import command; command()"
         command = [sys.executable, "-c", program, *arguments, "--data", str(tmp_path / "cluster")]
         return subprocess.run(command, capture_output=True, text=True, timeout=300)
 

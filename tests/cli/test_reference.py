@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
-from kpsplit.admin_cli.verbs import VERBS
+from kpsplit.admin_cli.main import VERBS
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "write_cli_reference.py"
 

@@ -17,8 +17,7 @@ from click.testing import CliRunner
 
 from kpsplit import Plan
 from kpsplit.admin import Admin
-from kpsplit.admin_cli.main import cli, run
-from kpsplit.admin_cli.verbs import BY_NAME
+from kpsplit.admin_cli.main import BY_NAME, cli, run
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import OperationKind, Target

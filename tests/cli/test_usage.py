@@ -14,9 +14,8 @@ from click.testing import CliRunner, Result
 from kpsplit import __version__
 from kpsplit.admin_cli import call as calls
 from kpsplit.admin_cli.call import Call
-from kpsplit.admin_cli.main import cli
+from kpsplit.admin_cli.main import BY_NAME, VERBS, cli, load
 from kpsplit.admin_cli.operating import standing
-from kpsplit.admin_cli.verbs import BY_NAME, VERBS, load
 from kpsplit.devcluster.daemon import ProcessIdentity, RunningCluster
 from kpsplit.errors import (
     CheckFailedError,
@@ -324,6 +323,6 @@ def test_only_a_module_that_can_be_installed_is_asked_for(monkeypatch, missing, 
     def absent(_: str) -> None:
         raise ModuleNotFoundError(name=missing)
 
-    monkeypatch.setattr("kpsplit.admin_cli.verbs.import_module", absent)
+    monkeypatch.setattr("kpsplit.admin_cli.main.import_module", absent)
     with pytest.raises(raised):
         load(BY_NAME["demo"])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kpsplit.admin import Admin
-from kpsplit.admin_cli.lookup import (
+from kpsplit.admin_cli.call import (
     can_be_aborted,
     can_be_begun_anew,
     can_be_resumed,

@@ -14,7 +14,7 @@ import confluent_kafka
 import pytest
 
 from kpsplit import DeadLetter, Producer, Retry, RunOptions, RunStats, Skip, Stop
-from kpsplit.admin_cli.verbs import BY_NAME, load
+from kpsplit.admin_cli.main import BY_NAME, load
 from kpsplit.consumer import config as consumer_config
 from kpsplit.consumer import engine
 from kpsplit.consumer.run.runner import run

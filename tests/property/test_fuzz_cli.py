@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kpsplit.admin_cli import param_types as types
-from kpsplit.admin_cli.commands.seek import TargetType
+from kpsplit.admin_cli.commands.seek import TARGET
 from kpsplit.admin_cli.failures import exit_code_of, line_of
 from kpsplit.admin_cli.main import cli
 from kpsplit.admin_cli.settings import check_sendable
@@ -47,7 +47,7 @@ texts = (
 TYPES: list[Any] = [
     *(types.PARTITION, types.TOPIC, types.TOPIC_OR_PARTITION, types.KEY_RANGE, types.KEY_RANGES),
     *(types.DURATION, types.PROPERTY, types.BASE64, types.HEX, types.RANGES, types.NAME, types.PRINTABLE),
-    *(types.OFFSET, types.COUNT, types.PARTITION_NUMBER, TargetType(), types.SINCE),
+    *(types.OFFSET, types.COUNT, types.PARTITION_NUMBER, TARGET, types.SINCE),
 ]
 each_type = pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
 
@@ -97,7 +97,7 @@ def test_a_range_is_read_back_in_both_forms_in_which_it_is_shown(range_: KeyRang
 
 @given(st.integers(0, MAX_OFFSET), st.integers(0, 6000))
 def test_an_offset_is_the_same_number_whatever_zeros_stand_before_it(offset: int, zeros: int) -> None:
-    assert TargetType().convert("0" * zeros + str(offset), None, None) == SeekTarget(Whence.OFFSET, offset)
+    assert TARGET.convert("0" * zeros + str(offset), None, None) == SeekTarget(Whence.OFFSET, offset)
 
 
 @pytest.fixture(scope="module")

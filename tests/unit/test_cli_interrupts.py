@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from kpsplit.admin_cli.interrupts import Interrupts, is_interrupt, raise_if_lost
+from kpsplit.admin_cli.failures import Interrupts, is_interrupt, raise_if_lost
 
 
 def test_the_first_signal_interrupts_and_the_second_one_does_not(capsys) -> None:

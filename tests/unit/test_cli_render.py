@@ -13,12 +13,11 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from kpsplit.admin_cli.render.console import RangeTable
+from kpsplit.admin_cli.commands.read import record_json, record_line, tally_lines
+from kpsplit.admin_cli.render.console import RangeTable, StepProgress, step_line
 from kpsplit.admin_cli.render.offsets import show_progress
 from kpsplit.admin_cli.render.plan import report_json, show_plan, show_report
-from kpsplit.admin_cli.render.records import record_json, record_line, tally_lines
 from kpsplit.admin_cli.render.status import lineage_json, show_lineage, show_statuses, statuses_json
-from kpsplit.admin_cli.render.steps import StepProgress, step_line
 from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.consumer.fetch.lineage_reader import LineageTally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord

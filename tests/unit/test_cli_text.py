@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kpsplit.admin_cli.given import Given
-from kpsplit.admin_cli.redaction import MASK, Redactor
+from kpsplit.admin_cli.options import Given
 from kpsplit.admin_cli.render.text import bar, count, one_line, percent, percentile, safe, shorten, show_bytes
-from kpsplit.admin_cli.settings import redactor_for
+from kpsplit.admin_cli.settings import MASK, Redactor, redactor_for
 from kpsplit.errors import duration, many
 from kpsplit.kafka.connection import is_secret
 

@@ -15,11 +15,11 @@ from rich.console import Console
 from kpsplit.admin_cli import call as calls
 from kpsplit.admin_cli.call import Call
 from kpsplit.admin_cli.commands import verify
+from kpsplit.admin_cli.commands.read import record_json, record_line
 from kpsplit.admin_cli.failures import line_of
 from kpsplit.admin_cli.main import cli
 from kpsplit.admin_cli.render.offsets import progress_json, show_progress, show_seek
 from kpsplit.admin_cli.render.plan import show_outcome, show_plan, show_report
-from kpsplit.admin_cli.render.records import record_json, record_line
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
 from kpsplit.control.group_progress import Basis, PartitionProgress, RangeProgress
 from kpsplit.control.plans import Check as PlanCheck

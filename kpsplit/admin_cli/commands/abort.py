@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import click
 
-from kpsplit.admin_cli.call import Call, pass_call
-from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.lookup import can_be_aborted, none_found, the_only_one
-from kpsplit.admin_cli.operating import yes_option
+from kpsplit.admin_cli.call import Call, VerbCommand, can_be_aborted, none_found, the_only_one
+from kpsplit.admin_cli.options import yes_option
 from kpsplit.admin_cli.param_types import PARTITION
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -16,8 +14,6 @@ from kpsplit.splitter.lineage import PhysicalPartition
 @click.argument("partition", type=PARTITION, metavar="[TOPIC/P]", required=False)
 @click.option("--reason", default="aborted by hand", show_default=True, help="Recorded in the control topic.")
 @yes_option
-@global_options
-@pass_call
 def command(call: Call, partition: PhysicalPartition | None, reason: str, yes: bool) -> None:
     """Roll back the operation under way.
 
@@ -25,9 +21,8 @@ def command(call: Call, partition: PhysicalPartition | None, reason: str, yes: b
     Without an argument: the only operation that can be rolled back. If there are several, they are listed and
     nothing is done.
     """
-    from kpsplit.admin_cli.render.console import stderr
+    from kpsplit.admin_cli.render.console import StepProgress, stderr
     from kpsplit.admin_cli.render.plan import outcome_json, show_outcome
-    from kpsplit.admin_cli.render.steps import StepProgress
 
     if partition is None:
         partition = the_only_one(call, "abort", can_be_aborted, yes)

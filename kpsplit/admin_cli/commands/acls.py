@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kpsplit.admin_cli.call import Call, pass_call
-from kpsplit.admin_cli.given import VerbCommand, global_options
+from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.param_types import PRINTABLE, TOPIC
 from kpsplit.splitter.records.keys import OWN_IDS
 from kpsplit.splitter.rights import Resource, Right, Role, rights_for
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
 )
 @click.option("--takeover", is_flag=True, help="Let the producer roll back an operation whose operator died.")
 @click.option("--state", is_flag=True, help="The consumer keeps state in a StateStore.")
-@global_options
-@pass_call
 def command(
     call: Call,
     topic: str,

@@ -35,12 +35,12 @@ _output = click.option(
 )
 
 
-@click.group()
-def cluster() -> None:
+@click.group("cluster")
+def command() -> None:
     """Run a Kafka cluster on this machine, without Docker."""
 
 
-@cluster.command()
+@command.command()
 @click.option("--brokers", default=3, show_default=True, type=click.IntRange(1, 9), help="Number of brokers.")
 @_data
 @click.option(
@@ -78,7 +78,7 @@ def up(brokers: int, data: Path | None, detach: bool, timeout: float, output: st
         serve(brokers, data, announce=announce)
 
 
-@cluster.command()
+@command.command()
 @_data
 @_output
 def status(data: Path | None, output: str) -> None:
@@ -94,7 +94,7 @@ def status(data: Path | None, output: str) -> None:
         _table(running)
 
 
-@cluster.command()
+@command.command()
 @_data
 @_output
 def down(data: Path | None, output: str) -> None:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kpsplit.admin_cli.call import Call, pass_call
-from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.operating import yes_option
+from kpsplit.admin_cli.call import Call, VerbCommand
+from kpsplit.admin_cli.options import yes_option
 from kpsplit.admin_cli.param_types import PRINTABLE
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.errors import CheckFailedError, UsageError, many
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     help="Check nothing; remove this record, as named by `kpsplit doctor`. May be repeated.",
 )
 @yes_option
-@global_options
-@pass_call
 def command(call: Call, names: tuple[str, ...], yes: bool) -> None:
     """Check the cluster and everything that kpsplit owns.
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kpsplit.admin_cli.call import Call, pass_call
-from kpsplit.admin_cli.given import VerbCommand, global_options
+from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.param_types import TOPIC
 from kpsplit.splitter.key_range import MAX_SLOTS
 from kpsplit.splitter.records.control import Partitioner
@@ -29,8 +28,6 @@ from kpsplit.splitter.records.control import Partitioner
     help="Number of key ranges per partition that the members of a consumer group share. Cannot be changed "
     "later.  [default: a power of two, about 256 in the whole topic]",
 )
-@global_options
-@pass_call
 def command(call: Call, topic: str, partitioner: str, slots: int | None) -> None:
     """Make a topic's partitions splittable.
 
@@ -38,8 +35,7 @@ def command(call: Call, topic: str, partitioner: str, slots: int | None) -> None
     by key range. Nothing else changes. Waits for one lease. Run it again to add what is missing, for example
     the slots of new partitions.
     """
-    from kpsplit.admin_cli.render.console import stderr
-    from kpsplit.admin_cli.render.steps import StepProgress
+    from kpsplit.admin_cli.render.console import StepProgress, stderr
 
     with call.operations() as operations, StepProgress(stderr(), "waiting for one lease") as progress:
         enrolment = operations.enrol(topic, Partitioner(partitioner), progress, slots=slots)

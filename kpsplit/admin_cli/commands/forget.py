@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kpsplit.admin_cli.call import Call, pass_call
-from kpsplit.admin_cli.commands.offsets import group_option
-from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.operating import yes_option
+from kpsplit.admin_cli.call import Call, VerbCommand
+from kpsplit.admin_cli.options import group_option, yes_option
 from kpsplit.admin_cli.param_types import TOPIC
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.errors import many
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
 @group_option
 @click.option("--dry-run", is_flag=True, help="Show what would be removed; change nothing.")
 @yes_option
-@global_options
-@pass_call
 def command(call: Call, topic: str, group: str, dry_run: bool, yes: bool) -> None:
     """Remove what a consumer group has committed.
 

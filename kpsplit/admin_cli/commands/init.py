@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kpsplit.admin_cli.call import Call, pass_call
-from kpsplit.admin_cli.given import VerbCommand, global_options
+from kpsplit.admin_cli.call import Call, VerbCommand
 
 
 @click.command("init", cls=VerbCommand)
@@ -15,8 +14,6 @@ from kpsplit.admin_cli.given import VerbCommand, global_options
     metavar="MS",
     help="How long a producer's view of the layout stays valid.  [default: 5000, or the present value]",
 )
-@global_options
-@pass_call
 def command(call: Call, lease_ms: int | None) -> None:
     """Create kpsplit's own topics.
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import click
 
-from kpsplit.admin_cli.call import Call, pass_call
-from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.lookup import find_state
+from kpsplit.admin_cli.call import Call, VerbCommand, find_state
 from kpsplit.admin_cli.param_types import PARTITION
 from kpsplit.splitter.lineage import PhysicalPartition
 
 
 @click.command("lineage", cls=VerbCommand)
 @click.argument("partition", type=PARTITION, metavar="TOPIC/P")
-@global_options
-@pass_call
 def command(call: Call, partition: PhysicalPartition) -> None:
     """Show all segments of a partition.
 

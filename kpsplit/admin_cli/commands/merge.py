@@ -6,18 +6,9 @@ from pathlib import Path
 
 import click
 
-from kpsplit.admin_cli.call import Call, pass_call
-from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.operating import (
-    carry_out,
-    check_current,
-    dry_run_option,
-    force_option,
-    load_plan,
-    max_pause_option,
-    plan_option,
-    yes_option,
-)
+from kpsplit.admin_cli.call import Call, VerbCommand
+from kpsplit.admin_cli.operating import carry_out, check_current, load_plan
+from kpsplit.admin_cli.options import dry_run_option, force_option, max_pause_option, plan_option, yes_option
 from kpsplit.admin_cli.param_types import KEY_RANGES, PARTITION
 from kpsplit.errors import UsageError
 from kpsplit.splitter.key_range import KeyRange, union_of_adjacent
@@ -40,8 +31,6 @@ from kpsplit.splitter.partition_state import OperationKind
 @force_option
 @dry_run_option
 @yes_option
-@global_options
-@pass_call
 def command(
     call: Call,
     partition: PhysicalPartition,

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import click
 
-from kpsplit.admin_cli.call import Call, pass_call
-from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.param_types import NAME, TOPIC_OR_PARTITION
-
-group_option = click.option("--group", type=NAME, metavar="NAME", required=True, help="The consumer group.")
+from kpsplit.admin_cli.call import Call, VerbCommand
+from kpsplit.admin_cli.options import group_option
+from kpsplit.admin_cli.param_types import TOPIC_OR_PARTITION
 
 
 @click.command("offsets", cls=VerbCommand)
 @click.argument("subject", type=TOPIC_OR_PARTITION, metavar="TOPIC[/P]")
 @group_option
-@global_options
-@pass_call
 def command(call: Call, subject: tuple[str, int | None], group: str) -> None:
     """Show how far a consumer group has come.
 

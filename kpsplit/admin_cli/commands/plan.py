@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kpsplit.admin_cli.call import Call, pass_call
-from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.operating import check_runnable, force_option, plan_json
+from kpsplit.admin_cli.call import Call, VerbCommand
+from kpsplit.admin_cli.operating import check_runnable, plan_json
+from kpsplit.admin_cli.options import (
+    force_option,
+    require_spark,
+    spark_size_options,
+)
 from kpsplit.admin_cli.param_types import KEY_RANGE, PARTITION, RANGES, SINCE
-from kpsplit.admin_cli.spark_size import require_spark, spark_size_options
 from kpsplit.errors import UsageError
 from kpsplit.files import write_whole
 from kpsplit.splitter.key_range import KeyRange
@@ -57,8 +60,6 @@ SAMPLE, SPARK = "sample", "spark"
     help="Save the plan, to be run with --plan FILE.",
 )
 @force_option
-@global_options
-@pass_call
 def command(
     call: Call,
     partition: PhysicalPartition,
@@ -124,8 +125,7 @@ class Balance:
 
 def _sized_by_spark(call: Call, operations: Admin, partition: PhysicalPartition, wanted: Balance) -> Sizing:
     """Return boundaries by all records of the open range that is to be split."""
-    from kpsplit.admin_cli.render.console import stderr
-    from kpsplit.admin_cli.render.steps import StepProgress
+    from kpsplit.admin_cli.render.console import StepProgress, stderr
     from kpsplit.control.planning import segment_to_split
     from kpsplit.spark_jobs.plan import Weight, size_partition
     from kpsplit.spark_jobs.session import running_session

@@ -6,18 +6,20 @@ import json
 import sys
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kpsplit.admin_cli.call import Call, pass_call
-from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.lookup import find_state
+from kpsplit.admin_cli.call import Call, VerbCommand, find_state
 from kpsplit.admin_cli.param_types import COUNT, OFFSET, PARTITION
+from kpsplit.admin_cli.render.text import bytes_json, show_bytes
+from kpsplit.errors import many
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.stamp import Stamp, instance_name
 
 if TYPE_CHECKING:
+    from kpsplit.consumer.fetch.lineage_reader import LineageTally
     from kpsplit.consumer.fetch.logical_record import LogicalRecord
 
 
@@ -32,15 +34,12 @@ if TYPE_CHECKING:
     help="The first logical offset.  [default: the first one there is]",
 )
 @click.option("--limit", type=COUNT, metavar="N", help="Stop after N records.")
-@global_options
-@pass_call
 def command(call: Call, partition: PhysicalPartition, first: int, limit: int | None) -> None:
     """Print a partition's records in lineage order.
 
     Prints every record once, and each key's records in order, up to the present ends of the logs. Records
     that are skipped, for example strays, and gaps are counted on stderr.
     """
-    from kpsplit.admin_cli.render.records import tally_lines
     from kpsplit.consumer.fetch.lineage_reader import LineageReader
 
     with call.operations() as operations:
@@ -57,7 +56,6 @@ def command(call: Call, partition: PhysicalPartition, first: int, limit: int | N
 
 def _print(call: Call, records: Iterator[LogicalRecord]) -> None:
     from kpsplit.admin_cli.render.console import stdout
-    from kpsplit.admin_cli.render.records import header_line, record_json, record_line
 
     write = sys.stdout.write
     if call.as_json:
@@ -69,3 +67,56 @@ def _print(call: Call, records: Iterator[LogicalRecord]) -> None:
         for record in records:
             write(record_line(record, width) + "\n")
     sys.stdout.flush()
+
+
+_OFFSET, _SEGMENT, _KEY = 14, 4, 24
+_LEAST_VALUE = 12
+
+
+def record_json(record: LogicalRecord) -> dict[str, Any]:
+    """Return a record in the form that is part of the public interface."""
+    return {
+        "logical_offset": record.logical_offset,
+        "segment": record.segment,
+        "epoch": record.epoch,
+        **bytes_json("key", record.key),
+        **bytes_json("value", record.value),
+        "source_topic": record.source_topic,
+        "source_partition": record.source_partition,
+        "source_offset": record.source_offset,
+        "timestamp": record.timestamp,
+        "stamp": None if record.stamp is None else _stamp_json(record.stamp),
+    }
+
+
+def header_line(width: int) -> str:
+    """Return the head of the columns."""
+    head = f"{'logical offset':>{_OFFSET}}  {'seg':>{_SEGMENT}}  {'key':<{_KEY}}  value"
+    return head[:width]
+
+
+def record_line(record: LogicalRecord, width: int) -> str:
+    """Return a record in one line of columns, cut at the width."""
+    left = f"{record.logical_offset:>{_OFFSET}}  {record.segment:>{_SEGMENT}}  "
+    from rich.cells import set_cell_size
+
+    key = set_cell_size(show_bytes(record.key, _KEY), _KEY)
+    room = max(width - len(left) - _KEY - 2, _LEAST_VALUE)
+    return f"{left}{key}  {set_cell_size(show_bytes(record.value, room), room).rstrip()}"
+
+
+def tally_lines(tally: LineageTally) -> list[str]:
+    """Return what was not delivered, for stderr."""
+    lines = [f"gap: {gap}" for gap in tally.gaps]
+    skipped = ", ".join(f"{many(n, reason.replace('_', ' '))}" for reason, n in tally.skipped.items() if n)
+    foreign = ", ".join(f"{reason.replace('_', ' ')}: {n}" for reason, n in tally.foreign.items() if n)
+    lines.append(many(tally.delivered, "record") + (f"; skipped: {skipped}" if skipped else ""))
+    if foreign:
+        lines.append(f"not delivered, outside every segment: {foreign}")
+    if tally.malformed_headers:
+        lines.append(f"{many(tally.malformed_headers, 'header')} with kpsplit's name and invalid content")
+    return lines
+
+
+def _stamp_json(stamp: Stamp) -> dict[str, Any]:
+    return {"epoch": stamp.epoch, "instance": instance_name(stamp.instance), "sequence": stamp.sequence}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import click
 
-from kpsplit.admin_cli.call import Call, pass_call
-from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.lookup import can_be_resumed, can_be_thawed, none_found, the_only_one
-from kpsplit.admin_cli.operating import explained_interrupt, report_on, yes_option
+from kpsplit.admin_cli.call import Call, VerbCommand, can_be_resumed, can_be_thawed, none_found, the_only_one
+from kpsplit.admin_cli.operating import explained_interrupt, report_on
+from kpsplit.admin_cli.options import yes_option
 from kpsplit.admin_cli.param_types import DURATION, PARTITION
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -17,8 +16,6 @@ from kpsplit.splitter.lineage import PhysicalPartition
 @click.option("--thaw", is_flag=True, help="Continue with a frozen partition, after you have found out why.")
 @click.option("--max-pause", type=DURATION, help="As for split.  [default: that of the operation]")
 @yes_option
-@global_options
-@pass_call
 def command(
     call: Call, partition: PhysicalPartition | None, thaw: bool, max_pause: float | None, yes: bool
 ) -> None:
@@ -28,8 +25,7 @@ def command(
     only operation under way. If there are several, they are listed and nothing is done. Operations that were
     rolled back because their operator died are listed too; to start one again, name its partition.
     """
-    from kpsplit.admin_cli.render.console import stderr
-    from kpsplit.admin_cli.render.steps import StepProgress
+    from kpsplit.admin_cli.render.console import StepProgress, stderr
 
     if partition is None:
         verb, wanted = ("resume --thaw", can_be_thawed) if thaw else ("resume", can_be_resumed)

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kpsplit.admin_cli.call import Call, pass_call
-from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.operating import yes_option
+from kpsplit.admin_cli.call import Call, VerbCommand
+from kpsplit.admin_cli.options import yes_option
 from kpsplit.admin_cli.param_types import PARTITION
 from kpsplit.admin_cli.render.text import one_line
 from kpsplit.errors import CheckFailedError, UsageError
@@ -28,8 +27,6 @@ KEEP = "Keep"
     "--dry-run", is_flag=True, help="Show what would be deleted, what kept, and why; change nothing."
 )
 @yes_option
-@global_options
-@pass_call
 def command(call: Call, partition: PhysicalPartition | None, force: bool, dry_run: bool, yes: bool) -> None:
     """Delete sub-topics that every group has drained.
 
@@ -37,8 +34,7 @@ def command(call: Call, partition: PhysicalPartition | None, force: bool, dry_ru
     and the exit code is 3. Without an argument nothing is deleted, and all sealed or abandoned sub-topics are
     listed.
     """
-    from kpsplit.admin_cli.render.console import stderr
-    from kpsplit.admin_cli.render.steps import StepProgress
+    from kpsplit.admin_cli.render.console import StepProgress, stderr
 
     if partition is None:
         if force or yes:  # the caller wants to delete, and a list is no deletion
@@ -95,8 +91,7 @@ def _list(call: Call) -> None:
 
 
 def _show_plan(call: Call, partition: PhysicalPartition, force: bool) -> None:
-    from kpsplit.admin_cli.render.console import stderr
-    from kpsplit.admin_cli.render.steps import StepProgress
+    from kpsplit.admin_cli.render.console import StepProgress, stderr
 
     with call.operations() as operations, StepProgress(stderr(), "checking consumer groups") as progress:
         found = operations.plan_retire(partition, observer=progress, force=force)

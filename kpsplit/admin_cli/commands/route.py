@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kpsplit.admin_cli.call import Call, pass_call
-from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.lookup import check_partition, find_state, partition_count
+from kpsplit.admin_cli.call import Call, VerbCommand, check_partition, find_state, partition_count
 from kpsplit.admin_cli.param_types import BASE64, HEX, PARTITION_NUMBER, TOPIC
+from kpsplit.admin_cli.render.text import bytes_json, show_bytes
 from kpsplit.errors import UsageError
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import Layout, PhysicalPartition, Segment
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 @click.option(
     "--partition", type=PARTITION_NUMBER, metavar="P", help="The partition, if the key does not determine it."
 )
-@global_options
-@pass_call
 def command(
     call: Call,
     topic: str,
@@ -76,8 +73,6 @@ def _bytes_of(text: str) -> bytes:
 
 
 def _as_json(key: bytes, state: PartitionState, segment: Segment, partitioner: str) -> dict[str, Any]:
-    from kpsplit.admin_cli.render.records import bytes_json
-
     return {
         **bytes_json("key", key),
         "key_hash": key_hash(key),
@@ -97,8 +92,6 @@ def _as_json(key: bytes, state: PartitionState, segment: Segment, partitioner: s
 def _show(key: bytes, state: PartitionState, segment: Segment, partitioner: str, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
-
-    from kpsplit.admin_cli.render.text import show_bytes
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)

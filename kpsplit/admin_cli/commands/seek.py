@@ -2,66 +2,46 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from kpsplit.admin_cli.call import Call, pass_call
-from kpsplit.admin_cli.commands.offsets import group_option
-from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.operating import dry_run_option, yes_option
-from kpsplit.admin_cli.param_types import KEY_RANGE, PARTITION
+from kpsplit.admin_cli.call import Call, VerbCommand
+from kpsplit.admin_cli.options import dry_run_option, group_option, yes_option
+from kpsplit.admin_cli.param_types import KEY_RANGE, PARTITION, Reads, moment
+from kpsplit.errors import UsageError
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition
 
 if TYPE_CHECKING:
     from kpsplit.control.seeking import SeekTarget
 
-    _Base = click.ParamType[Any, Any]
-else:
-    _Base = click.ParamType  # not generic in older versions of click
-
 
 _DIGITS = len(str(MAX_OFFSET))
 
 
-class TargetType(_Base):
-    """``earliest``, ``latest``, a logical offset, or a time with its zone."""
+def _target(text: str) -> SeekTarget:
+    from kpsplit.control.seeking import SeekTarget, Whence
 
-    name = "target"
+    if text in (Whence.EARLIEST, Whence.LATEST):
+        return SeekTarget(Whence(text))
+    if text.isascii() and text.isdecimal():
+        digits = text.lstrip("0") or "0"
+        if len(digits) > _DIGITS or int(digits) > MAX_OFFSET:
+            raise UsageError("the offset is over 2^63 - 1")
+        return SeekTarget(Whence.OFFSET, int(digits))
+    at = moment(text)
+    if at is None:
+        raise UsageError(
+            f"{text[:60]!r} is not a target",
+            hint="write earliest, latest, a logical offset, or a time such as 2026-03-01T12:00:00Z",
+        )
+    if at < 0:
+        raise UsageError("the time is before 1970")
+    return SeekTarget(Whence.TIMESTAMP, at)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read the text that was given."""
-        from kpsplit.control.seeking import SeekTarget, Whence
 
-        if not isinstance(value, str):
-            return value
-        if value in (Whence.EARLIEST, Whence.LATEST):
-            return SeekTarget(Whence(value))
-        if value.isascii() and value.isdecimal():
-            digits = value.lstrip("0") or "0"
-            if len(digits) > _DIGITS or int(digits) > MAX_OFFSET:
-                self.fail("the offset is over 2^63 - 1", param, ctx)
-            return SeekTarget(Whence.OFFSET, int(digits))
-        return SeekTarget(Whence.TIMESTAMP, self._milliseconds(value, param, ctx))
-
-    def _milliseconds(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            time = datetime.fromisoformat(text)
-        except ValueError:
-            self.fail(
-                f"{text[:60]!r} is not a target; write earliest, latest, a logical offset, "
-                "or a time such as 2026-03-01T12:00:00Z",
-                param,
-                ctx,
-            )
-        if time.tzinfo is None:
-            self.fail(f"{text[:60]!r} has no time zone; write for example {text[:60]}Z", param, ctx)
-        milliseconds = round(time.timestamp() * 1000)
-        if milliseconds < 0:
-            self.fail("the time is before 1970", param, ctx)
-        return milliseconds
+TARGET = Reads("target", _target)
 
 
 @click.command("seek", cls=VerbCommand)
@@ -70,7 +50,7 @@ class TargetType(_Base):
 @click.option(
     "--to",
     "target",
-    type=TargetType(),
+    type=TARGET,
     metavar="TARGET",
     required=True,
     help="earliest, latest, a logical offset, or a time with its zone (2026-03-01T12:00:00Z).",
@@ -79,8 +59,6 @@ class TargetType(_Base):
 @click.option("--new-group", is_flag=True, help="Create the group if it does not exist.")
 @dry_run_option
 @yes_option
-@global_options
-@pass_call
 def command(
     call: Call,
     partition: PhysicalPartition,

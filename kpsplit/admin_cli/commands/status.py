@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kpsplit.admin_cli.call import Call, pass_call, print_json
-from kpsplit.admin_cli.given import VerbCommand, global_options
-from kpsplit.admin_cli.lookup import check_partition
+from kpsplit.admin_cli.call import Call, VerbCommand, check_partition, print_json
 from kpsplit.admin_cli.param_types import DURATION, TOPIC_OR_PARTITION
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -24,8 +22,6 @@ Look = Callable[[], "list[PartitionStatus]"]
 @click.argument("subject", type=TOPIC_OR_PARTITION, metavar="[TOPIC[/P]]", required=False)
 @click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @click.option("--interval", type=DURATION, default="1s", show_default=True, help="How often --watch repeats.")
-@global_options
-@pass_call
 def command(call: Call, subject: tuple[str, int | None] | None, watch: bool, interval: float) -> None:
     """Show phases, ranges, log ends and writers.
 

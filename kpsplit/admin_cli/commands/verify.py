@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kpsplit.admin_cli.call import Call, pass_call
-from kpsplit.admin_cli.given import VerbCommand, global_options
+from kpsplit.admin_cli.call import Call, VerbCommand
+from kpsplit.admin_cli.options import require_spark, spark_size_options
 from kpsplit.admin_cli.param_types import NAME, SINCE, TOPIC_OR_PARTITION
-from kpsplit.admin_cli.spark_size import require_spark, spark_size_options
 from kpsplit.errors import (
     CheckFailedError,
     ConfigurationError,
@@ -79,8 +78,6 @@ def judging() -> Iterator[None]:
     is_flag=True,
     help="Exit with 1 if a producer has not closed: its last records cannot be checked then.",
 )
-@global_options
-@pass_call
 @judging()
 def command(
     call: Call,
@@ -109,8 +106,7 @@ def command(
         check_writable(html, "choose another --html")
     from pyspark.sql import SparkSession
 
-    from kpsplit.admin_cli.render.console import stderr
-    from kpsplit.admin_cli.render.steps import StepProgress
+    from kpsplit.admin_cli.render.console import StepProgress, stderr
     from kpsplit.spark_jobs import verify
     from kpsplit.spark_jobs.report import report_page, times_of
     from kpsplit.spark_jobs.session import running_session

@@ -5,6 +5,7 @@ Keys, names and values may hold anything, also what controls a terminal.
 
 from __future__ import annotations
 
+import base64
 import unicodedata
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -39,6 +40,16 @@ def show_bytes(data: bytes | None, longest: int = 60) -> str:
         )
     except UnicodeDecodeError:
         return shorten(f"0x{data[:longest].hex()}", longest)
+
+
+def bytes_json(name: str, data: bytes | None) -> dict[str, str | None]:
+    """Return bytes as text under ``name``, or as base64 under ``name_b64`` where they are not UTF-8."""
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {f"{name}_b64": base64.b64encode(data).decode("ascii")}
 
 
 def shorten(text: str, longest: int) -> str:
