@@ -23,12 +23,7 @@ from kpsplit.demo.endpoints import PATIENCE_SECONDS, Endpoints, MemberNews, Writ
 from kpsplit.demo.judge import Victim
 from kpsplit.demo.records import Worked
 from kpsplit.demo.timeline import FENCE_OFF, DrainWatch, OperationTimeline, Timeline, TimeSpan, Watch
-from kpsplit.errors import (
-    CheckFailedError,
-    DeadlineExceededError,
-    KpsplitError,
-    UnreachableError,
-)
+from kpsplit.errors import CheckFailedError, DeadlineExceededError, KpsplitError, UnreachableError
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment, SegmentKind

@@ -20,15 +20,7 @@ from typing import Any
 import confluent_kafka
 
 from kpsplit.clock import monotonic
-from kpsplit.demo.endpoints import (
-    SUSPEND,
-    WriterNews,
-    WriterOrders,
-    WriterStage,
-    first_line,
-    listen,
-    report,
-)
+from kpsplit.demo.endpoints import SUSPEND, WriterNews, WriterOrders, WriterStage, first_line, listen, report
 from kpsplit.demo.records import (
     PORTION,
     Item,

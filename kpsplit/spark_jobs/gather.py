@@ -18,12 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from confluent_kafka import IsolationLevel, Message
 
 from kpsplit.clock import Deadline
-from kpsplit.errors import (
-    AuthorizationError,
-    DeadlineExceededError,
-    RecordError,
-    UsageError,
-)
+from kpsplit.errors import AuthorizationError, DeadlineExceededError, RecordError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail

@@ -10,11 +10,7 @@ import click
 
 from kpsplit.admin_cli.call import Call, VerbCommand
 from kpsplit.admin_cli.operating import check_runnable, plan_json
-from kpsplit.admin_cli.options import (
-    force_option,
-    require_spark,
-    spark_size_options,
-)
+from kpsplit.admin_cli.options import force_option, require_spark, spark_size_options
 from kpsplit.admin_cli.param_types import KEY_RANGE, PARTITION, RANGES, SINCE
 from kpsplit.errors import UsageError
 from kpsplit.files import write_whole
