@@ -38,7 +38,6 @@ from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.partition_state import Outcome
 from kpsplit.splitter.records.control import Enrolment, Partitioner
-from kpsplit.splitter.records.keys import CONTROL_TOPIC
 from kpsplit.splitter.registrations import Registrations
 from kpsplit.splitter.sizing import Sizing
 
@@ -281,7 +280,7 @@ class Admin:
         deadline = self._session.begin()
         view = self._session.read(deadline)
         registrations = self._session.registrations().read(deadline)
-        return statuses(self._session.admin, view, registrations, topic, partition)
+        return statuses(self._session.admin, view, registrations, topic, partition, deadline)
 
     def offsets(self, group: str, topic: str, partition: int | None = None) -> list[PartitionProgress]:
         """Return how far a group has come in a topic's partitions, or in one of them.
@@ -292,7 +291,7 @@ class Admin:
         session, deadline = self._session, self._session.begin()
 
         def view() -> ControlView:
-            return session.read(deadline) if CONTROL_TOPIC in session.admin.topics() else ControlView()
+            return session.read(deadline) if session.has_control_topic(deadline) else ControlView()
 
         return group_progress(session.admin, view, group, topic, partition, deadline)
 
@@ -369,7 +368,7 @@ class Admin:
     def _forgettable(self, group: str, topic: str, deadline: Deadline) -> Forgettable:
         session = self._session
         first = session.state(PhysicalPartition(topic, 0), deadline)
-        count = session.admin.partition_count(topic)
+        count = session.admin.partition_count(topic, deadline)
         rest = [session.state(PhysicalPartition(topic, n), deadline) for n in range(1, count)]
         return self._seeker().plan_forget(group, [first, *rest], deadline)
 

@@ -125,7 +125,7 @@ class Enroller:
     """
 
     def __init__(self, session: ClusterSession, slots_topics: SlotsTopics, observer: Observer) -> None:
-        self._tail = session.tail()
+        self._tail = session.tail
         self._writer = session.writer
         self._slots_topics = slots_topics
         self._observe = observer
@@ -167,7 +167,7 @@ class Enroller:
 
     def _refuse_too_little_time(self, deadline: Deadline) -> None:
         """Do nothing if a lease can pass in time: one that is left unsettled costs every member a lease."""
-        wait = lease_seconds(self._tail)
+        wait = lease_seconds(self._tail(deadline))
         if deadline.left() <= wait:
             raise DeadlineExceededError(
                 f"an enrolment takes a lease, {duration(wait)}, and {duration(deadline.left())} are left",
@@ -189,8 +189,8 @@ class Enroller:
     def _settle(self, settled: Enrolment, deadline: Deadline) -> Enrolment:
         """Wait a whole lease, so that every client knows of the enrolment, and record that."""
         started = monotonic()
-        wait_a_lease(self._tail, deadline)
-        known = self._tail.read_all(deadline).enrolments.get(settled.topic)
+        wait_a_lease(self._tail(deadline), deadline)
+        known = self._tail(deadline).read_all(deadline).enrolments.get(settled.topic)
         if known is None or known not in (settled, replace(settled, settled=False)):
             raise ConflictError(
                 f"topic {settled.topic} was enrolled by another process at the same time",
@@ -207,7 +207,7 @@ class Enroller:
             CONTROL_TOPIC, enrolment_key(enrolment.topic), encode_enrolment(enrolment), deadline
         )
         with behind_a_change(_UNSETTLED.format(enrolment.topic)):
-            self._tail.read_to({0: offset + 1}, deadline)
+            self._tail(deadline).read_to({0: offset + 1}, deadline)
         name = "Settled" if enrolment.settled else "Enrol"
         self._observe(StepDone(name, monotonic() - started, enrolment.topic))
 

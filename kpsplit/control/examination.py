@@ -25,6 +25,7 @@ from kpsplit.splitter.records.keys import (
     OFFSETS_TOPIC,
     OWN_TOPICS,
     PRODUCERS_TOPIC,
+    slots_topic,
 )
 
 OVERFLOW_SAMPLED = 200
@@ -42,7 +43,9 @@ def examine(admin: ClusterAdmin, deadline: Deadline) -> Findings:
         offsets.read(admin.connection, deadline)
     view, newer = _view(admin.connection, names, deadline)
     topics |= _of_lineages(admin, view, listed, deadline)
-    counts = {**listed, **{name: len(topic.partitions) for name, topic in topics.items()}}
+    unlisted = {slots_topic(t) for t, e in view.enrolments.items() if e.slots} - listed.keys()
+    counted = topics | {name: topic for name, topic in admin.certain(unlisted, deadline).items() if topic}
+    counts = {**listed, **{name: len(topic.partitions) for name, topic in counted.items()}}
     gatherer = FactsGatherer(admin)
     logs = gatherer.logs([(s, set(s.lineage.sources())) for s in view.states.values()], deadline)
     return Findings(

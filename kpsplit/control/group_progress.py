@@ -179,7 +179,7 @@ def group_progress(
         UsageError: there is no such topic or partition, or the group has neither commits nor members there.
         KpsplitError: the cluster could not be asked.
     """
-    parents = _partitions(admin, topic, partition)
+    parents = _partitions(admin, topic, partition, deadline)
     fold = range_commits(admin, parents, deadline, group)
     ordinary = positions_of(admin, group)
     members = describe_members(admin, group)
@@ -200,10 +200,10 @@ def group_progress(
     return found
 
 
-def _partitions(admin: ClusterAdmin, topic: str, partition: int | None) -> list[PhysicalPartition]:
-    count = admin.topics().get(topic)
-    if count is None:
-        raise UsageError(f"there is no topic {topic}", hint="check the name and the right to describe it")
+def _partitions(
+    admin: ClusterAdmin, topic: str, partition: int | None, deadline: Deadline
+) -> list[PhysicalPartition]:
+    count = admin.partition_count(topic, deadline)
     if partition is not None and partition >= count:
         raise no_partition(PhysicalPartition(topic, partition), count)
     return [PhysicalPartition(topic, p) for p in (range(count) if partition is None else (partition,))]

@@ -185,6 +185,6 @@ def initialise(session: ClusterSession, lease_ms: int | None, offsets_partitions
     with behind_a_change(AGAIN, done=bool(created)):
         settings = settings_to_write(session.read(deadline), lease_ms)
         if settings is not None:
-            wait_a_lease(session.tail(), deadline)  # an enrolment waits for the new lease only
+            wait_a_lease(session.tail(deadline), deadline)  # an enrolment waits for the new lease only
             write_settings(session.writer(), settings, deadline)
     return created

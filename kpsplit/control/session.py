@@ -83,21 +83,25 @@ class ClusterSession:
         self.admin.brokers(FIRST_CONTACT_SECONDS)
         return Deadline(self._timeout)
 
-    def tail(self) -> ControlTail:
+    def has_control_topic(self, deadline: Deadline) -> bool:
+        """Return whether there is a control topic."""
+        known = self._control is not None
+        return known or self.admin.certain([CONTROL_TOPIC], deadline)[CONTROL_TOPIC] is not None
+
+    def tail(self, deadline: Deadline) -> ControlTail:
         """Return the reader of the control topic.
 
         Raises:
             UsageError: there is no such topic.
         """
-        if self._control is None:
-            if CONTROL_TOPIC not in self.admin.topics():
-                raise UsageError(f"there is no topic {CONTROL_TOPIC}", hint="run: kpsplit init")
-            self._control = ControlTail(self.connection)
+        if not self.has_control_topic(deadline):
+            raise UsageError(f"there is no topic {CONTROL_TOPIC}", hint="run: kpsplit init")
+        self._control = self._control or ControlTail(self.connection)
         return self._control
 
     def read(self, deadline: Deadline) -> ControlView:
         """Read the control topic to its present end."""
-        return self.tail().read_all(deadline)
+        return self.tail(deadline).read_all(deadline)
 
     def read_about(self, parent: PhysicalPartition, deadline: Deadline) -> None:
         """Read the control topic; refuse a topic that is not enrolled, and a partition that it does not have.
@@ -107,7 +111,8 @@ class ClusterSession:
         view = self.read(deadline)
         if view.state(parent) is None:
             raise view.not_enrolled(parent.topic)
-        count = self.admin.topics().get(parent.topic)
+        topic = self.admin.certain([parent.topic], deadline)[parent.topic]
+        count = len(topic.partitions) if topic else None
         if count is not None and parent.partition >= count and parent not in view.states:
             raise no_partition(parent, count)
 
@@ -115,9 +120,7 @@ class ClusterSession:
         """Return a partition's state; the topic has to have such a partition."""
         view = self.read(deadline)
         state = view.state(parent)
-        count = self.admin.topics().get(parent.topic)
-        if count is None:
-            raise UsageError(f"there is no topic {parent.topic}", hint="check the name")
+        count = self.admin.partition_count(parent.topic, deadline)
         if parent.partition >= count:
             raise no_partition(parent, count)
         if state is None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kpsplit.clock import Deadline
 from kpsplit.control.facts import attempt_age
-from kpsplit.errors import UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.key_range import without_slots
@@ -51,16 +51,17 @@ def statuses(
     registrations: Registrations,
     topic: str | None,
     partition: int | None,
+    deadline: Deadline,
 ) -> list[PartitionStatus]:
     """Return the status of partitions; as ``Admin.status``.
 
     Raises:
-        UsageError: the topic is not enrolled, or has no such partition.
+        UsageError: there is no such topic, it is not enrolled, or has no such partition.
     """
     counts = admin.topics()
+    if topic is not None and topic not in counts:
+        counts[topic] = admin.partition_count(topic, deadline)
     if topic is not None and topic not in view.enrolments:
-        if topic not in counts:
-            raise UsageError(f"there is no topic {topic}", hint="check the name and the right to describe it")
         raise view.not_enrolled(topic)
     places = [
         PhysicalPartition(name, number)

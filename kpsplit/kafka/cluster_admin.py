@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
+    ClusterMetadata,
     ConfigEntry,
     ConfigResource,
     ConfigSource,
@@ -20,9 +22,9 @@ from confluent_kafka.admin import (
     TopicMetadata,
 )
 
-from kpsplit.clock import Deadline, in_thread, monotonic
+from kpsplit.clock import Deadline, in_thread
 from kpsplit.errors import AuthorizationError, DeadlineExceededError, UsageError
-from kpsplit.kafka.admin_answers import ANSWER_SECONDS, ExistsError, MissingError
+from kpsplit.kafka.admin_answers import ANSWER_SECONDS, GRACE, ExistsError, MissingError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of
 from kpsplit.kafka.log_ends import LogEnd, LogEndQueries
@@ -77,6 +79,9 @@ def _serves(one: AdminClient, topic: str, partitions: int, deadline: Deadline) -
 CERTAIN_SECONDS = 10.0
 """A broker that lags behind the controller may not know every topic: so long "no" is asked for again."""
 
+LAG_SECONDS = 1.5
+"""After that a new topic is known to every broker that hears of the controller."""
+
 
 class Absence:
     """Decides whether a topic that a broker does not know is gone. Not thread safe.
@@ -84,13 +89,14 @@ class Absence:
     Admin clients ask any broker that answers. That may be a stale one for as long as the others are frozen or
     cannot be reached. So a topic is gone when two things hold: for ``CERTAIN_SECONDS`` nothing but "no such
     topic" was answered, and then most brokers, each asked by itself, do not know it and none knows it.
+    Where *every* broker says so, ``ClusterAdmin.certain`` needs ``LAG_SECONDS`` only.
     """
 
     def __init__(self, connection: Connection, topic: str) -> None:
         self._connection = connection
         self._topic = topic
         self._since: Deadline | None = None
-        self._vote: Future[bool] | None = None
+        self._vote: Future[Vote] | None = None
 
     def denied(self) -> bool:
         """Take the answer that there is no such topic; return whether that is certain by now.
@@ -101,11 +107,10 @@ class Absence:
         if not self._since.expired():
             return False
         if self._vote is None:
-            ask = partial(most_brokers_lack, self._connection, self._topic)
-            self._vote = in_thread(ask, "kpsplit-absence")
+            self._vote = in_thread(partial(ask_every_broker, self._connection), "kpsplit-absence")
         if not self._vote.done():
             return False
-        if self._vote.exception() is None and self._vote.result():
+        if self._vote.exception() is None and self._vote.result().most_lack(self._topic):
             return True
         self.doubted()
         return False
@@ -115,33 +120,62 @@ class Absence:
         self._since = self._vote = None
 
 
-def most_brokers_lack(connection: Connection, topic: str) -> bool:
-    """Ask each broker by itself whether it knows a topic; return whether most do not, and none does.
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What every broker, each asked by itself, says about which topics there are.
 
-    A broker that does not answer counts as one that may know it. So does one that is not listed and has
-    replicas: brokers leave out of their lists those that the controller takes for dead.
+    A broker that did not answer may know any topic. So may one that nobody lists and that has replicas:
+    brokers leave out of their lists those that the controller takes for dead.
+    """
+
+    brokers: frozenset[int]
+    topics: Mapping[int, frozenset[str]]
+    """The topics that a broker knows, for those that answered."""
+
+    def most_lack(self, topic: str) -> bool:
+        """Return whether most brokers do not know a topic, and none does."""
+        return not self._known(topic) and len(self.topics) * 2 > len(self.brokers)
+
+    def all_lack(self, topic: str) -> bool:
+        """Return whether each broker has answered, and none knows the topic."""
+        return not self._known(topic) and self.topics.keys() == self.brokers
+
+    def _known(self, topic: str) -> bool:
+        return any(topic in known for known in self.topics.values())
+
+
+def ask_every_broker(connection: Connection) -> Vote:
+    """Ask all brokers at the same time which topics they know; takes no longer than two answers may.
 
     Raises:
         KafkaException: no broker names the brokers of the cluster.
     """
-    cluster = connection.shared_admin().list_topics(timeout=ANSWER_SECONDS)
-    replicas = {
-        broker
-        for listed in cluster.topics.values()
-        for partition in listed.partitions.values()
-        for broker in partition.replicas
-    }
-    lacking = 0
-    for broker in cluster.brokers.values():
-        one = connection.open_admin("absence", **_limited_to(f"{broker.host}:{broker.port}"))
-        try:
-            # Of all topics: a question for one may create it, and describe_topics asks another broker.
-            if topic in one.list_topics(timeout=ANSWER_SECONDS).topics:
-                return False
-        except KafkaException:
-            continue
-        lacking += 1
-    return lacking * 2 > len(cluster.brokers.keys() | replicas)
+    asked: dict[int, Future[ClusterMetadata]] = {}
+    said: dict[int, ClusterMetadata] = {}
+    found = connection.shared_admin().list_topics(timeout=ANSWER_SECONDS)
+    for broker in found.brokers.values():
+        ask = partial(_lists_of, connection, f"{broker.host}:{broker.port}")
+        asked[broker.id] = in_thread(ask, "kpsplit-absence")
+    wait(asked.values(), ANSWER_SECONDS + GRACE)
+    for number, answer in asked.items():
+        if answer.done() and answer.exception() is None:
+            said[number] = answer.result()
+    brokers = frozenset(n for heard in (found, *said.values()) for n in _named(heard))
+    return Vote(brokers, {number: frozenset(heard.topics) for number, heard in said.items()})
+
+
+def _lists_of(connection: Connection, address: str) -> ClusterMetadata:
+    # Of all topics: a question for one may create it, and describe_topics asks another broker.
+    one = connection.open_admin("absence", **_limited_to(address))
+    return one.list_topics(timeout=ANSWER_SECONDS)
+
+
+def _named(heard: ClusterMetadata) -> Iterator[int]:
+    """Yield the brokers that a broker lists, and those that have replicas."""
+    yield from heard.brokers
+    for topic in heard.topics.values():
+        for partition in topic.partitions.values():
+            yield from partition.replicas
 
 
 def complete(topic: TopicMetadata, partitions: int) -> bool:
@@ -153,7 +187,9 @@ def complete(topic: TopicMetadata, partitions: int) -> bool:
 
 __all__ = ["ANSWER_SECONDS", "ClusterAdmin", "LogEnd", "PartitionFacts", "TopicFacts", "no_partition"]
 
-_PATIENCE = 1.5
+_CERTAINTY_SECONDS = CERTAIN_SECONDS + 2 * ANSWER_SECONDS
+"""For one look of every broker after ``CERTAIN_SECONDS``."""
+
 _PAUSE = 0.1
 
 
@@ -195,28 +231,24 @@ class ClusterAdmin(LogEndQueries):
         """
         return _there(topic, self.find(topic))
 
-    def partition_count(self, topic: str) -> int:
+    def partition_count(self, topic: str, deadline: Deadline | None = None) -> int:
         """Return how many partitions a topic has; nobody needs a right on its settings for that.
 
         Raises:
             UsageError: there is none of that name.
         """
-        return len(_there(topic, self.known(topic)).partitions)
+        return len(_there(topic, self.known(topic, deadline)).partitions)
 
-    def known(self, topic: str) -> TopicFacts | None:
-        """Return a topic without its settings; None only if it stays unknown for a while.
-
-        A broker that has just started, or not heard of a new topic yet, does not know it.
-        """
-        end = monotonic() + _PATIENCE
-        while (found := self.layout(topic)) is None and monotonic() < end:
-            time.sleep(_PAUSE)
-        return found
+    def known(self, topic: str, deadline: Deadline | None = None) -> TopicFacts | None:
+        """Return a topic without its settings; as ``certain``, which tells when there is none."""
+        return self.certain([topic], deadline or Deadline(_CERTAINTY_SECONDS))[topic]
 
     def certain(self, topics: Iterable[str], deadline: Deadline) -> dict[str, TopicFacts | None]:
         """Return topics without their settings; None only if it is certain that there is none (``Absence``).
 
-        What certainty takes is waited for once, however many topics there are.
+        A topic is missing when for ``LAG_SECONDS`` nothing but "no such topic" was answered, and then each
+        broker of the cluster does not know it. Where a broker does not answer, what certainty takes is waited
+        for, once for all topics.
 
         Raises:
             AuthorizationError: one of them may not be described.
@@ -224,14 +256,19 @@ class ClusterAdmin(LogEndQueries):
         """
         found: dict[str, TopicFacts | None] = {}
         doubtful = {topic: Absence(self.connection, topic) for topic in topics}
+        vote: Future[Vote] | None = None
+        lag = Deadline(LAG_SECONDS)
         while True:
+            voted = vote.result() if vote and vote.done() and vote.exception() is None else None
             for topic, absence in doubtful.items():
                 facts = self.layout(topic)
-                if facts is not None or absence.denied():
+                if facts is not None or absence.denied() or (voted and voted.all_lack(topic)):
                     found[topic] = facts
             doubtful = {topic: absence for topic, absence in doubtful.items() if topic not in found}
             if not doubtful:
                 return found
+            if vote is None and lag.expired():
+                vote = in_thread(partial(ask_every_broker, self.connection), "kpsplit-absence")
             deadline.check(f"most brokers to agree that there is no topic {', '.join(sorted(doubtful))}")
             time.sleep(_PAUSE)
 
@@ -305,15 +342,13 @@ class ClusterAdmin(LogEndQueries):
         return _values(self._described(resource, f"read the settings of broker {broker}"))
 
     def _config_entries(self, topic: str) -> dict[str, ConfigEntry]:
-        """Return a topic's settings; as ``known``, believe only after a while that there is none."""
+        """Return a topic's settings; the broker that is asked may not know the topic yet."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        end = monotonic() + _PATIENCE
         while True:
             try:
                 return self._described(resource, f"read the settings of topic {topic}")
             except MissingError:
-                if monotonic() >= end:
-                    raise UsageError(f"there is no topic {topic}") from None
+                _there(topic, self.known(topic))
             time.sleep(_PAUSE)
 
     def _described(self, resource: ConfigResource, what: str) -> dict[str, ConfigEntry]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import DeadlineExceededError, UsageError
 from kpsplit.kafka import cluster_admin
-from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, most_brokers_lack
+from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, Vote, ask_every_broker
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs import gather
 from kpsplit.spark_jobs.gather import Gatherer, wrong_topics
@@ -37,9 +38,9 @@ class Cluster:
         self.topics = {"orders": SimpleNamespace(partitions={0: partition})}
 
     def shared_admin(self) -> Any:
-        brokers = {n: SimpleNamespace(host="broker", port=n) for n in range(len(self.known))}
-        cluster = SimpleNamespace(brokers=brokers, topics=self.topics)
-        return SimpleNamespace(list_topics=lambda timeout: cluster)
+        brokers = {n: SimpleNamespace(id=n, host="broker", port=n) for n in range(len(self.known))}
+        self.cluster = SimpleNamespace(brokers=brokers, topics=self.topics)
+        return SimpleNamespace(list_topics=lambda timeout: self.cluster)
 
     def open_admin(self, _role: str, **settings: Any) -> Any:
         known = self.known[int(settings["bootstrap_servers"].removeprefix("broker:"))]
@@ -48,53 +49,93 @@ class Cluster:
             assert timeout == ANSWER_SECONDS, "it connects, with TLS, and lists every topic"
             if known is None:
                 raise KafkaException(KafkaError(KafkaError._TRANSPORT))
-            return SimpleNamespace(topics={"orders", TOPIC} if known else {"orders"})
+            also = {TOPIC: SimpleNamespace(partitions={})} if known else {}
+            return SimpleNamespace(brokers=self.cluster.brokers, topics=self.topics | also)
 
         return SimpleNamespace(list_topics=list_topics)
 
 
+def vote(*known: bool | None, replicas: Sequence[int] = ()) -> Vote:
+    return ask_every_broker(cast(Any, Cluster(*known, replicas=replicas)))
+
+
 @pytest.mark.parametrize(
-    ("known", "gone"),
+    ("known", "gone", "at_once"),
     [
-        ((False, False, False), True),
-        ((False, False, None), True),
-        ((False, None, None), False),
-        ((False, False, True), False),
-        ((None, None, None), False),
-        ((False, None), False),
-        ((False,), True),
+        ((False, False, False), True, True),
+        ((False, False, None), True, False),
+        ((False, None, None), False, False),
+        ((False, False, True), False, False),
+        ((None, None, None), False, False),
+        ((False, None), False, False),
+        ((False,), True, True),
     ],
 )
 def test_a_topic_is_gone_when_most_brokers_do_not_know_it_and_none_does(
-    known: tuple[bool | None, ...], gone: bool
+    known: tuple[bool | None, ...], gone: bool, at_once: bool
 ) -> None:
-    assert most_brokers_lack(Cluster(*known), TOPIC) is gone  # type: ignore[arg-type]
+    said = vote(*known)
+    assert (said.most_lack(TOPIC), said.all_lack(TOPIC)) == (gone, at_once)
 
 
 def test_brokers_that_are_not_listed_and_have_replicas_may_know_a_topic() -> None:
     """A stale broker that has seen the others fenced lists itself alone."""
-    assert not most_brokers_lack(cast(Any, Cluster(False, replicas=[0, 1, 2])), TOPIC)
-    assert most_brokers_lack(cast(Any, Cluster(False, False, replicas=[0, 1, 2])), TOPIC)
+    alone, two = vote(False, replicas=[0, 1, 2]), vote(False, False, replicas=[0, 1, 2])
+    assert (alone.most_lack(TOPIC), alone.all_lack(TOPIC)) == (False, False)
+    assert (two.most_lack(TOPIC), two.all_lack(TOPIC)) == (True, False)
+
+
+def test_a_broker_that_only_another_one_lists_may_know_a_topic() -> None:
+    cluster = Cluster(False, False)
+    first = cluster.shared_admin
+    cluster.shared_admin = lambda: SimpleNamespace(  # type: ignore[method-assign]
+        list_topics=lambda timeout: SimpleNamespace(
+            brokers={0: first().list_topics(8).brokers[0]}, topics=cluster.topics
+        )
+    )
+    said = ask_every_broker(cast(Any, cluster))
+    assert said.brokers == {0, 1}
+    assert not said.all_lack(TOPIC)
+
+
+def test_brokers_are_asked_at_the_same_time() -> None:
+    """Three that stand still cost the time of one."""
+    cluster, at_work = Cluster(False, False, False), Barrier(3)
+    ask = cluster.open_admin
+
+    def open_admin(role: str, **settings: Any) -> Any:
+        at_work.wait(10)
+        return ask(role, **settings)
+
+    cluster.open_admin = open_admin  # type: ignore[method-assign]
+    assert ask_every_broker(cast(Any, cluster)).all_lack(TOPIC)
 
 
 def test_each_broker_of_a_mock_cluster_is_asked() -> None:
     mock = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 3, "log_level": 0})
     brokers = mock.list_topics(timeout=10).brokers.values()
     connection = Connection({"bootstrap.servers": ",".join(f"{b.host}:{b.port}" for b in brokers)})
-    assert most_brokers_lack(connection, TOPIC)
+    assert ask_every_broker(connection).all_lack(TOPIC)
     mock.produce(TOPIC, b"value")
     assert mock.flush(10) == 0
-    assert not most_brokers_lack(connection, TOPIC)
+    assert not ask_every_broker(connection).most_lack(TOPIC)
 
 
 class Denying(ClusterAdmin):
-    """The broker that answers knows no topic at all; ``gone``: what the vote of the brokers says."""
+    """The broker that answers knows no topic at all; ``gone``: whether most brokers say the same.
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, gone: bool) -> None:
+    ``silent``: so many of five brokers do not answer.
+    """
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, gone: bool, *, silent: int = 1, seconds: float = 0.3
+    ) -> None:
         self.connection = cast(Any, None)
         self.asked: list[str] = []
-        monkeypatch.setattr(cluster_admin, "CERTAIN_SECONDS", 0.3)
-        monkeypatch.setattr(cluster_admin, "most_brokers_lack", lambda *_: gone)
+        answers = 5 - silent if gone else 1
+        said = Vote(frozenset(range(5)), {n: frozenset() for n in range(answers)})
+        monkeypatch.setattr(cluster_admin, "CERTAIN_SECONDS", seconds)
+        monkeypatch.setattr(cluster_admin, "ask_every_broker", lambda *_: said)
 
     def layout(self, topic: str) -> None:
         self.asked.append(topic)
@@ -105,6 +146,18 @@ def test_certainty_about_many_topics_is_waited_for_once(monkeypatch: pytest.Monk
     begun = monotonic()
     assert Denying(monkeypatch, gone=True).certain(names, Deadline(10)) == dict.fromkeys(names)
     assert monotonic() - begun < 7 * 0.3
+
+
+def test_what_no_broker_of_the_cluster_knows_is_missing_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``kpsplit doctor`` before ``kpsplit init``."""
+    admin = Denying(monkeypatch, gone=True, silent=0, seconds=60)
+    assert admin.certain(["a", "b"], Deadline(10)) == {"a": None, "b": None}
+
+
+def test_nothing_is_missing_at_once_while_one_broker_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    admin = Denying(monkeypatch, gone=True, seconds=60)
+    with pytest.raises(DeadlineExceededError, match="no topic a"):
+        admin.certain(["a"], Deadline(0.6))
 
 
 @pytest.mark.parametrize("gone", [True, False])

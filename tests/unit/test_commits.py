@@ -299,7 +299,7 @@ def test_a_group_that_committed_since_the_question_is_not_forgotten(
     admin._session = SimpleNamespace(
         begin=begin,
         state=lambda *_: UNSPLIT,
-        admin=SimpleNamespace(partition_count=lambda _: 1),
+        admin=SimpleNamespace(partition_count=lambda *_: 1),
         connection=None,
     )
     seen = admin.plan_forget_group("g", "orders")
@@ -311,7 +311,7 @@ def test_a_group_that_committed_since_the_question_is_not_forgotten(
 def test_to_forget_a_group_on_a_topic_that_is_not_listed_names_the_next_step() -> None:
     """A stale broker may leave it out of the list that is asked for after the partition's state."""
     cluster: Any = object.__new__(ClusterAdmin)
-    cluster.topics, cluster.known = dict, lambda _: None
+    cluster.topics, cluster.known = dict, lambda *_: None
     admin: Any = object.__new__(Admin)
     admin._session = SimpleNamespace(begin=lambda: Deadline(10), state=lambda *_: UNSPLIT, admin=cluster)
     with pytest.raises(UsageError, match="there is no topic orders; check the name"):

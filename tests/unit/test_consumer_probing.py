@@ -12,6 +12,7 @@ from kpsplit import clock
 from kpsplit.consumer.fetch.gaps import Found
 from kpsplit.consumer.fetch.physical_reader import LogProbe
 from kpsplit.kafka import cluster_admin
+from kpsplit.kafka.cluster_admin import Vote
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
 
@@ -58,15 +59,16 @@ def votes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What the vote of all brokers says, one after the other; the last one for ever."""
     said = [True]
 
-    def vote(*_: object) -> bool:
-        return said.pop(0) if len(said) > 1 else said[0]
+    def vote(*_: object) -> Vote:
+        gone = said.pop(0) if len(said) > 1 else said[0]
+        return Vote(frozenset(range(3)), {n: frozenset() for n in range(3 if gone else 1)})
 
-    def at_once(call: Any, _name: str) -> Future[bool]:
-        future: Future[bool] = Future()
+    def at_once(call: Any, _name: str) -> Future[Vote]:
+        future: Future[Vote] = Future()
         future.set_result(call())
         return future
 
-    monkeypatch.setattr(cluster_admin, "most_brokers_lack", vote)
+    monkeypatch.setattr(cluster_admin, "ask_every_broker", vote)
     monkeypatch.setattr(cluster_admin, "in_thread", at_once)
     return said
 

@@ -63,7 +63,7 @@ class World:
         return False
 
     def enrol(self, seconds: float) -> Enrolment:
-        session = SimpleNamespace(tail=lambda: self.tail, writer=lambda: self)
+        session = SimpleNamespace(tail=lambda _: self.tail, writer=lambda: self)
         enroller = Enroller(cast(Any, session), cast(Any, self), lambda _: None)
         return enroller.enrol(TOPIC, Partitioner.EXPLICIT, None, None, Deadline(seconds))
 

@@ -77,8 +77,9 @@ class PartlyListed:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, listed: set[str], gone: set[str]) -> None:
         self.connection, self._listed, self._gone = None, listed, gone
-        self._there = found().topics
-        view = found().view
+        with_two = with_slots(found(), slots=2, partitions=None)
+        slots, view = slots_topic("orders"), with_two.view
+        self._there = with_two.topics | {slots: topic(slots, "id-of-slots", 12)}
         monkeypatch.setattr(examination, "_view", lambda *_: (view, None))
         monkeypatch.setattr(examination.OffsetExamination, "read", lambda *_: None)
         monkeypatch.setattr(examination, "_of_producers", lambda *_: ())
@@ -110,11 +111,12 @@ def test_a_topic_that_is_not_listed_is_reported_only_when_it_is_certainly_missin
         return {message for _, message in checks}
 
     missing = {
+        "no group reads partitions 0 to 5 of topic orders: they have no slots",
         f"there is no topic {OFFSETS_TOPIC}",
         f"{SUBTOPIC}, active sub-topic of {PARENT}, does not exist",
     }
     assert not missing & reported({"orders"}, set())
-    assert missing <= reported({"orders"}, {OFFSETS_TOPIC, SUBTOPIC})
+    assert missing <= reported({"orders"}, {OFFSETS_TOPIC, SUBTOPIC, slots_topic("orders")})
 
 
 def test_a_control_topic_of_another_size_is_found() -> None:

@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from kpsplit.clock import Deadline
 from kpsplit.errors import AuthorizationError, DeadlineExceededError
 from kpsplit.kafka import cluster_admin
+from kpsplit.kafka.cluster_admin import Vote
 from kpsplit.producer import lookup
 from kpsplit.producer.lookup import Lookup, Search, search_log
 from kpsplit.splitter.key_range import WHOLE
@@ -86,7 +87,8 @@ class Log:
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "ASK_SECONDS", 0.01)
     monkeypatch.setattr(cluster_admin, "CERTAIN_SECONDS", 0.1)
-    monkeypatch.setattr(cluster_admin, "most_brokers_lack", lambda *_: True)
+    vote = Vote(frozenset({0}), {0: frozenset()})
+    monkeypatch.setattr(cluster_admin, "ask_every_broker", lambda *_: vote)
 
 
 def searched(log: Any, search: Search, seconds: float = 30.0) -> Search:
