@@ -22,10 +22,10 @@ from kpsplit.consumer.slots.assigned import (
     StartRequest,
 )
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.consumer.slots.pieces import PieceProgress, after_record
 from kpsplit.kafka.logical_message import Place, place_of
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 

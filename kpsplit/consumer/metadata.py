@@ -15,13 +15,13 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 from kpsplit.clock import monotonic
-from kpsplit.consumer.group.subscriptions import Subscribed, subscribed
 from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
 from kpsplit.kafka.connection import AdminUse, Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.log_ends import EndRequest
 from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.group_slots import Subscribed, subscribed
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import LOOK_LEASE_MS, Enrolment

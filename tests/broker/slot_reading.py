@@ -13,10 +13,10 @@ from kpsplit.admin import Admin
 from kpsplit.consumer.fetch.batch import Batch
 from kpsplit.consumer.fetch.gaps import EndReached, GapFound, ReadingEvent
 from kpsplit.consumer.fetch.reader import SlotReader
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.logical_message import Place, place_of
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import Layout, PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

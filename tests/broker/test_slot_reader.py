@@ -9,9 +9,9 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 
 from kpsplit.consumer.fetch.gaps import Gap, GapFound, GapPolicy, Unreadable
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.logical_message import LogicalMessage
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

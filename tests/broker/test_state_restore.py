@@ -11,9 +11,9 @@ from kpsplit import TEXT, UNSIGNED, SlotId, StateStore
 from kpsplit.clock import Deadline
 from kpsplit.consumer.commit.payload import CommitCoverage
 from kpsplit.consumer.commit.writes import Processed
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.errors import ConflictError
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.key_range import WHOLE, key_hash, slot_index
 from kpsplit.splitter.partition_state import PartitionState
 from tests.broker.state_member import (

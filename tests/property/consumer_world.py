@@ -16,9 +16,9 @@ from kpsplit.consumer.fetch.batch import placed_hash
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.consumer.fetch.gaps import ReadingEvent
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import KeyRange, key_hash
 from kpsplit.splitter.lineage import Layout, PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.machine import apply

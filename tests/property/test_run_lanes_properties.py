@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from kpsplit.consumer.commit.writes import least
 from kpsplit.consumer.fetch.batch import Batch, message_hash
 from kpsplit.consumer.run.lanes import Lane, LaneScheduler, LaneState
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.consumer.slots.pieces import PieceProgress
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import Lineage, Segment
 from tests.property.strategies import histories

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.sim import operators
 from tests.sim.logs import Fate

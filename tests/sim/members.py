@@ -15,10 +15,9 @@ from kpsplit.consumer.commit.writes import Processed, least, writes
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.consumer.fetch.gaps import Found, Gap, GapFound, GapPolicy, LogBounds, ReadingEvent
-from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.offsets import RangeCommit

@@ -15,10 +15,10 @@ from confluent_kafka import Message
 
 from kpsplit.consumer.fetch.batch import placed_hash
 from kpsplit.consumer.fetch.gaps import Gap
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.commits import cursor_of
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.partition_state import PartitionState, SubTopicState
 from kpsplit.splitter.reading import Deliver, classify

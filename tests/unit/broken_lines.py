@@ -30,7 +30,6 @@ from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.fetch.gaps import GapPolicy
 from kpsplit.consumer.fetch.reader import SlotReader
 from kpsplit.consumer.group.group_consumer import GroupConsumer
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.polling import Poller
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.work_queue import WorkQueue
@@ -38,6 +37,7 @@ from kpsplit.consumer.slots.assigned import AssignedSlot, SlotStage, SlotStart
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.key_range import WHOLE, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

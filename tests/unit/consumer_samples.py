@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from confluent_kafka import Message
 
 from kpsplit.consumer.fetch.batch import Batch, size_of
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.records.marker import HEADER as MARKER

@@ -25,14 +25,13 @@ from kpsplit.consumer.fetch.batch import Backpressured, Batch
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.membership import State
-from kpsplit.consumer.group.subscriptions import subscribed
 from kpsplit.consumer.polling import Poller
 from kpsplit.consumer.slots.assigned import SlotStart
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.control_view import ControlView
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import OwnedSlot, subscribed
 from kpsplit.splitter.key_range import key_hash, slot_number
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

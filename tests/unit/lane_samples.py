@@ -10,9 +10,9 @@ from typing import Any
 from confluent_kafka import Message
 
 from kpsplit.consumer.fetch.batch import Batch, RecordSink
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.logical_message import is_identity, wrapped
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import KeyRange, key_hash
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 

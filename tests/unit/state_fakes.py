@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from kpsplit.consumer.commit.payload import CommitCoverage, RecordPlace
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.consumer.state.marker import RestoreMarker
 from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
 from kpsplit.consumer.state.slot_view import WorkAttempt, current_work
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.errors import KpsplitError
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
 
 Contents = dict[bytes, bytes]

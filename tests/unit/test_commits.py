@@ -11,13 +11,13 @@ import pytest
 from kpsplit.admin import Admin
 from kpsplit.clock import Deadline
 from kpsplit.consumer.commit.writes import CommitMember, Processed, writes
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.control import seeking
 from kpsplit.control.seeking import Seeker
 from kpsplit.errors import ConflictError, FutureVersionError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.splitter.commits import MOST_WITHDRAWN, CommitFold, ordinary_offsets
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState, SubTopicState

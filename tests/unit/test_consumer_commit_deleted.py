@@ -13,10 +13,10 @@ from confluent_kafka import KafkaError, KafkaException
 from kpsplit.consumer.commit import group_offsets
 from kpsplit.consumer.commit.group_offsets import GroupOffsets
 from kpsplit.consumer.commit.writes import CommitMember, Processed
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.errors import UsageError
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.unit.samples import PARENT, life

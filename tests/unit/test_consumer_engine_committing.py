@@ -14,11 +14,10 @@ from kpsplit.consumer.commit.writes import (
     writes,
 )
 from kpsplit.consumer.fetch.batch import Batch
-from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.consumer.slots.pieces import PieceProgress, after_record, further
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange
 from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition
 from tests.unit.samples import PARENT, UNSPLIT, life

@@ -11,12 +11,11 @@ import pytest
 from kpsplit.consumer.commit import committer as lag_repair
 from kpsplit.consumer.commit.committer import LagOffsetRepair
 from kpsplit.consumer.commit.writes import CommitMember
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import AssignedSlot, SlotStage
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import UnreachableError
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.key_range import KEY_SPACE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.unit.samples import PARENT, UNSPLIT

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.consumer.group.subscriptions import Mode, Subscribed, resolve, subscribed
 from kpsplit.errors import UsageError
+from kpsplit.splitter.group_slots import Mode, Subscribed, resolve, subscribed
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 
 

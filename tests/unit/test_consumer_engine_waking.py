@@ -11,7 +11,6 @@ from confluent_kafka import Message
 
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.consumer.group.membership import State, by_hand
-from kpsplit.consumer.group.subscriptions import Mode, Subscribed
 from kpsplit.consumer.run.handlers import synchronous
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.runner import Attached, attach
@@ -19,6 +18,7 @@ from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.consumer.run.workers import ThreadWorkers
 from kpsplit.errors import UnreachableError
 from kpsplit.kafka.groups import Members, Owner
+from kpsplit.splitter.group_slots import Mode, Subscribed
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.keys import slots_topic
 from tests.unit.engine_world import SLOTS, TOPIC, World, record, slot

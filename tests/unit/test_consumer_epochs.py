@@ -7,12 +7,11 @@ from typing import Any
 
 from kpsplit.consumer.commit.writes import CommitMember, Processed, writes
 from kpsplit.consumer.fetch.batch import STRETCHES, Batch, LeaderEpochs
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import AssignedSlot
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.key_range import WHOLE
 from tests.unit.samples import PARENT, UNSPLIT
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from kpsplit.consumer.commit.group_offsets import Found, GroupOffsets, StillOwnedError
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import SlotStart, StartRequest
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

@@ -17,8 +17,8 @@ from kpsplit.consumer.fetch.gaps import Found, Gap, GapPolicy, LogBounds, Readin
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.runner import Attached, attach, commit_now
 from kpsplit.consumer.run.work_queue import WorkQueue
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from tests.unit.engine_world import PARENT, Reader, World, record

@@ -9,13 +9,13 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.commit.group_offsets import MOST_PIECES, GroupOffsets, NoOffsetError
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots import initializer
 from kpsplit.consumer.slots.assigned import SlotStart, StartRequest
 from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError, UnreachableError
 from kpsplit.kafka.log_ends import Failed
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.records.keys import offsets_partition

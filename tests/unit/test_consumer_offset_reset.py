@@ -10,8 +10,8 @@ from confluent_kafka import KafkaError, TopicPartition
 
 from kpsplit.consumer.fetch.gaps import Found, GapFound, LogBounds, ReadingEvent, Unreadable, loss
 from kpsplit.consumer.slots.assigned import SlotStage, SlotStart
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.partition_state import PartitionState
 from tests.unit.engine_world import PARENT, TOPIC, World, record

@@ -9,9 +9,9 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from kpsplit.consumer.fetch.gaps import ReadingEvent, Unreadable
 from kpsplit.consumer.fetch.reader import SlotReader
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 

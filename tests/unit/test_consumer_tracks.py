@@ -20,9 +20,9 @@ from kpsplit.consumer.fetch.gaps import (
     ReadingEvent,
     Unreadable,
 )
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.logical_message import LogicalMessage, Place, place_of
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply

@@ -14,10 +14,10 @@ from kpsplit.consumer.fetch import reader as reading
 from kpsplit.consumer.fetch.batch import size_of
 from kpsplit.consumer.fetch.gaps import ReadingEvent, Unreadable
 from kpsplit.consumer.fetch.reader import SlotReader
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.partition_state import PartitionState
 from tests.unit.consumer_samples import message

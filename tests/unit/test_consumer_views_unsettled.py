@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from kpsplit.consumer import metadata as module
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.metadata import Metadata
 from kpsplit.errors import KpsplitError, UnreachableError
 from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, encode_enrolment
 from kpsplit.splitter.records.keys import enrolment_key, slots_topic
 from kpsplit.splitter.registrations import LEASE_MARGIN

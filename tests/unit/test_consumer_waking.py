@@ -9,10 +9,9 @@ import pytest
 from kpsplit.consumer.config import split_config
 from kpsplit.consumer.fetch.batch import SHUT
 from kpsplit.consumer.group.ownership import ASLEEP_SECONDS, OwnershipCheck, OwnershipQuestion
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import AssignedSlot
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.groups import Owner
+from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
 
 PARENT = PhysicalPartition("orders", 0)

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import AssignedSlot, SlotStage
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.consumer.slots.initializer import EnrolmentGuard
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

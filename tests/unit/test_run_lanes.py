@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kpsplit.consumer.run.lanes import Lane, LaneScheduler
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import InvariantError
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from tests.unit.lane_samples import FIRST, PARENT, WHOLE_SLOT, batch, keys_in, start
 

@@ -11,7 +11,6 @@ from confluent_kafka import KafkaError, KafkaException
 from kpsplit.clock import Deadline
 from kpsplit.consumer.commit.payload import CommitPayloadError
 from kpsplit.consumer.commit.writes import Processed
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.run import outputs as transactional
 from kpsplit.consumer.run.handlers import Output, OutputError, dead_letter, outputs_of
 from kpsplit.consumer.run.lanes import Lane
@@ -19,9 +18,9 @@ from kpsplit.consumer.run.outbox import Outbox
 from kpsplit.consumer.run.outputs import OutputParticipant
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.work_queue import WorkQueue
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import InvariantError, UsageError
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records import stamp

@@ -12,13 +12,12 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kpsplit.consumer.commit.committer import Committer
 from kpsplit.consumer.commit.payload import CommitUnit
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.slots.assigned import AssignedSlot, SlotStage
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.consumer.state.slots import SlotId
 from kpsplit.errors import KpsplitError, UnreachableError
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

@@ -36,9 +36,9 @@ from kpsplit.consumer.events import Events, kafka_error
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.slots.assigned import AssignedSlot
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import FencedError, KpsplitError, UnknownOutcomeError
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import KeyRange, uncovered
 from kpsplit.splitter.lineage import PhysicalPartition
 

@@ -16,9 +16,9 @@ from confluent_kafka import KafkaException, Message
 
 from kpsplit.consumer.commit.writes import Processed
 from kpsplit.consumer.fetch.batch import message_hash, placed_hash
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import InvariantError, KpsplitError
 from kpsplit.kafka.logical_message import physical_offset, segment_of
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE
 
 if TYPE_CHECKING:  # what it takes part in is handed a deadline

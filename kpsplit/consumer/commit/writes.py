@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.splitter.commits import MOST_WITHDRAWN, CommitFold, cursor_of, ordinary_offsets
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.key_range import KeyRange, uncovered
 from kpsplit.splitter.lineage import MAX_OFFSET, Lineage, PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.headers import headers_of
 from kpsplit.kafka.logical_message import physical_offset
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.reading import reader_hash

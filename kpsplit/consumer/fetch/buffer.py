@@ -42,8 +42,8 @@ from confluent_kafka import Message
 from kpsplit.clock import monotonic
 from kpsplit.consumer.fetch.batch import NOWHERE, SHUT, Backpressured, Batch
 from kpsplit.consumer.fetch.progress import HandoutProgress, without
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
 
 FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()

@@ -26,9 +26,9 @@ from dataclasses import replace
 from confluent_kafka import Message
 
 from kpsplit.consumer.fetch.batch import Batch, message_hash, size_of
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
 
 

@@ -23,11 +23,11 @@ from kpsplit.consumer.fetch.batch import MESSAGE_BYTES, Backpressured, Batch
 from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.consumer.fetch.gaps import Gap, GapPolicy, ReadingEvent, Unreadable
 from kpsplit.consumer.fetch.physical_reader import LogProbe
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import ConfigurationError
 from kpsplit.kafka.connection import AdminUse, Connection
 from kpsplit.kafka.error_map import TRANSIENT_READS, translate, translated
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import wrong_topic

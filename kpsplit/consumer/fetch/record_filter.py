@@ -14,8 +14,8 @@ from confluent_kafka import Message
 from kpsplit.consumer.fetch.batch import placed_hash
 from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.consumer.fetch.logical_record import OurHeaders, read_headers
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.kafka.headers import headers_of
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import MULTIPLIER, KeyRange
 from kpsplit.splitter.lineage import Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState

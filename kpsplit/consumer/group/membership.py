@@ -28,7 +28,6 @@ from kpsplit.consumer.commit.committer import COMMIT_SECONDS, Committer
 from kpsplit.consumer.config import ConsumerSettings, RevocationPolicy
 from kpsplit.consumer.events import Callback, Events, kafka_error, parts
 from kpsplit.consumer.group.group_consumer import GroupConsumer, Places
-from kpsplit.consumer.group.subscriptions import Mode, Subscribed
 from kpsplit.consumer.slots.assigned import (
     STARTING,
     AssignedOffset,
@@ -37,7 +36,7 @@ from kpsplit.consumer.slots.assigned import (
     SlotStage,
 )
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
+from kpsplit.splitter.group_slots import Mode, OwnedSlot, Subscribed
 from kpsplit.splitter.key_range import slot_at, slot_number, slot_range
 from kpsplit.splitter.lineage import PhysicalPartition
 

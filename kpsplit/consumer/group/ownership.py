@@ -23,9 +23,9 @@ from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.membership import Membership
 from kpsplit.consumer.slots.assigned import AssignedSlot
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.groups import Members, Owner
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
 
 ASLEEP_SECONDS = 2.0

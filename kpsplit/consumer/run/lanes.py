@@ -36,10 +36,10 @@ from typing import Any, NamedTuple
 
 from kpsplit.consumer.commit.payload import RecordPlace
 from kpsplit.consumer.fetch.batch import MESSAGE_BYTES, Batch, header_bytes, message_hash
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import InvariantError
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 

@@ -16,7 +16,7 @@ from kpsplit.consumer.commit.payload import CommitCoverage, RecordPlace
 from kpsplit.consumer.commit.writes import Processed
 from kpsplit.consumer.run.handlers import Output
 from kpsplit.consumer.run.lanes import LaneEntry, SlotQueue
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
+from kpsplit.splitter.group_slots import OwnedSlot
 
 WANTED_SHARE = 2
 """A commit is wanted when one part in so many of the room is taken."""

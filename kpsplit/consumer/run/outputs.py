@@ -21,10 +21,11 @@ from kpsplit.consumer.commit.writes import Processed
 from kpsplit.consumer.run.handlers import Output, OutputError, dead_letter
 from kpsplit.consumer.run.outbox import Transfer
 from kpsplit.consumer.run.work_queue import WorkQueue
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import UsageError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import MISSING, error_of, translate
+from kpsplit.splitter.group_slots import OwnedSlot
+from kpsplit.splitter.ports import Deadline
 
 POLL_SECONDS = 0.01
 

@@ -21,9 +21,9 @@ from kpsplit.consumer.run.handlers import Output
 from kpsplit.consumer.run.lanes import Lane, LaneScheduler, LaneState, SlotQueue
 from kpsplit.consumer.run.outbox import Outbox, Transfer
 from kpsplit.consumer.run.policies import DeadLetter, Final, Judge, Rest, Skip, Stop, stopped
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.errors import ConflictError, KpsplitError
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import OwnedSlot
 
 if TYPE_CHECKING:
     from kpsplit.consumer.state.hooks import StateHooks

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from kpsplit.consumer.group.subscriptions import Mode
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.consumer.slots.pieces import PieceProgress
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 

@@ -14,7 +14,6 @@ from kpsplit.clock import monotonic
 from kpsplit.consumer.commit.payload import CommitCoverage
 from kpsplit.consumer.commit.writes import Processed, least
 from kpsplit.consumer.fetch.batch import Batch, LeaderEpochs, RecordReader, RecordSink
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.metadata import Metadata
 from kpsplit.consumer.slots.assigned import (
     IN_SINK,
@@ -23,10 +22,10 @@ from kpsplit.consumer.slots.assigned import (
     SlotStage,
     SlotStart,
 )
-from kpsplit.consumer.slots.owned_slot import OwnedSlot
 from kpsplit.consumer.slots.pieces import PieceProgress
 from kpsplit.errors import KpsplitError
 from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 

@@ -26,11 +26,11 @@ from kpsplit.consumer.commit.group_offsets import (
 )
 from kpsplit.consumer.events import Callback, Events, kafka_error, named
 from kpsplit.consumer.group.membership import Membership
-from kpsplit.consumer.group.subscriptions import Mode
 from kpsplit.consumer.metadata import Metadata
 from kpsplit.consumer.slots.assigned import AssignedSlot, SlotStage, SlotStart, StartRequest
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
+from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.lineage import PhysicalPartition
 
 log = logging.getLogger(__name__)

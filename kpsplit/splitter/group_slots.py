@@ -1,4 +1,4 @@
-"""Which topics of the group stand for the topics that an application names, pure (protocol, section 10).
+"""How a group shares topics: what stands for the application's topics, and slots (protocol, section 10).
 
 A topic that is not enrolled is subscribed to itself: each of its partitions is one slot, the whole key
 space. Of an enrolled topic the *slots topic* is subscribed to, whose partitions are the slots. In between,
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kpsplit.errors import UsageError
+from kpsplit.splitter.key_range import KeyRange, slot_range
+from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import slots_topic
@@ -49,6 +51,24 @@ class Subscribed:
     group_topic: str
     mode: Mode
     slots: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class OwnedSlot:
+    """The ``index``-th of ``slots`` equal key ranges of a logical partition, owned by a member."""
+
+    parent: PhysicalPartition
+    index: int
+    slots: int
+
+    def __str__(self) -> str:
+        """Return ``topic/partition`` with the key range."""
+        return f"{self.parent} {self.range}"
+
+    @property
+    def range(self) -> KeyRange:
+        """The slot's key range."""
+        return slot_range(self.index, self.slots)
 
 
 def subscribed(topic: str, enrolment: Enrolment | None, *, lease_over: bool = False) -> Subscribed:
