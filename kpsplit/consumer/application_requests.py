@@ -17,12 +17,13 @@ from kpsplit.consumer.slots.assigned import (
     EARLIEST,
     IN_SINK,
     AssignedSlot,
+    PieceProgress,
     SlotStage,
     SlotStart,
     StartRequest,
+    after_record,
 )
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors
-from kpsplit.consumer.slots.pieces import PieceProgress, after_record
 from kpsplit.kafka.logical_message import Place, place_of
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot

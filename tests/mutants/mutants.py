@@ -38,7 +38,7 @@ class Mutant:
 
 
 SEND_STATE, SEND_TESTS = "producer.send_state", "unit/test_producer_send_state.py"
-PIECES, MOVES = "consumer.slots.pieces", "unit/test_consumer_moves.py"
+ASSIGNED, MOVES = "consumer.slots.assigned", "unit/test_consumer_moves.py"
 WRITES, COMMITS = "consumer.commit.writes", "unit/test_consumer_engine_committing.py"
 FETCHES = "unit/test_consumer_tracks.py"
 
@@ -73,35 +73,35 @@ MUTANTS = [
     ),
     Mutant(
         "take back what a piece of a slot has processed",
-        PIECES,
+        ASSIGNED,
         "positions[segment.id] = max(left_a[segment.id], left_b[segment.id])",
         "positions[segment.id] = min(left_a[segment.id], left_b[segment.id])",
         MOVES,
     ),
     Mutant(
         "commit a record that was not handed out",
-        PIECES,
+        ASSIGNED,
         "handed_out = min(next_, read.pending(lineage).get(segment_id, next_))",
         "handed_out = next_",
         COMMITS,
     ),
     Mutant(
         "hand out again what a piece has processed",
-        PIECES,
+        ASSIGNED,
         "return any(offset < end and hash_ in range_ for range_, end in ends)",
         "return False",
         COMMITS,
     ),
     Mutant(
         "write a position again that a seek has moved away from",
-        "consumer.slots.assigned",
+        ASSIGNED,
         "return here and not self.by_hand and not self.moved and bool(self.committed)",
         "return here and not self.by_hand and bool(self.committed)",
         "unit/test_consumer_engine_righting.py",
     ),
     Mutant(
         "take what was committed before a seek back for processed",
-        "consumer.slots.assigned",
+        ASSIGNED,
         "committed = () if self.sought > self.moves_committed else self.committed",
         "committed = self.committed",
         MOVES,

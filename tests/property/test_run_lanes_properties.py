@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kpsplit.consumer.commit.writes import least
 from kpsplit.consumer.fetch.batch import Batch, message_hash
 from kpsplit.consumer.run.lanes import Lane, LaneScheduler, LaneState
-from kpsplit.consumer.slots.pieces import PieceProgress
+from kpsplit.consumer.slots.assigned import PieceProgress
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot

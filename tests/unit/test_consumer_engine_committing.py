@@ -14,7 +14,7 @@ from kpsplit.consumer.commit.writes import (
     writes,
 )
 from kpsplit.consumer.fetch.batch import Batch
-from kpsplit.consumer.slots.pieces import PieceProgress, after_record, further
+from kpsplit.consumer.slots.assigned import PieceProgress, after_record, further
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import Mode, OwnedSlot

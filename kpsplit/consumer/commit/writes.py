@@ -181,7 +181,8 @@ def _record(processed: Processed, cursor: Cursor, member: CommitMember) -> Range
 def least(lineage: Lineage, cursors: Sequence[Cursor]) -> Cursor:
     """Return the cursor of a whole range whose pieces were committed at different positions.
 
-    What any piece has not processed is not processed; what the others have is passed over (``slots.pieces``).
+    What any piece has not processed is not processed; what the others have is passed over
+    (``slots.assigned``).
     """
     range_ = KeyRange(min(c.range.lo for c in cursors), max(c.range.hi for c in cursors))
     pending = [c.pending(lineage) for c in cursors]

@@ -18,11 +18,11 @@ from kpsplit.consumer.metadata import Metadata
 from kpsplit.consumer.slots.assigned import (
     IN_SINK,
     AssignedSlot,
+    PieceProgress,
     RestoreProgress,
     SlotStage,
     SlotStart,
 )
-from kpsplit.consumer.slots.pieces import PieceProgress
 from kpsplit.errors import KpsplitError
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import Mode, OwnedSlot
