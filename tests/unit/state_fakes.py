@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from kpsplit.consumer.commit.payload import CommitCoverage, RecordPlace
+from kpsplit.consumer.commit.writes import CommitCoverage, RecordPlace
 from kpsplit.consumer.state.marker import RestoreMarker
 from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
 from kpsplit.consumer.state.slot_view import WorkAttempt, current_work

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from confluent_kafka import Message
 
-from kpsplit.consumer.commit.payload import CommitCoverage, RecordPlace, place_of
-from kpsplit.consumer.commit.writes import Processed
+from kpsplit.consumer.commit.payload import place_of
+from kpsplit.consumer.commit.writes import CommitCoverage, Processed, RecordPlace
 from kpsplit.kafka.logical_message import is_identity, wrapped_one
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import Mode

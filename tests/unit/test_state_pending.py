@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.consumer.commit.payload import RecordPlace
+from kpsplit.consumer.commit.writes import RecordPlace
 from kpsplit.consumer.state.pending import Covers, Pending
 from kpsplit.errors import ConflictError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kpsplit.consumer.commit.payload import RecordPlace
+from kpsplit.consumer.commit.writes import RecordPlace
 from kpsplit.consumer.state.marker import RestoreMarker
 from kpsplit.consumer.state.owned import OwnedState, SlotGoneError
 from kpsplit.consumer.state.slot_view import BYTES, JSON, TEXT, UNSIGNED, SlotView, Work, WorkAttempt

@@ -1,22 +1,17 @@
-"""What a commit carries besides positions: outputs of the records that it covers, and state.
-
-A record is named by its place, and the place alone decides whether a commit covers it (pure): it does not
-matter when a commit was put together, what was processed since, or how often it was tried.
-"""
+"""What a commit carries besides positions: outputs of the records that it covers, and state."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from confluent_kafka import KafkaException, Message
 
-from kpsplit.consumer.commit.writes import Processed
+from kpsplit.consumer.commit.writes import Processed, RecordPlace
 from kpsplit.consumer.fetch.batch import message_hash, placed_hash
-from kpsplit.errors import InvariantError, KpsplitError
+from kpsplit.errors import KpsplitError
 from kpsplit.kafka.logical_message import physical_offset, segment_of
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE
@@ -25,67 +20,12 @@ if TYPE_CHECKING:  # what it takes part in is handed a deadline
     from kpsplit.clock import Deadline
 
 
-class RecordPlace(NamedTuple):
-    """Where a record stands in its logical partition; unique there.
-
-    ``segment`` is None where the message does not name it: its offset is Kafka's own then, in the parent.
-    """
-
-    hash: int
-    segment: int | None
-    offset: int
-
-
 def place_of(message: Message) -> RecordPlace:
     """Return the place of a message that was handed out, wrapped or not; its key must be bytes or None."""
     segment, offset = segment_of(message), physical_offset(message)
     if segment is None:
         return RecordPlace(placed_hash(message.key(), offset, WHOLE), None, offset)
     return RecordPlace(message_hash(message, segment), segment.id, offset)
-
-
-class CommitCoverage:
-    """What one commit calls processed of a logical partition.
-
-    Raises:
-        InvariantError: more was read than the lineage that is known has.
-    """
-
-    def __init__(self, processed: Processed) -> None:
-        cursors = sorted(processed.cursors, key=lambda cursor: cursor.range)
-        if any(cursor.ahead_of(processed.lineage) for cursor in cursors):
-            raise InvariantError(f"{processed.parent} was read beyond the lineage that is known")
-        self._lineage = processed.lineage
-        self._ranges = [cursor.range for cursor in cursors]
-        self._left = [cursor.pending(processed.lineage) for cursor in cursors]
-        if processed.mode.plain:
-            self._ranges, self._left = [WHOLE], [_least(self._left)]
-
-    def holds(self, place: RecordPlace) -> bool:
-        """Return whether a record is processed by what is committed."""
-        index = bisect_right(self._ranges, place.hash, key=lambda range_: range_.lo) - 1
-        if index < 0 or place.hash not in self._ranges[index]:
-            return False
-        segment = self._segment(place)
-        if segment is None:
-            return False
-        left = self._left[index].get(segment)
-        return left is None or place.offset < left
-
-    def _segment(self, place: RecordPlace) -> int | None:
-        if place.segment is not None:
-            return place.segment
-        found = self._lineage.at(self._lineage.parent, place.offset)
-        return None if found is None else found.id
-
-
-def _least(left: Iterable[Mapping[int, int]]) -> dict[int, int]:
-    """Return what one ordinary offset says: it stands for all keys, and so for the slowest."""
-    offsets: dict[int, int] = {}
-    for found in left:
-        for segment, offset in found.items():
-            offsets[segment] = min(offset, offsets.get(segment, offset))
-    return offsets
 
 
 class CommitPayloadError(KpsplitError):

@@ -8,14 +8,17 @@ checked by an offset of the slots topic, which has no records.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
+from kpsplit.errors import InvariantError
 from kpsplit.splitter.commits import MOST_WITHDRAWN, CommitFold, cursor_of, ordinary_offsets
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import Mode
-from kpsplit.splitter.key_range import KeyRange, uncovered
+from kpsplit.splitter.key_range import WHOLE, KeyRange, uncovered
 from kpsplit.splitter.lineage import MAX_OFFSET, Lineage, PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.offsets import Cause, CommitKey, Position, RangeCommit
@@ -51,6 +54,64 @@ class Processed:
     def lineage(self) -> Lineage:
         """Its lineage."""
         return self.state.lineage
+
+
+class RecordPlace(NamedTuple):
+    """Where a record stands in its logical partition; unique there.
+
+    ``segment`` is None where the message does not name it: its offset is Kafka's own then, in the parent.
+    """
+
+    hash: int
+    segment: int | None
+    offset: int
+
+
+class CommitCoverage:
+    """What one commit calls processed of a logical partition.
+
+    A record is named by its place, and the place alone decides whether a commit covers it: it does not matter
+    when a commit was put together, what was processed since, or how often it was tried.
+
+    Raises:
+        InvariantError: more was read than the lineage that is known has.
+    """
+
+    def __init__(self, processed: Processed) -> None:
+        cursors = sorted(processed.cursors, key=lambda cursor: cursor.range)
+        if any(cursor.ahead_of(processed.lineage) for cursor in cursors):
+            raise InvariantError(f"{processed.parent} was read beyond the lineage that is known")
+        self._lineage = processed.lineage
+        self._ranges = [cursor.range for cursor in cursors]
+        self._left = [cursor.pending(processed.lineage) for cursor in cursors]
+        if processed.mode.plain:
+            self._ranges, self._left = [WHOLE], [_slowest(self._left)]
+
+    def holds(self, place: RecordPlace) -> bool:
+        """Return whether a record is processed by what is committed."""
+        index = bisect_right(self._ranges, place.hash, key=lambda range_: range_.lo) - 1
+        if index < 0 or place.hash not in self._ranges[index]:
+            return False
+        segment = self._segment(place)
+        if segment is None:
+            return False
+        left = self._left[index].get(segment)
+        return left is None or place.offset < left
+
+    def _segment(self, place: RecordPlace) -> int | None:
+        if place.segment is not None:
+            return place.segment
+        found = self._lineage.at(self._lineage.parent, place.offset)
+        return None if found is None else found.id
+
+
+def _slowest(left: Iterable[Mapping[int, int]]) -> dict[int, int]:
+    """Return what one ordinary offset says: it stands for all keys, and so for the slowest."""
+    offsets: dict[int, int] = {}
+    for found in left:
+        for segment, offset in found.items():
+            offsets[segment] = min(offset, offsets.get(segment, offset))
+    return offsets
 
 
 @dataclass(frozen=True, slots=True)

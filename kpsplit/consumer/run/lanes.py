@@ -34,7 +34,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
 
-from kpsplit.consumer.commit.payload import RecordPlace
+from kpsplit.consumer.commit.writes import RecordPlace
 from kpsplit.consumer.fetch.batch import MESSAGE_BYTES, Batch, header_bytes, message_hash
 from kpsplit.errors import InvariantError
 from kpsplit.kafka.logical_message import physical_offset

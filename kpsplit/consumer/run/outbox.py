@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kpsplit.consumer.commit.payload import CommitCoverage, RecordPlace
-from kpsplit.consumer.commit.writes import Processed
+from kpsplit.consumer.commit.writes import CommitCoverage, Processed, RecordPlace
 from kpsplit.consumer.run.handlers import Output
 from kpsplit.consumer.run.lanes import LaneEntry, SlotQueue
 from kpsplit.splitter.group_slots import OwnedSlot

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kpsplit.clock import monotonic
 from kpsplit.consumer.commit.payload import CommitCoverage
-from kpsplit.consumer.commit.writes import Processed, least
+from kpsplit.consumer.commit.writes import CommitCoverage, Processed, least
 from kpsplit.consumer.fetch.batch import Batch, LeaderEpochs, RecordReader, RecordSink
 from kpsplit.consumer.metadata import Metadata
 from kpsplit.consumer.slots.assigned import (

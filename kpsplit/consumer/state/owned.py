@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from threading import Lock
 
-from kpsplit.consumer.commit.payload import RecordPlace
+from kpsplit.consumer.commit.writes import RecordPlace
 from kpsplit.consumer.state.marker import RestoreMarker
 from kpsplit.consumer.state.pending import Covers, Pending, Writes
 from kpsplit.consumer.state.slots import SlotId

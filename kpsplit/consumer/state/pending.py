@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from kpsplit.consumer.commit.payload import RecordPlace
+from kpsplit.consumer.commit.writes import RecordPlace
 from kpsplit.errors import ConflictError
 
 Writes = Mapping[bytes, bytes | None]

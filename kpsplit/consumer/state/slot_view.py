@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from kpsplit.consumer.commit.payload import RecordPlace
+from kpsplit.consumer.commit.writes import RecordPlace
 from kpsplit.consumer.state.changelog import MAX_RECORD_BYTES
 from kpsplit.consumer.state.owned import OwnedState
 from kpsplit.consumer.state.slots import SlotId, successor
