@@ -9,7 +9,6 @@ from confluent_kafka import Consumer, Message, Producer
 
 from kpsplit import TEXT, UNSIGNED, SlotId, StateStore
 from kpsplit.clock import Deadline
-from kpsplit.consumer.commit.payload import CommitCoverage
 from kpsplit.consumer.commit.writes import CommitCoverage, Processed
 from kpsplit.errors import ConflictError
 from kpsplit.splitter.cursor import Cursor

@@ -25,7 +25,6 @@ from kpsplit.errors import UsageError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import MISSING, error_of, translate
 from kpsplit.splitter.group_slots import OwnedSlot
-from kpsplit.splitter.ports import Deadline
 
 POLL_SECONDS = 0.01
 

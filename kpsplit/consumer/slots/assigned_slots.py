@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kpsplit.clock import monotonic
-from kpsplit.consumer.commit.payload import CommitCoverage
 from kpsplit.consumer.commit.writes import CommitCoverage, Processed, least
 from kpsplit.consumer.fetch.batch import Batch, LeaderEpochs, RecordReader, RecordSink
 from kpsplit.consumer.metadata import Metadata

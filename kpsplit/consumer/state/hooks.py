@@ -17,7 +17,6 @@ from typing import Protocol
 from confluent_kafka import Producer
 
 from kpsplit.clock import Deadline
-from kpsplit.consumer.commit.payload import CommitCoverage, RecordPlace
 from kpsplit.consumer.commit.writes import CommitCoverage, RecordPlace
 from kpsplit.consumer.state.slots import Slot
 from kpsplit.kafka.connection import Connection

@@ -14,7 +14,7 @@ from typing import Any
 from confluent_kafka import Message
 
 from kpsplit.clock import Deadline
-from kpsplit.consumer.commit.payload import CommitCoverage, RecordPlace, place_of
+from kpsplit.consumer.commit.payload import place_of
 from kpsplit.consumer.commit.writes import CommitCoverage, RecordPlace
 from kpsplit.consumer.state.changelog import ChangelogCommit, Part, PlainWriter
 from kpsplit.consumer.state.follower import Follower, standbys
