@@ -32,14 +32,12 @@ from kpsplit.control.session import ClusterSession, ignore_steps
 from kpsplit.control.status import PartitionStatus, Report, statuses
 from kpsplit.errors import ConflictError
 from kpsplit.kafka.connection import Connection
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import ControlView, Registrations
 from kpsplit.splitter.driver import Observer
-from kpsplit.splitter.key_range import KeyRange
+from kpsplit.splitter.key_range import KeyRange, Sizing
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.partition_state import Outcome
 from kpsplit.splitter.records.control import Enrolment, Partitioner
-from kpsplit.splitter.registrations import Registrations
-from kpsplit.splitter.sizing import Sizing
 
 MAX_PAUSE_MS = 10_000
 """Milliseconds for which an operation may hold up producers, unless another limit is given."""

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kpsplit.errors import UsageError
-from kpsplit.splitter.key_range import KeyRange
+from kpsplit.splitter.key_range import MAX_RANGES, MIN_RANGES, KeyRange
 from kpsplit.splitter.lineage import MAX_OFFSET
-from kpsplit.splitter.partition_state import MAX_RANGES
 from kpsplit.splitter.records.keys import MAX_PARTITION, is_topic_name, parse_partition
 from kpsplit.splitter.records.strict_json import is_unicode
 
@@ -24,7 +23,6 @@ _SHOWN_RANGE = re.compile(r"\[([0-9a-fA-F]+),([0-9a-fA-F]+)\)")
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LONGEST = 24 * 3600.0
-MIN_RANGES = 2
 
 
 if TYPE_CHECKING:

@@ -20,13 +20,12 @@ from kpsplit.kafka.connection import AdminUse, Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.log_ends import EndRequest
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import LEASE_MARGIN, ControlView
 from kpsplit.splitter.group_slots import Subscribed, subscribed
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import LOOK_LEASE_MS, Enrolment
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
-from kpsplit.splitter.registrations import LEASE_MARGIN
 
 log = logging.getLogger(__name__)
 

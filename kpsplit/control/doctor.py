@@ -20,7 +20,7 @@ from kpsplit.control.sampling import WRITERS, Sample
 from kpsplit.control.subtopics import SEALED_CONFIG, copied_config, is_sealed
 from kpsplit.errors import duration
 from kpsplit.kafka.cluster_admin import TopicFacts
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import ControlView, Registrations, unacknowledged
 from kpsplit.splitter.key_range import unread_text, without_slots
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState, Phase, SubTopic, SubTopicState
@@ -30,7 +30,6 @@ from kpsplit.splitter.records.keys import (
     slots_topic,
     subtopics_prefix,
 )
-from kpsplit.splitter.registrations import Registrations, unacknowledged
 
 SHORTEST_LEASE_MS = 1000
 LONGEST_LEASE_MS = 60_000

@@ -16,7 +16,7 @@ from kpsplit.errors import ConflictError, DeadlineExceededError, UsageError, beh
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
 from kpsplit.kafka.groups import range_commits
 from kpsplit.kafka.offset_log import offset_log_partitions
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Enrolment, Partitioner, encode_enrolment

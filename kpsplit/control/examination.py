@@ -17,7 +17,7 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.offset_log import OffsetExamination
 from kpsplit.kafka.producers_log import ProducersLog
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import SubTopicState
 from kpsplit.splitter.records.keys import (

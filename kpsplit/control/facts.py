@@ -17,7 +17,7 @@ from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, allowed_on
 from kpsplit.kafka.kafka_python import describe_open_transaction
 from kpsplit.kafka.log_slice import read_at
 from kpsplit.kafka.markers import marker_of
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import Attempt, OperationKind, PartitionState, SubTopicState
 from kpsplit.splitter.records.keys import OWN_TOPICS

@@ -10,7 +10,7 @@ from kpsplit.control.session import ClusterSession, wait_a_lease
 from kpsplit.errors import CheckFailedError, ConflictError, UsageError, behind_a_change
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, await_served
 from kpsplit.kafka.producers_log import AcknowledgedWriter
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.records.control import DEFAULT_LEASE_MS, Settings, decode_settings, encode_settings
 from kpsplit.splitter.records.keys import (
     CONTROL_PARTITIONS,

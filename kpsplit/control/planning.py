@@ -22,9 +22,16 @@ from kpsplit.control.sampling import WRITERS, Sample, partitioner_check, sample_
 from kpsplit.errors import ConflictError, KpsplitError, UsageError, many
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.groups import Positions, committed_positions
-from kpsplit.splitter import sizing
-from kpsplit.splitter.control_view import ControlView
-from kpsplit.splitter.key_range import WHOLE, KeyRange, union_of_adjacent
+from kpsplit.splitter.control_plane import ControlView
+from kpsplit.splitter.key_range import (
+    WHOLE,
+    KeyRange,
+    Sizing,
+    assess,
+    balanced,
+    even_ranges,
+    union_of_adjacent,
+)
 from kpsplit.splitter.lineage import PhysicalPartition, Segment, SegmentKind
 from kpsplit.splitter.partition_state import (
     Attempt,
@@ -34,7 +41,6 @@ from kpsplit.splitter.partition_state import (
     whole_range_merge,
 )
 from kpsplit.splitter.records.keys import subtopic_name
-from kpsplit.splitter.sizing import Sizing
 
 SHORT_LOOK = 1.0
 LONG_LOOK = 5.5
@@ -107,7 +113,7 @@ class Planner:
         known: Sizing | None = None,
     ) -> Plan:
         """Plan a split; as ``Admin.plan_split``."""
-        sizing.even(WHOLE, parts)  # refuses a wrong number of ranges before anything else is asked
+        even_ranges(WHOLE, parts)  # refuses a wrong number of ranges before anything else is asked
         state = self._state(parent, view, OperationKind.SPLIT, deadline)
         segment = segment_to_split(state, of)
         seen = self._sample(state, segment, sample, deadline)
@@ -298,8 +304,8 @@ def _draft(
 
 def _sized(seen: Sample, whole: KeyRange, parts: int, even: bool) -> Sizing:
     if even:
-        return sizing.assess(seen.points, sizing.even(whole, parts), seen.labels)
-    return sizing.balanced(seen.points, whole, parts, seen.labels)
+        return assess(seen.points, even_ranges(whole, parts), seen.labels)
+    return balanced(seen.points, whole, parts, seen.labels)
 
 
 def _fitting(known: Sizing, segment: Segment) -> Sizing:

@@ -21,8 +21,9 @@ from kpsplit.errors import (
 )
 from kpsplit.kafka.error_map import RIGHTS_HINT
 from kpsplit.kafka.topic_facts import TopicFacts
+from kpsplit.splitter.key_range import MAX_RANGES, MIN_RANGES
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
-from kpsplit.splitter.partition_state import MAX_RANGES, OperationKind, PartitionState, Phase
+from kpsplit.splitter.partition_state import OperationKind, PartitionState, Phase
 from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import MAX_TOPIC_NAME, collides, is_topic_name
 from kpsplit.splitter.rights import Right
@@ -271,8 +272,6 @@ def subtopic_name(facts: Facts, topic: TopicFacts, state: PartitionState) -> Che
 
 
 __all__ = ["LOG_WHOLE", "Facts", "LogFacts", "checks", "refusal", "truncation"]
-
-MIN_RANGES = 2
 
 
 def checks(facts: Facts) -> tuple[Check, ...]:

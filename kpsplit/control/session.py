@@ -15,12 +15,11 @@ from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.producers_log import AcknowledgedWriter, ProducersLog
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import LEASE_MARGIN, ControlView
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
-from kpsplit.splitter.registrations import LEASE_MARGIN
 
 FIRST_CONTACT_SECONDS = 6.0
 

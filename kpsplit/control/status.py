@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from kpsplit.clock import Deadline
 from kpsplit.control.facts import attempt_age
 from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import ControlView, Registrations
 from kpsplit.splitter.key_range import without_slots
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Outcome, PartitionState
 from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import slots_topic
 from kpsplit.splitter.records.producers import PauseReport, ProducerRegistration
-from kpsplit.splitter.registrations import Registrations
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.splitter.claimed_log import ClaimedLog, ClaimQueue
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Commit, Event, Fence, PartitionState, Prepare
 from kpsplit.splitter.records.control import Claim, claim_key, decode_claim, encode_claim, encode_state

@@ -15,12 +15,11 @@ from kpsplit.producer.registration import ControlFeed
 from kpsplit.producer.send_state import PartitionSendState
 from kpsplit.producer.state import RouteWriter, SendState
 from kpsplit.producer.takeover import Takeover
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import ControlView, to_acknowledge
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Claim, claim_key, encode_claim
 from kpsplit.splitter.records.keys import CONTROL_TOPIC, control_partition
 from kpsplit.splitter.records.producers import PauseReport
-from kpsplit.splitter.registrations import to_acknowledge
 
 
 class PauseClock:

@@ -22,9 +22,9 @@ from kpsplit.errors import KpsplitError
 from kpsplit.kafka.log_ends import EndRequest
 from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.registration import ControlFeed
+from kpsplit.splitter.control_plane import to_answer
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.producers import ProducerRegistration
-from kpsplit.splitter.registrations import to_answer
 
 
 def owes(states: Iterable[PartitionState], own: ProducerRegistration) -> bool:

@@ -17,7 +17,7 @@ from kpsplit.errors import ConflictError, KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import OperationLog
 from kpsplit.splitter.claimed_log import Announce, ClaimQueue, Go, WaitForTurn
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Abort, EndedBy, PartitionState, Phase
 from kpsplit.splitter.records.control import Claim

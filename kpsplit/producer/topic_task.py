@@ -15,11 +15,10 @@ from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.registration import ControlFeed
 from kpsplit.producer.sending import PassThroughSender
 from kpsplit.producer.state import PASS_THROUGH, RouteWriter, SendState, TopicRoute, check_partitioner
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import ControlView, to_answer
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Phase
 from kpsplit.splitter.records.control import Enrolment
-from kpsplit.splitter.registrations import to_answer
 
 REGISTRATION_SECONDS = 10.0
 LEARN_AGAIN_SECONDS = 1.0

@@ -21,9 +21,8 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.regions import Bound
 from kpsplit.spark_jobs.session import SPARK_ERRORS, explained
 from kpsplit.spark_jobs.view import read_logical
-from kpsplit.splitter.key_range import WHOLE, KeyRange
+from kpsplit.splitter.key_range import MIN_SAMPLES_PER_RANGE, WHOLE, KeyRange, Sizing, balanced
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.sizing import MIN_SAMPLES_PER_RANGE, Sizing, balanced
 
 CELL_BITS = 16
 """The key space is counted in 2^16 cells of 2^16 hashes each."""

@@ -21,7 +21,7 @@ from kpsplit.errors import (
     UnreachableError,
     many,
 )
-from kpsplit.splitter import registrations, steps
+from kpsplit.splitter import control_plane, steps
 from kpsplit.splitter.partition_state import (
     Attempt,
     Commit,
@@ -248,7 +248,7 @@ class Driver:
     def _await_ready(self, state: PartitionState, attempt: Attempt, limit: Deadline) -> str:
         """Wait for answers to PREPARE; go on without those that are silent for a lease."""
         asked, silent, silence = self._await_answers(
-            state, attempt, registrations.not_ready, "readiness", limit
+            state, attempt, control_plane.not_ready, "readiness", limit
         )
         if not silent:
             return f"{many(asked, 'producer')} ready"
@@ -261,21 +261,21 @@ class Driver:
         Not so for a producer with transactions: one that is open may be committed after the cut.
         """
         _, silent, _ = self._await_answers(
-            state, attempt, registrations.not_acknowledged, registrations.ACKNOWLEDGEMENT, limit
+            state, attempt, control_plane.not_acknowledged, control_plane.ACKNOWLEDGEMENT, limit
         )
         return f"the leases of {many(len(silent), 'producer')} ran out" if silent else "all producers hold"
 
     def _await_answers(
         self, state: PartitionState, attempt: Attempt, missing: Missing, what: str, limit: Deadline
-    ) -> tuple[int, tuple[ProducerRegistration, ...], registrations.Silence]:
+    ) -> tuple[int, tuple[ProducerRegistration, ...], control_plane.Silence]:
         """Wait until nobody's answer is missing, or a lease has certainly run out.
 
         Returns how many were asked, which stayed silent, and for how long.
         """
-        silence = registrations.Silence(self._ports.control.lease_seconds() * registrations.LEASE_MARGIN)
+        silence = control_plane.Silence(self._ports.control.lease_seconds() * control_plane.LEASE_MARGIN)
         waiting: tuple[ProducerRegistration, ...] = ()
         while True:
-            awaited = f"the producers' {what}{registrations.named(waiting)}"
+            awaited = f"the producers' {what}{control_plane.named(waiting)}"
             limit.check(awaited)
             began = self._ports.clock.now()
             known = self._read_registrations(limit, awaited)
@@ -286,7 +286,7 @@ class Driver:
             silence.reading(began, self._ports.clock.now(), asked)
             waiting = missing(asked, str(state.parent), attempt.id)
             left = silence.left()
-            if not waiting or (left <= 0 and not registrations.in_doubt(state, waiting)):
+            if not waiting or (left <= 0 and not control_plane.in_doubt(state, waiting)):
                 return len(asked), waiting, silence
             patience = ANSWER_POLL_SECONDS if left <= 0 else min(left, ANSWER_POLL_SECONDS)
             self._await_change(min(patience, limit.left()))
@@ -295,7 +295,7 @@ class Driver:
         self._ports.topics.keep_warm()
         self._ports.writers.await_change(seconds)
 
-    def _read_registrations(self, limit: Deadline, what: str) -> registrations.Registrations | None:
+    def _read_registrations(self, limit: Deadline, what: str) -> control_plane.Registrations | None:
         """Read the registrations; None if the brokers cannot be asked now. That is nobody's silence."""
         try:
             return self._ports.writers.read(limit)
@@ -304,7 +304,7 @@ class Driver:
             return None
 
     def _remove_ended(
-        self, silent: Iterable[ProducerRegistration], silence: registrations.Silence, attempt: Attempt
+        self, silent: Iterable[ProducerRegistration], silence: control_plane.Silence, attempt: Attempt
     ) -> None:
         """Remove the registrations of dead producers, so that nobody waits for them again.
 

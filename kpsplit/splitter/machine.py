@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kpsplit.errors import InvariantError
-from kpsplit.splitter.key_range import WHOLE, KeyRange, union_of_adjacent
+from kpsplit.splitter.key_range import MAX_RANGES, MIN_RANGES, WHOLE, KeyRange, union_of_adjacent
 from kpsplit.splitter.lineage import (
     MAX_STRIDE,
     Lineage,
@@ -16,7 +16,6 @@ from kpsplit.splitter.lineage import (
     merged_progression,
 )
 from kpsplit.splitter.partition_state import (
-    MAX_RANGES,
     Abort,
     Attempt,
     Commit,
@@ -112,7 +111,7 @@ def _well_formed(attempt: Attempt, sources: list[Segment]) -> bool:
     if list(attempt.ranges) != sorted(attempt.ranges):
         return False
     if attempt.kind is OperationKind.SPLIT:
-        return attempt.target is Target.PHANTOMS and len(sources) == 1 and 2 <= ranges <= MAX_RANGES
+        return attempt.target is Target.PHANTOMS and len(sources) == 1 and MIN_RANGES <= ranges <= MAX_RANGES
     if attempt.target is Target.PARENT:
         unsplit = any(s.kind is SegmentKind.PARENT for s in sources)
         return attempt.ranges == (WHOLE,) and not unsplit

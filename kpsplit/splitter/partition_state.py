@@ -74,10 +74,6 @@ def next_phase(phase: Phase, event: EventKind) -> Phase:
         raise InvariantError(f"{event} is illegal while the partition is {phase}") from None
 
 
-MAX_RANGES = 64
-"""The greatest number of ranges that one split makes."""
-
-
 class Target(StrEnum):
     """Where the segments that an operation opens are stored."""
 

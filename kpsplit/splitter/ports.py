@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from kpsplit.splitter.control_plane import Registrations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Attempt, Cut, Event, PartitionState, SubTopic
 from kpsplit.splitter.records.producers import ProducerRegistration
-from kpsplit.splitter.registrations import Registrations
 from kpsplit.splitter.steps import PlannedMarker
 
 if TYPE_CHECKING:  # it is handed its deadlines and makes none: the core has no clock

@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kpsplit.splitter.key_range import WHOLE, KeyRange, union_of_adjacent
-from kpsplit.splitter.sizing import Sizing, assess, balanced, even
+from kpsplit.splitter.key_range import (
+    WHOLE,
+    KeyRange,
+    Sizing,
+    assess,
+    balanced,
+    even_ranges,
+    union_of_adjacent,
+)
 from tests.property.strategies import hashes, key_ranges
 
 histograms = st.dictionaries(hashes, st.integers(1, 60), max_size=12)
@@ -54,7 +61,9 @@ def test_following_the_load_is_never_worse_than_even_ranges(histogram: dict[int,
         return max(sizing.shares)
 
     found = samples(histogram)
-    assert greatest(balanced(found, WHOLE, parts)) <= greatest(assess(found, even(WHOLE, parts))) + 1e-9
+    assert (
+        greatest(balanced(found, WHOLE, parts)) <= greatest(assess(found, even_ranges(WHOLE, parts))) + 1e-9
+    )
 
 
 @given(histograms, st.integers(2, 16), st.randoms())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kpsplit.splitter import registrations, steps
+from kpsplit.splitter import control_plane, steps
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import (
@@ -41,7 +41,7 @@ class OperatorMoves(RealCode):
         if operator.asleep is not None:
             attempt_id, since, first = operator.asleep
             if self._patience_over(world, since, first):
-                silent = registrations.not_ready(self._live(world.producers), str(PARENT), attempt_id)
+                silent = control_plane.not_ready(self._live(world.producers), str(PARENT), attempt_id)
                 over = operator.over | self._removable(world, first, silent, attempt_id)
                 text = f"the operator of {attempt_id} wakes and removes {sorted(over)}"
                 yield text, True, world._replace(operator=operator._replace(asleep=None, over=over))
@@ -87,9 +87,9 @@ class OperatorMoves(RealCode):
                     after._replace(operator=fresh if over else operator),
                 )
             case steps.AwaitReady(waited):
-                yield from self._await(world, waited, registrations.not_ready, "ready")
+                yield from self._await(world, waited, control_plane.not_ready, "ready")
             case steps.AwaitAcknowledged(waited):
-                yield from self._await(world, waited, registrations.not_acknowledged, "acknowledged")
+                yield from self._await(world, waited, control_plane.not_acknowledged, "acknowledged")
             case steps.AppendMarkers(markers):
                 yield self._cut(world, markers)
             case steps.SealSubTopics(subtopics):
@@ -118,7 +118,7 @@ class OperatorMoves(RealCode):
         done = operator._replace(**{what: True})  # type: ignore[arg-type]
         if not silent:
             yield f"all {what}", False, world._replace(operator=done)
-        elif registrations.in_doubt(state, silent):
+        elif control_plane.in_doubt(state, silent):
             return
         elif self._patience_over(world, len(world.control) - 1, operator.first if what == "ready" else None):
             if what == "ready":
@@ -131,7 +131,7 @@ class OperatorMoves(RealCode):
         self, world: Global, first: frozenset[int], silent: tuple[ProducerRegistration, ...], attempt_id: str
     ) -> frozenset[int]:
         """Return whose registrations are over, as the driver decides it."""
-        silence = registrations.Silence(1.0)
+        silence = control_plane.Silence(1.0)
         known = [self._record(i, p) for i, p in enumerate(world.producers) if i in first]
         silence.reading(0.0, 0.0, known)
         state = self.states[world.control[-1]]

@@ -15,12 +15,12 @@ from kpsplit.producer.finality import Acknowledged, Answer, Final, Outgoing, Unp
 from kpsplit.producer.lease import owes
 from kpsplit.producer.send_state import FenceTransactions, PartitionSendState
 from kpsplit.producer.state import ProducerState, RouteWriter
-from kpsplit.splitter import registrations
+from kpsplit.splitter import control_plane
+from kpsplit.splitter.control_plane import to_acknowledge, to_answer
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.marker import Marker, MarkerKind
 from kpsplit.splitter.records.producers import ProducerRegistration
-from kpsplit.splitter.registrations import to_acknowledge, to_answer
 
 # -- the values a state is made of -----------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class RealCode:
         )
 
     def _live(self, producers: tuple[Held, ...]) -> tuple[ProducerRegistration, ...]:
-        known = registrations.Registrations()
+        known = control_plane.Registrations()
         for index, producer in enumerate(producers):
             if producer.registered and not producer.removed:
                 known.fold(self._record(index, producer))

@@ -23,10 +23,10 @@ from dataclasses import replace
 from typing import Any
 
 from kpsplit.splitter import steps
+from kpsplit.splitter.control_plane import to_answer
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Commit, Cut, Fence, Finish, PartitionState, Prepare
 from kpsplit.splitter.records.producers import ProducerRegistration
-from kpsplit.splitter.registrations import to_answer
 from tests.sim.explore import Judged
 from tests.sim.fence_operator import OperatorMoves
 from tests.sim.fence_real import (

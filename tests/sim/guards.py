@@ -16,7 +16,7 @@ from kpsplit.producer import finality, lease
 from kpsplit.producer.backlog import Backlog
 from kpsplit.producer.send_state import PartitionSendState
 from kpsplit.producer.state import ProducerState
-from kpsplit.splitter import commits, reading, registrations
+from kpsplit.splitter import commits, control_plane, reading
 from kpsplit.splitter.claimed_log import ClaimedLog
 from kpsplit.splitter.cursor import Cursor, _Walk
 from kpsplit.splitter.driver import Driver
@@ -53,11 +53,11 @@ def do_not_look_at_offsets(patch: pytest.MonkeyPatch) -> None:
 
 
 def do_not_wait_for_acknowledgements(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(registrations, "not_acknowledged", lambda *_: ())
+    patch.setattr(control_plane, "not_acknowledged", lambda *_: ())
 
 
 def do_not_wait_for_readiness(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(registrations, "not_ready", lambda *_: ())
+    patch.setattr(control_plane, "not_ready", lambda *_: ())
 
 
 def acknowledge_with_records_in_flight(patch: pytest.MonkeyPatch) -> None:
@@ -68,17 +68,17 @@ def remove_registrations_whatever_became_of_the_attempt(patch: pytest.MonkeyPatc
     def ended(self: Any, silent: Any, state: Any, attempt_id: str) -> Any:
         return tuple(r for r in silent if r.key in self._first)
 
-    patch.setattr(registrations.Silence, "ended", ended)
+    patch.setattr(control_plane.Silence, "ended", ended)
 
 
 def remove_registrations_that_are_younger_than_the_wait(patch: pytest.MonkeyPatch) -> None:
-    real = registrations.Silence.ended
+    real = control_plane.Silence.ended
 
     def ended(self: Any, silent: Any, state: Any, attempt_id: str) -> Any:
         self._first = frozenset(r.key for r in silent)
         return real(self, silent, state, attempt_id)
 
-    patch.setattr(registrations.Silence, "ended", ended)
+    patch.setattr(control_plane.Silence, "ended", ended)
 
 
 def open_new_segments_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def send_rejected_records_again_blindly(patch: pytest.MonkeyPatch) -> None:
 
 def take_any_attempts_answers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        registrations,
+        control_plane,
         "not_acknowledged",
         lambda live, partition, _: tuple(
             r for r in live if partition in r.ready and partition not in r.acknowledged
@@ -133,7 +133,7 @@ def take_any_attempts_answers(patch: pytest.MonkeyPatch) -> None:
 
 def take_any_attempts_readiness(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        registrations,
+        control_plane,
         "not_ready",
         lambda live, partition, _: tuple(r for r in live if partition not in r.ready),
     )
@@ -184,7 +184,7 @@ def report_without_a_lease(patch: pytest.MonkeyPatch) -> None:
 
 
 def do_not_wait_for_leases(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(registrations, "LEASE_MARGIN", 0.0)
+    patch.setattr(control_plane, "LEASE_MARGIN", 0.0)
 
 
 def renew_the_lease_while_something_is_owed(patch: pytest.MonkeyPatch) -> None:

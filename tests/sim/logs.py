@@ -8,6 +8,7 @@ from enum import Enum
 from confluent_kafka import Message
 
 from kpsplit.errors import FencedError
+from kpsplit.splitter.control_plane import Registrations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Claim
@@ -16,7 +17,6 @@ from kpsplit.splitter.records.marker import Marker
 from kpsplit.splitter.records.producers import Entry as Registration
 from kpsplit.splitter.records.stamp import HEADER as STAMP
 from kpsplit.splitter.records.stamp import Stamp
-from kpsplit.splitter.registrations import Registrations
 
 PARENT = PhysicalPartition("t", 0)
 RETENTION_SECONDS = 120.0

@@ -21,6 +21,7 @@ from kpsplit.errors import (
 from kpsplit.kafka.groups import proven_positions
 from kpsplit.producer import takeover
 from kpsplit.splitter.claimed_log import ClaimedLog, ClaimQueue
+from kpsplit.splitter.control_plane import Registrations
 from kpsplit.splitter.driver import Driver, Ports
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
@@ -41,7 +42,6 @@ from kpsplit.splitter.records.control import Claim
 from kpsplit.splitter.records.keys import subtopic_name
 from kpsplit.splitter.records.marker import newest_of
 from kpsplit.splitter.records.producers import ProducerRegistration, Removed
-from kpsplit.splitter.registrations import Registrations
 from kpsplit.splitter.steps import PlannedMarker, numbered
 from tests.sim.logs import PARENT, RefusedError
 from tests.sim.members import GROUP, OffsetTail

@@ -27,7 +27,7 @@ from kpsplit.producer.reports import Reporter
 from kpsplit.producer.sending import PassThroughSender, StampedSender
 from kpsplit.producer.state import PlainProducer, ProducerState, SendState, TopicRoute
 from kpsplit.producer.topic_task import TopicTask
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from kpsplit.producer.send_state import FenceTransactions, PartitionSendState
-from kpsplit.splitter import registrations
-from kpsplit.splitter.registrations import to_acknowledge, to_answer
+from kpsplit.splitter import control_plane
+from kpsplit.splitter.control_plane import to_acknowledge, to_answer
 from tests.sim import fence_real
 from tests.sim.explore import check_missed, explore
 from tests.sim.fence_world import LOW, Scope, TransactionalWorld
@@ -113,7 +113,7 @@ def let_the_lease_run_out_while_the_fence_waits(patch: pytest.MonkeyPatch) -> No
 
 
 def go_on_without_those_that_have_transactions(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(registrations, "in_doubt", lambda *_: False)
+    patch.setattr(control_plane, "in_doubt", lambda *_: False)
 
 
 LOST, STUCK = "LOST", "stays open"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kpsplit.spark_jobs.plan import Weight, size_split
-from kpsplit.splitter.key_range import WHOLE, key_hash
-from kpsplit.splitter.sizing import balanced
+from kpsplit.splitter.key_range import WHOLE, balanced, key_hash
 
 SHAPE = "key BINARY, value BINARY, key_hash BIGINT"
 

@@ -29,7 +29,7 @@ from kpsplit.consumer.polling import Poller
 from kpsplit.consumer.slots.assigned import SlotStart
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.kafka.groups import Members, Owner
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot, subscribed
 from kpsplit.splitter.key_range import key_hash, slot_number

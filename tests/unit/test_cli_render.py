@@ -26,13 +26,12 @@ from kpsplit.control.plans import Check, Drain, HotKey, Plan
 from kpsplit.control.status import PartitionStatus
 from kpsplit.kafka.groups import Owner
 from kpsplit.splitter.driver import StepDone
-from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.key_range import WHOLE, Sizing, assess
 from kpsplit.splitter.partition_state import OperationKind, Target
 from kpsplit.splitter.reading import GapReason, SkipReason
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.producers import PauseReport, ProducerRegistration
 from kpsplit.splitter.records.stamp import Stamp
-from kpsplit.splitter.sizing import Sizing, assess
 from tests.unit.samples import PARENT, UNSPLIT, fenced, life, split_attempt
 
 ROOT = Path(__file__).parents[2]

@@ -11,11 +11,10 @@ import pytest
 from kpsplit.consumer import metadata as module
 from kpsplit.consumer.metadata import Metadata
 from kpsplit.errors import KpsplitError, UnreachableError
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import LEASE_MARGIN, ControlView
 from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, encode_enrolment
 from kpsplit.splitter.records.keys import enrolment_key, slots_topic
-from kpsplit.splitter.registrations import LEASE_MARGIN
 
 BEGUN = Enrolment("orders", "id", Partitioner.CONSISTENT_RANDOM, settled=False, slots=4)
 LEASE = 2.0

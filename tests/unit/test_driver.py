@@ -17,6 +17,7 @@ from kpsplit.errors import (
     UnknownOutcomeError,
     UnreachableError,
 )
+from kpsplit.splitter.control_plane import Registrations
 from kpsplit.splitter.driver import Driver, Observer, Ports, StepDone
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
@@ -34,7 +35,6 @@ from kpsplit.splitter.partition_state import (
     SubTopic,
 )
 from kpsplit.splitter.records.producers import ProducerRegistration, Removed
-from kpsplit.splitter.registrations import Registrations
 from kpsplit.splitter.steps import PlannedMarker
 from tests.unit.samples import PARENT, UNSPLIT, merge_attempt, split_attempt
 

@@ -12,7 +12,7 @@ from kpsplit.clock import Deadline
 from kpsplit.control.enrolment import Enroller
 from kpsplit.errors import DeadlineExceededError, KpsplitError, UnreachableError
 from kpsplit.kafka.cluster_admin import TopicFacts
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings, decode_enrolment
 
 TOPIC = cast(TopicFacts, type("Facts", (), {"name": "orders", "topic_id": "id"})())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from kpsplit.splitter.control_plane import to_acknowledge, to_answer
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Prepare
 from kpsplit.splitter.records.producers import ProducerRegistration
-from kpsplit.splitter.registrations import to_acknowledge, to_answer
 from tests.unit.samples import PARENT, UNSPLIT, committed, fenced, split_attempt
 
 SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(2), "mine")

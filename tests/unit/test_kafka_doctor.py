@@ -18,7 +18,7 @@ from kpsplit.control.preconditions import LogFacts
 from kpsplit.control.sampling import Sample
 from kpsplit.errors import CheckFailedError, FutureVersionError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, PartitionFacts, TopicFacts
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import ACKNOWLEDGEMENT, ControlView, Registrations
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
@@ -34,7 +34,6 @@ from kpsplit.splitter.partition_state import (
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC, slots_topic
 from kpsplit.splitter.records.producers import Entry, Newer, ProducerRegistration
-from kpsplit.splitter.registrations import ACKNOWLEDGEMENT, Registrations
 from tests.unit.samples import PARENT, UNSPLIT, committed, fenced, merge_attempt, phantom, split_attempt
 
 THREE = PartitionFacts(0, (0, 1, 2), (0, 1, 2))

@@ -16,7 +16,7 @@ from kpsplit.kafka.leaders import reordered
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.kafka.markers import is_connected, producers_for
 from kpsplit.splitter.commits import CommitFold
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import (

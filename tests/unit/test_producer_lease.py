@@ -11,7 +11,7 @@ from kpsplit.producer.lease import LeaseTask, owes
 from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.registration import ControlFeed
 from kpsplit.producer.state import PlainProducer, ProducerState
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Prepare

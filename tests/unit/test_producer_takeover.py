@@ -18,7 +18,7 @@ from kpsplit.producer.takeover import (
     Takeover,
 )
 from kpsplit.splitter.claimed_log import RESERVED_SECONDS, TURN_SECONDS, ClaimQueue
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Abort, EndedBy, PartitionState

@@ -16,7 +16,7 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.producer.background import BackgroundThread
 from kpsplit.producer.lookup import PartitionCounts
 from kpsplit.producer.state import TopicRoute
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from tests.unit.test_producer_state import Ground

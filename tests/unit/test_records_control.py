@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kpsplit.errors import FutureVersionError, RecordError, UsageError
-from kpsplit.splitter.control_view import ControlView
+from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.machine import apply

@@ -7,12 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kpsplit.errors import FutureVersionError
-from kpsplit.splitter.driver import StepDone
-from kpsplit.splitter.key_range import WHOLE
-from kpsplit.splitter.machine import apply
-from kpsplit.splitter.partition_state import Abort, EndedBy, Prepare
-from kpsplit.splitter.records.producers import Entry, Newer, ProducerRegistration, Removed
-from kpsplit.splitter.registrations import (
+from kpsplit.splitter.control_plane import (
     ACKNOWLEDGEMENT,
     Registrations,
     Silence,
@@ -21,6 +16,11 @@ from kpsplit.splitter.registrations import (
     not_ready,
     unacknowledged,
 )
+from kpsplit.splitter.driver import StepDone
+from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.machine import apply
+from kpsplit.splitter.partition_state import Abort, EndedBy, Prepare
+from kpsplit.splitter.records.producers import Entry, Newer, ProducerRegistration, Removed
 from tests.unit.samples import PARENT, UNSPLIT, fenced, split_attempt
 from tests.unit.test_driver import assert_resting, run, with_producers
 

@@ -5,8 +5,17 @@ from __future__ import annotations
 import pytest
 
 from kpsplit.errors import UsageError
-from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange, key_hash, union_of_adjacent
-from kpsplit.splitter.sizing import assess, balanced, even, usefulness_limit
+from kpsplit.splitter.key_range import (
+    KEY_SPACE,
+    WHOLE,
+    KeyRange,
+    assess,
+    balanced,
+    even_ranges,
+    key_hash,
+    union_of_adjacent,
+    usefulness_limit,
+)
 
 EVENLY_SPREAD = [(key_hash(f"key-{i}".encode()), 1) for i in range(10_000)]
 
@@ -29,7 +38,7 @@ def test_evenly_spread_keys_are_balanced_almost_perfectly(parts: int) -> None:
 def test_a_skewed_key_space_is_cut_where_the_load_is() -> None:
     """All load in the lowest sixteenth of the key space: even ranges leave it in one piece."""
     crowded = [(h >> 4, w) for h, w in EVENLY_SPREAD]
-    assert assess(crowded, even(WHOLE, 4)).balance == 4.0
+    assert assess(crowded, even_ranges(WHOLE, 4)).balance == 4.0
     assert balanced(crowded, WHOLE, 4).balance < 1.01
 
 
@@ -99,7 +108,7 @@ def test_fewer_keys_than_ranges_still_make_that_many_ranges() -> None:
 
 def test_too_few_samples_give_even_ranges_and_say_so() -> None:
     sizing = balanced([(7, 1_000_000)] * 39, WHOLE, 4)
-    assert sizing.ranges == even(WHOLE, 4)
+    assert sizing.ranges == even_ranges(WHOLE, 4)
     assert sizing.useful
     assert sizing.reason.startswith("only 39 samples for 4 ranges: too few")
 
@@ -129,7 +138,7 @@ def test_only_2_to_64_ranges_are_made(parts: int) -> None:
     with pytest.raises(UsageError):
         balanced(EVENLY_SPREAD, WHOLE, parts)
     with pytest.raises(UsageError):
-        even(WHOLE, parts)
+        even_ranges(WHOLE, parts)
 
 
 def test_a_range_that_is_too_narrow_is_refused() -> None:

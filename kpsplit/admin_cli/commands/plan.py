@@ -19,7 +19,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 
 if TYPE_CHECKING:
     from kpsplit.admin import Admin
-    from kpsplit.splitter.sizing import Sizing
+    from kpsplit.splitter.key_range import Sizing
 
 SAMPLE, SPARK = "sample", "spark"
 
