@@ -28,11 +28,11 @@ CEILINGS = {
     f"files over {LONG_FILE} lines": 2,
     "longest import chain inside the consumer": 13,
     "longest import chain inside another package": 8,
-    "largest fan-out": 24,
-    f"modules that import more than {LARGE_FAN_OUT} of ours": 10,
+    "largest fan-out": 23,
+    f"modules that import more than {LARGE_FAN_OUT} of ours": 9,
     "modules in import cycles": 0,
     f"files under {SMALL_FILE} lines with one importer": 8,
-    "class names used twice": 2,
+    "class names used twice": 0,
 }
 """The figures as they are. They only go down: a change that makes one smaller lowers it here."""
 

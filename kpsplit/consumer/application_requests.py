@@ -25,10 +25,10 @@ from kpsplit.consumer.slots.assigned import (
 )
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, Cursors
 from kpsplit.kafka.logical_message import Place, place_of
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.reading import Cursor
 
 UNKNOWN_PARTITION = KafkaError._UNKNOWN_PARTITION
 

@@ -36,8 +36,8 @@ from kpsplit.consumer.slots.assigned_slots import Cursors
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.logical_message import Place
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.reading import Cursor
 
 if TYPE_CHECKING:
     from kpsplit.consumer.run.policies import RunOptions

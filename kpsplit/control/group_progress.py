@@ -15,10 +15,10 @@ from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.kafka.groups import Owner, describe_members, owners, positions_of, range_commits
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.control_plane import ControlView
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.offsets import RangeCommit
 
 

@@ -29,8 +29,7 @@ from kpsplit.splitter.partition_state import (
     Prepare,
     Thaw,
 )
-from kpsplit.splitter.ports import Fit
-from kpsplit.splitter.steps import numbered
+from kpsplit.splitter.steps import Fit, numbered
 
 PAUSE_REPORT_SECONDS = 1.0
 """How long producers' reports of their pauses are waited for."""

@@ -18,9 +18,8 @@ from kpsplit.kafka.headers import headers_of
 from kpsplit.kafka.log_slice import read_slice
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records import stamp
 from kpsplit.splitter.records.control import Partitioner
-from kpsplit.splitter.records.marker import HEADER
+from kpsplit.splitter.records.data import MARKER_HEADER, STAMP_HEADER, Stamp
 
 WRITERS = "writers"
 LABEL_LENGTH = 60
@@ -200,9 +199,9 @@ def collected(
     keys: list[bytes] = []
     for message in messages:
         headers = headers_of(message) or []
-        if any(name == HEADER for name, _ in headers):
+        if any(name == MARKER_HEADER for name, _ in headers):
             continue
-        sample.note_writer(any(name == stamp.HEADER and _is_stamp(value, home) for name, value in headers))
+        sample.note_writer(any(name == STAMP_HEADER and _is_stamp(value, home) for name, value in headers))
         weight = len(message)
         key = message.key()
         if key:
@@ -221,7 +220,7 @@ def collected(
 def _is_stamp(value: bytes | None, home: int | None) -> bool:
     """Return whether a stamp was made for this log: another program may have copied the record."""
     try:
-        return home is None or stamp.Stamp.decode(value).is_at(home)
+        return home is None or Stamp.decode(value).is_at(home)
     except FutureVersionError:
         return True
     except RecordError:

@@ -26,10 +26,10 @@ from kpsplit.kafka.groups import (
 )
 from kpsplit.kafka.offset_log import offset_log_partitions
 from kpsplit.splitter.commits import MOST_WITHDRAWN, CommitFold, ordinary_offsets
-from kpsplit.splitter.cursor import Cursor, steps_to
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import Cursor, steps_to
 from kpsplit.splitter.records.keys import group_ids, slots_topic
 from kpsplit.splitter.records.offsets import NO_GENERATION, Cause, CommitKey, Position, RangeCommit
 

@@ -14,7 +14,7 @@ from confluent_kafka import Message
 
 from kpsplit.kafka.headers import headers_of
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
-from kpsplit.splitter.records.stamp import HEADER as STAMP
+from kpsplit.splitter.records.data import STAMP_HEADER
 
 _new = Message.__new__
 
@@ -87,7 +87,7 @@ class LogicalMessage(Message):
         headers = headers_of(self._raw)
         if not headers:
             return headers
-        return [header for header in headers if header[0] != STAMP] or None
+        return [header for header in headers if header[0] != STAMP_HEADER] or None
 
     def timestamp(self) -> tuple[int, int]:
         """Return the kind of the record's time, and the time in ms."""

@@ -18,7 +18,7 @@ from kpsplit.kafka.headers import headers_of
 from kpsplit.kafka.log_slice import read_slice
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Cut
-from kpsplit.splitter.records.marker import HEADER, Marker, marker_among, newest_of
+from kpsplit.splitter.records.data import MARKER_HEADER, Marker, marker_among, newest_of
 from kpsplit.splitter.steps import PlannedMarker
 
 _POLL = 0.001
@@ -213,7 +213,7 @@ class _WarmProducer:
             # The time of the cut, for reports and seeks to a time. Brokers refuse that of a clock that is an
             # hour ahead: then the time of the newest record there, which they took before.
             timestamp=timestamp,
-            headers=[(HEADER, value)],
+            headers=[(MARKER_HEADER, value)],
         )
 
     def poll(self, seconds: float) -> None:

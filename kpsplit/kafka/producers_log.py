@@ -13,9 +13,9 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.log_tail import LogTail
 from kpsplit.splitter.control_plane import Registrations
+from kpsplit.splitter.records.data import instance_name
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
 from kpsplit.splitter.records.producers import PauseReport, ProducerRegistration, decode_entry
-from kpsplit.splitter.records.stamp import instance_name
 
 
 class AcknowledgedWriter:

@@ -25,8 +25,8 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.kafka.headers import headers_of
 from kpsplit.splitter.lineage import Segment
+from kpsplit.splitter.records.data import STAMP_HEADER, Stamp, note_own
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
-from kpsplit.splitter.records.stamp import HEADER, Stamp, note_own
 
 TIMEOUT_SECONDS = 5.0
 LEARN_SECONDS = 0.5
@@ -216,7 +216,7 @@ class Search:
         """Look at a record of the log, and go on after it."""
         if message.offset() < (self.segment.end or 0):
             for name, value in headers_of(message) or ():
-                if name == HEADER:
+                if name == STAMP_HEADER:
                     self._note(message.offset(), value)
         self.next = message.offset() + 1
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from kpsplit.producer.locks import holds_lock, refuse_reentry
 from kpsplit.producer.send_state import SendCounts
 from kpsplit.producer.state import ProducerState, SendState
+from kpsplit.splitter.records.data import instance_name
 from kpsplit.splitter.records.producers import Certificate
-from kpsplit.splitter.records.stamp import instance_name
 
 
 @dataclass(slots=True, kw_only=True)

@@ -38,7 +38,7 @@ from kpsplit.producer.send_state import PartitionSendState
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
-from kpsplit.splitter.records.stamp import HEADER, prefix
+from kpsplit.splitter.records.data import STAMP_HEADER, prefix
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ STICKY_SECONDS = 0.01
 """Records without a key stay on one partition for so long, so that they share batches."""
 
 _PREFIX_AND_NUMBER = Struct(">21sQ").pack
-stamp_header = HEADER
+stamp_header = STAMP_HEADER
 complete_stamp = _PREFIX_AND_NUMBER
 
 

@@ -21,9 +21,9 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.gather import Gatherer
 from kpsplit.spark_jobs.schemas import CERTIFICATES, COMMITS, LINEAGE
 from kpsplit.spark_jobs.snapshot import Snapshot
+from kpsplit.splitter.records.data import instance_name
 from kpsplit.splitter.records.keys import parse_partition
 from kpsplit.splitter.records.offsets import RangeCommit
-from kpsplit.splitter.records.stamp import instance_name
 
 Rows = Iterator[tuple[object, ...]]
 

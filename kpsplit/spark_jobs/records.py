@@ -14,25 +14,32 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from kpsplit.spark_jobs.schemas import Fate
 from kpsplit.splitter.key_range import KEY_SPACE, MULTIPLIER
-from kpsplit.splitter.records import marker as markers
-from kpsplit.splitter.records import stamp as stamps
+from kpsplit.splitter.records.data import (
+    MARKER_FORM,
+    MARKER_HEADER,
+    MARKER_VERSION,
+    NEWER_MARKER,
+    STAMP_HEADER,
+    STAMP_SIZES,
+    STAMP_VERSION,
+)
 from kpsplit.splitter.records.keys import MAX_PARTITION
-from kpsplit.splitter.records.strict_json import MAX_BYTES
+from kpsplit.splitter.records.strict_json import ANY_VERSION, MAX_BYTES
 
-_VERSION = f"{stamps.VERSION:02X}"
+_VERSION = f"{STAMP_VERSION:02X}"
 
 _FORMS = " OR ".join(
     f"octet_length(h.value) = {size} AND hex(substring(h.value, 1, 1)) = '{version:02X}'"
-    for version, size in stamps.SIZES.items()
+    for version, size in STAMP_SIZES.items()
 )
-_IS_STAMP = f"h.key = '{stamps.HEADER}' AND ({_FORMS})"
-_IS_COPY = f"octet_length(stamp) = {stamps.SIZES[stamps.VERSION]} AND substring(stamp, 14, 8) != home"
+_IS_STAMP = f"h.key = '{STAMP_HEADER}' AND ({_FORMS})"
+_IS_COPY = f"octet_length(stamp) = {STAMP_SIZES[STAMP_VERSION]} AND substring(stamp, 14, 8) != home"
 _LAST = "get(headers, size(headers) - 1)"
 _TEXT = "cast(h.value AS STRING)"
 
 
 def _matches(pattern: str) -> str:
-    small = f"h.key = '{markers.HEADER}' AND octet_length(h.value) <= {MAX_BYTES}"
+    small = f"h.key = '{MARKER_HEADER}' AND octet_length(h.value) <= {MAX_BYTES}"
     return small + rf" AND {_TEXT} rlike r'\A{pattern}\z'"
 
 
@@ -40,14 +47,14 @@ def _group(pattern: str, number: int) -> str:
     return f"regexp_extract({_TEXT}, r'{pattern}', {number})"
 
 
-_IS_MARKER = f"""{_matches(markers.FORM)}
-    AND try_cast({_group(markers.FORM, 3)} AS BIGINT) <= {MAX_PARTITION}"""
+_IS_MARKER = f"""{_matches(MARKER_FORM)}
+    AND try_cast({_group(MARKER_FORM, 3)} AS BIGINT) <= {MAX_PARTITION}"""
 _MARKERS = f"filter(headers, h -> {_IS_MARKER})"
-_PLACE = f"concat({_group(markers.FORM, 4)}, '/', {_group(markers.FORM, 3)})"
+_PLACE = f"concat({_group(MARKER_FORM, 4)}, '/', {_group(MARKER_FORM, 3)})"
 _MARKER_OF = f"get(transform({_MARKERS}, h -> {_PLACE}), size({_MARKERS}) - 1)"
-_IS_NEWER = f"""(h.key = '{stamps.HEADER}' AND hex(substring(h.value, 1, 1)) > '{_VERSION}')
-    OR ({_matches(markers.NEWER)} AND try_cast({_group(markers.NEWER, 2)} AS INT)
-        BETWEEN {markers.VERSION + 1} AND {markers.MAX_VERSION})"""
+_IS_NEWER = f"""(h.key = '{STAMP_HEADER}' AND hex(substring(h.value, 1, 1)) > '{_VERSION}')
+    OR ({_matches(NEWER_MARKER)} AND try_cast({_group(NEWER_MARKER, 2)} AS INT)
+        BETWEEN {MARKER_VERSION + 1} AND {ANY_VERSION})"""
 
 
 def with_our_headers(records: DataFrame) -> DataFrame:
@@ -98,7 +105,7 @@ def stamp_sequence() -> Column:
 
 def without_stamp() -> Column:
     """The application's own headers."""
-    return F.expr(f"filter(headers, h -> h.key != '{stamps.HEADER}')")
+    return F.expr(f"filter(headers, h -> h.key != '{STAMP_HEADER}')")
 
 
 def hash_of(data: Column) -> Column:

@@ -27,7 +27,7 @@ from kpsplit.spark_jobs.verification.commit_checks import drained
 from kpsplit.spark_jobs.verification.findings import Severity, Verdict, result_line
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.stamp import instance_name
+from kpsplit.splitter.records.data import instance_name
 
 MOST_READS = 32
 """So many records of one log are read, the newest: a picture with more epochs cannot be labelled anyway."""

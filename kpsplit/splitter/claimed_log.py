@@ -40,8 +40,8 @@ from typing import TYPE_CHECKING
 from kpsplit.errors import FencedError, behind_a_change
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Event, PartitionState
-from kpsplit.splitter.ports import Fit
 from kpsplit.splitter.records.control import MOST_ROUNDS, RESERVED, Claim
+from kpsplit.splitter.steps import Fit
 
 if TYPE_CHECKING:  # it is handed its deadlines and makes none: the core has no clock
     from kpsplit.clock import Deadline

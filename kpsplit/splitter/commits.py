@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kpsplit.errors import FutureVersionError, RecordError
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE, KeyRange, uncovered
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState, SubTopicState
+from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.offsets import (
     CommitKey,
     NewerCommit,

@@ -1,4 +1,7 @@
-"""Which producers an operator must wait for (protocol, section 6.4).
+"""What the control topic and the producers topic say, folded by every reader of them.
+
+``ControlView`` is the control topic, ``Registrations`` the producers topic. The functions below say which
+producers an operator must wait for (protocol, section 6.4).
 
 Every producer that registered for the topic and did not close is asked at each PREPARE. One that stays silent
 for a whole lease has no valid lease any more (a lease is not renewed while an attempt is unanswered), so the

@@ -35,9 +35,8 @@ from kpsplit.splitter.partition_state import (
     Result,
     Retire,
 )
-from kpsplit.splitter.ports import Clock, ControlPort, Fit, TopicsPort, WritersPort
 from kpsplit.splitter.records.producers import ProducerRegistration
-from kpsplit.splitter.steps import AttemptProgress, Step
+from kpsplit.splitter.steps import AttemptProgress, Clock, ControlPort, Fit, Step, TopicsPort, WritersPort
 
 if TYPE_CHECKING:  # it is handed its deadlines and makes none: the core has no clock
     from kpsplit.clock import Deadline

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
+from hashlib import sha256
 from typing import ClassVar
 
 from kpsplit.errors import InvariantError
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
-from kpsplit.splitter.records.stamp import home_of
 
 
 class Phase(StrEnum):
@@ -336,3 +337,18 @@ class Thaw:
 
 
 Event = Prepare | Fence | Commit | Abort | Finish | Retire | Freeze | Thaw
+
+
+@lru_cache(maxsize=4096)
+def home_of(topic_id: str, partition: int, source_topic: str, source_partition: int) -> int:
+    """Return the number of a physical partition in stamps.
+
+    Args:
+        topic_id: Kafka's id of the logical partition's topic: a topic of the same name in another cluster, or
+            one that was made again, has another.
+        partition: the logical partition.
+        source_topic: the topic that the records are written to: that topic or a sub-topic.
+        source_partition: its partition.
+    """
+    text = f"{topic_id}/{partition}/{source_topic}/{source_partition}"
+    return int.from_bytes(sha256(text.encode()).digest()[:8], "big")

@@ -24,9 +24,8 @@ from typing import NamedTuple
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.reading import Deliver, Skip, SkipReason, classify, reader_hash
-from kpsplit.splitter.records.marker import Marker
-from kpsplit.splitter.records.stamp import Stamp
+from kpsplit.splitter.reading import Deliver, SkipReason, SkipRecord, classify, reader_hash
+from kpsplit.splitter.records.data import Marker, Stamp
 from kpsplit.testing.history import (
     DEFAULT_EXAMPLES,
     Anomaly,
@@ -117,7 +116,7 @@ class ReadingChecker:
             index.offsets.append(record.offset)
             hash_ = _placed(record.key, record.offset, verdict.segment.range)
             index.records.append((hash_, record.id))
-        elif isinstance(verdict, Skip) and verdict.reason is SkipReason.STRAY:
+        elif isinstance(verdict, SkipRecord) and verdict.reason is SkipReason.STRAY:
             self._strays.add(place)
 
     def began(self, reader: str, partition: PhysicalPartition, ranges: Iterable[KeyRange]) -> None:

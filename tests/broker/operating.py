@@ -17,8 +17,8 @@ from kpsplit.kafka.log_ends import offset_answer
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Partitioner
+from kpsplit.splitter.records.data import STAMP_HEADER
 from kpsplit.splitter.records.keys import CONTROL_TOPIC
-from kpsplit.splitter.records.stamp import HEADER
 
 PAUSE_MS = 30_000
 """Long: what is slow on a busy machine is not wrong."""
@@ -87,7 +87,7 @@ def write_error(bootstrap: str, place: PhysicalPartition) -> KafkaError | None:
     """Try to write the smallest record that has a stamp; return the broker's answer."""
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "message.timeout.ms": 20_000})
     errors: list[KafkaError | None] = []
-    stamp: list[tuple[str, str | bytes | None]] = [(HEADER, bytes(SHORTEST_STAMP))]
+    stamp: list[tuple[str, str | bytes | None]] = [(STAMP_HEADER, bytes(SHORTEST_STAMP))]
     report = partial(_keep_error, errors)
     producer.produce(place.topic, None, None, place.partition, report, headers=stamp)
     producer.flush(30)

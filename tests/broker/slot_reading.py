@@ -15,11 +15,11 @@ from kpsplit.consumer.fetch.gaps import EndReached, GapFound, ReadingEvent
 from kpsplit.consumer.fetch.reader import SlotReader
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.logical_message import Place, place_of
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import Layout, PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import Cursor
 from tests.broker.operating import state_of
 
 ROOM = 1 << 24

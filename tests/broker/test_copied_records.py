@@ -22,7 +22,7 @@ from kpsplit import Producer
 from kpsplit.admin import Admin
 from kpsplit.admin_cli.main import cli
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.stamp import HEADER
+from kpsplit.splitter.records.data import STAMP_HEADER
 from tests.broker.consuming import consumer, drain, shared
 from tests.broker.operating import merge, records, split, state_of
 from tests.broker.producing import eventually
@@ -78,7 +78,12 @@ def lived(operations: Admin, bootstrap: str, admin: Any) -> Lived:
     merge(operations, parent)
     written(bootstrap, parent.topic, range(BEFORE + SPLIT, EVERY))
     sources = state_of(operations, parent).lineage.sources()
-    raw = [m for source in sources for m in records(bootstrap, source) if dict(m.headers() or ()).get(HEADER)]
+    raw = [
+        m
+        for source in sources
+        for m in records(bootstrap, source)
+        if dict(m.headers() or ()).get(STAMP_HEADER)
+    ]
     assert sorted(int(m.value() or b"") for m in raw) == list(range(EVERY))
     return Lived(parent, raw)
 

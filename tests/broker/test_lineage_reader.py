@@ -31,10 +31,7 @@ from kpsplit.splitter.partition_state import (
     Target,
 )
 from kpsplit.splitter.reading import ForeignReason, GapReason, SkipReason
-from kpsplit.splitter.records.marker import HEADER as MARKER
-from kpsplit.splitter.records.marker import Marker, MarkerKind
-from kpsplit.splitter.records.stamp import HEADER as STAMP
-from kpsplit.splitter.records.stamp import Stamp
+from kpsplit.splitter.records.data import MARKER_HEADER, STAMP_HEADER, Marker, MarkerKind, Stamp
 
 pytestmark = pytest.mark.broker
 ME = 7
@@ -71,7 +68,7 @@ class Log:
         """Write one record, stamped if an epoch is given; return its offset."""
         ours = list(headers or [])
         if epoch is not None:
-            ours.append((STAMP, Stamp(epoch, ME, self._sequence).encode()))
+            ours.append((STAMP_HEADER, Stamp(epoch, ME, self._sequence).encode()))
             self._sequence += 1
         offsets: list[int] = []
         self._producer.produce(
@@ -87,7 +84,7 @@ class Log:
 
     def mark(self, place: PhysicalPartition, kind: MarkerKind, attempt: Attempt) -> int:
         marker = Marker(kind, self.parent, attempt.id).encode()
-        return self.write(place, "marker", key=None, headers=[(MARKER, marker)])
+        return self.write(place, "marker", key=None, headers=[(MARKER_HEADER, marker)])
 
     def fence_split(self, ranges: int = 2) -> Attempt:
         """Create a sub-topic and raise the fence of a split of the whole partition."""

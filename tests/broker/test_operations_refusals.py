@@ -17,7 +17,7 @@ from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Phase, SubTopicState
 from kpsplit.splitter.records.control import Partitioner
-from kpsplit.splitter.records.marker import Marker, MarkerKind
+from kpsplit.splitter.records.data import Marker, MarkerKind
 from kpsplit.splitter.steps import PlannedMarker
 from tests.broker.consuming import consumer, drain, wait_for
 from tests.broker.operating import (

@@ -12,7 +12,7 @@ from kpsplit.kafka.markers import marker_of
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
 from kpsplit.splitter.partition_state import Phase, Result, SubTopicState
-from kpsplit.splitter.records.marker import MarkerKind
+from kpsplit.splitter.records.data import MarkerKind
 from kpsplit.splitter.records.producers import PauseReport, ProducerRegistration
 from tests.broker.operating import (
     PAUSE_MS,

@@ -27,7 +27,7 @@ from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import EndedBy, Phase, Result
 from kpsplit.splitter.records.control import Partitioner
-from kpsplit.splitter.records.stamp import HEADER, Stamp
+from kpsplit.splitter.records.data import STAMP_HEADER, Stamp
 from tests.broker import suspended_child
 from tests.broker.operating import (
     PAUSE_MS,
@@ -374,7 +374,7 @@ def test_a_producer_suspended_over_a_split_its_merge_and_retire_sends_its_strays
     lineage = state_of(operations, parent).lineage
     (sealed, reopened), order = (lineage.get(0), lineage.open_segments()[0]), defaultdict(list)
     for message in records(bootstrap, parent):
-        offset, stamp = message.offset() or 0, dict(message.headers() or ()).get(HEADER)
+        offset, stamp = message.offset() or 0, dict(message.headers() or ()).get(STAMP_HEADER)
         late = offset >= reopened.start and Stamp.decode(stamp).epoch == reopened.opened_epoch
         if late or offset < (sealed.end or 0):
             order[message.key()].append(message.value())

@@ -18,8 +18,7 @@ from kafka import KafkaProducer
 from kpsplit.admin import Admin
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import Layout, PhysicalPartition
-from kpsplit.splitter.records.marker import HEADER as MARKER
-from kpsplit.splitter.records.stamp import HEADER as STAMP
+from kpsplit.splitter.records.data import MARKER_HEADER, STAMP_HEADER
 from tests.broker.operating import enrolled, merge, split, state_of
 from tests.broker.raw_names import RawName
 from tests.conftest import CreateTopic
@@ -27,7 +26,15 @@ from tests.conftest import CreateTopic
 pytestmark = pytest.mark.broker
 
 CHILD = Path(__file__).with_name("raw_headers_child.py")
-NAMES = [b"\xff\xfe", b"\x80", b"", STAMP.encode() + b"\xff", MARKER.encode() + b"\xff", b"ok", b"\xc3\xbc"]
+NAMES = [
+    b"\xff\xfe",
+    b"\x80",
+    b"",
+    STAMP_HEADER.encode() + b"\xff",
+    MARKER_HEADER.encode() + b"\xff",
+    b"ok",
+    b"\xc3\xbc",
+]
 VALUES = [b"", b"\x00", b"\xff" * 40, b"\x01" * 21, b"text"]
 COUNT = 41
 

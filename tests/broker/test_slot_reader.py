@@ -10,13 +10,12 @@ from confluent_kafka import Producer, TopicPartition
 
 from kpsplit.consumer.fetch.gaps import Gap, GapFound, GapPolicy, Unreadable
 from kpsplit.kafka.logical_message import LogicalMessage
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.reading import GapReason
-from kpsplit.splitter.records.marker import MarkerKind
+from kpsplit.splitter.reading import Cursor, GapReason
+from kpsplit.splitter.records.data import MarkerKind
 from tests.broker.operating import PAUSE_MS, enrolled, merge, state_of
 from tests.broker.slot_reading import Member, Writer, slots_of
 from tests.broker.test_lineage_reader import Log

@@ -11,10 +11,10 @@ from kpsplit import TEXT, UNSIGNED, SlotId, StateStore
 from kpsplit.clock import Deadline
 from kpsplit.consumer.commit.writes import CommitCoverage, Processed
 from kpsplit.errors import ConflictError
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.key_range import WHOLE, key_hash, slot_index
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import Cursor
 from tests.broker.state_member import (
     SECONDS,
     Member,

@@ -17,7 +17,6 @@ from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.consumer.fetch.gaps import ReadingEvent
 from kpsplit.kafka.logical_message import physical_offset
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import KeyRange, key_hash
 from kpsplit.splitter.lineage import Layout, PhysicalPartition, Segment, SegmentKind
@@ -34,11 +33,8 @@ from kpsplit.splitter.partition_state import (
     Phase,
     Prepare,
 )
-from kpsplit.splitter.reading import Deliver, classify
-from kpsplit.splitter.records.marker import HEADER as MARKER
-from kpsplit.splitter.records.marker import Marker, MarkerKind
-from kpsplit.splitter.records.stamp import HEADER as STAMP
-from kpsplit.splitter.records.stamp import Stamp
+from kpsplit.splitter.reading import Cursor, Deliver, classify
+from kpsplit.splitter.records.data import MARKER_HEADER, STAMP_HEADER, Marker, MarkerKind, Stamp
 from tests.property.strategies import PARENT, attempt_of, merge_of_all
 
 KEYS = [b"key-%d" % i for i in range(12)]
@@ -98,9 +94,9 @@ class World:
         offset, value = log.end, b"%d" % len(self.written)
         headers: list[tuple[str, str | bytes | None]] = [("mine", b"1")] if self.random.random() < 0.2 else []
         if stamp is not None:
-            headers.append((STAMP, stamp.encode()))
+            headers.append((STAMP_HEADER, stamp.encode()))
         if marker is not None:
-            headers.append((MARKER, marker.encode()))
+            headers.append((MARKER_HEADER, marker.encode()))
         log.records.append(
             Message(
                 topic=source.topic,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kpsplit.splitter.commits import CommitFold
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import Lineage, Segment
+from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.offsets import Position, RangeCommit
 from tests.property.strategies import PARENT, History
 

@@ -23,6 +23,7 @@ from kpsplit.splitter.records.control import (
     encode_settings,
     encode_state,
 )
+from kpsplit.splitter.records.data import Marker, MarkerKind, Stamp
 from kpsplit.splitter.records.keys import (
     MAX_PARTITION,
     enrolment_key,
@@ -33,7 +34,6 @@ from kpsplit.splitter.records.keys import (
     slots_topic,
     subtopic_name,
 )
-from kpsplit.splitter.records.marker import Marker, MarkerKind
 from kpsplit.splitter.records.offsets import (
     NO_GENERATION,
     Boundary,
@@ -55,7 +55,6 @@ from kpsplit.splitter.records.producers import (
     decode_entry,
     decode_record,
 )
-from kpsplit.splitter.records.stamp import Stamp
 from tests.property.strategies import key_ranges, states
 
 INT64 = st.integers(0, 2**63 - 1)

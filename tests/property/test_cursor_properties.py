@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kpsplit.errors import InvariantError
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE, KeyRange, slot_range
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.reading import Cursor
 from tests.property.lineage_walk import check_everything, check_in_order, ends, group_of
 from tests.property.strategies import History, counts, histories, key_ranges, tilings
 

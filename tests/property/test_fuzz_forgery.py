@@ -34,11 +34,8 @@ from kpsplit.splitter.partition_state import (
     PartitionState,
     Prepare,
 )
-from kpsplit.splitter.reading import Deliver, Foreign, Skip, SkipReason, Wait, classify
-from kpsplit.splitter.records.marker import HEADER as MARKER
-from kpsplit.splitter.records.marker import Marker, MarkerKind, newest_of
-from kpsplit.splitter.records.stamp import HEADER as STAMP
-from kpsplit.splitter.records.stamp import Stamp
+from kpsplit.splitter.reading import Deliver, Foreign, SkipReason, SkipRecord, Wait, classify
+from kpsplit.splitter.records.data import MARKER_HEADER, STAMP_HEADER, Marker, MarkerKind, Stamp, newest_of
 from tests.property.strategies import PARENT, attempt_of, merge_of_all
 from tests.unit.samples import UNSPLIT
 
@@ -87,14 +84,14 @@ class World:
         """A record lands behind the end of a closed segment and is sent again, with the same number."""
         number = sum(1 for p, _, _ in self.sent if p == producer)
         stamp = Stamp(old.opened_epoch, producer, number, self.state.home(old.source))
-        self.logs[old.source].append(Entry(((STAMP, stamp.encode()),), (producer, number, key)))
+        self.logs[old.source].append(Entry(((STAMP_HEADER, stamp.encode()),), (producer, number, key)))
         self._place(producer, number, key)
 
     def _place(self, producer: int, number: int, key: bytes) -> None:
         place = self.segment_of(key).source
         stamp = Stamp(self.state.epoch, producer, number, self.state.home(place))
         self.sent.append((producer, number, key))
-        entry = Entry((("app", b"x"), (STAMP, stamp.encode())), self.sent[-1])
+        entry = Entry((("app", b"x"), (STAMP_HEADER, stamp.encode())), self.sent[-1])
         self.logs[place].append(entry)
 
     def copy(self, entry: Entry, place: PhysicalPartition) -> None:
@@ -127,14 +124,16 @@ class World:
 
 def marker_headers(attempt_id: str, kind: MarkerKind = MarkerKind.SEAL) -> Headers:
     """The headers of a marker, genuine or not: nothing tells them apart."""
-    return ((MARKER, Marker(kind, PARENT, attempt_id).encode()),)
+    return ((MARKER_HEADER, Marker(kind, PARENT, attempt_id).encode()),)
 
 
 epochs = st.integers(0, 12) | st.sampled_from([2**31, 2**32 - 1])
 numbers = st.integers(0, STEPS) | st.sampled_from([2**62, 2**64 - 1])
 instances = st.sampled_from(PRODUCERS) | st.integers(0, 2**64 - 1)
 homes = st.none() | st.builds(UNSPLIT.home, st.just(PARENT)) | st.integers(0, 2**64 - 1)
-forged_stamps = st.builds(Stamp, epochs, instances, numbers, homes).map(lambda s: ((STAMP, s.encode()),))
+forged_stamps = st.builds(Stamp, epochs, instances, numbers, homes).map(
+    lambda s: ((STAMP_HEADER, s.encode()),)
+)
 forged_markers = st.builds(
     marker_headers,
     st.integers(0, 4 * ATTEMPTS).map(lambda n: f"attempt-{n}")
@@ -143,11 +142,11 @@ forged_markers = st.builds(
 )
 huge = st.sampled_from(
     [
-        ((STAMP, b"\x01" * 1_000_000),),
-        ((MARKER, b'{"v":1,' + b" " * 1_000_000),),
+        ((STAMP_HEADER, b"\x01" * 1_000_000),),
+        ((MARKER_HEADER, b'{"v":1,' + b" " * 1_000_000),),
         tuple(("x", b"y") for _ in range(5000)),
-        tuple((STAMP, Stamp(n, PRODUCERS[0], n).encode()) for n in range(100)),
-        ((MARKER, b"[" * 100_000), (STAMP, None)),
+        tuple((STAMP_HEADER, Stamp(n, PRODUCERS[0], n).encode()) for n in range(100)),
+        ((MARKER_HEADER, b"[" * 100_000), (STAMP_HEADER, None)),
     ]
 )
 forged: st.SearchStrategy[Headers] = st.one_of(
@@ -222,7 +221,7 @@ def read(world: World, view: PartitionState) -> Told:
             match verdict:
                 case Deliver(segment, logical):
                     told.delivered.append((segment.id, logical, entry))
-                case Skip(reason):
+                case SkipRecord(reason):
                     told.skipped[reason] += 1
                 case Foreign():
                     told.foreign += 1
@@ -266,7 +265,7 @@ def test_a_copy_of_a_record_that_stood_elsewhere_is_delivered_or_reported(
         for offset, entry in enumerate(log):
             stamp = read_headers(entry.headers).stamp
             if stamp is not None and not stamp.is_at(home):
-                log[offset] = Entry(tuple(h for h in entry.headers if h[0] != STAMP))
+                log[offset] = Entry(tuple(h for h in entry.headers if h[0] != STAMP_HEADER))
     plain = read(world, before)
     assert [(s, n) for s, n, _ in told.delivered] == [(s, n) for s, n, _ in plain.delivered]
     assert (told.skipped, told.foreign) == (plain.skipped, plain.foreign)
@@ -287,7 +286,7 @@ def test_a_forged_record_is_at_most_one_record_to_a_reader_and_never_a_boundary(
     assert len(told.delivered) <= len(world.sent) + world.forged
 
 
-@pytest.mark.parametrize("headers", [((STAMP, b"\x03" * 21),), ((MARKER, b'{"v":2}'),)])
+@pytest.mark.parametrize("headers", [((STAMP_HEADER, b"\x03" * 21),), ((MARKER_HEADER, b'{"v":2}'),)])
 def test_a_header_of_a_newer_version_stops_a_reader_instead_of_making_it_guess(headers: Headers) -> None:
     with pytest.raises(FutureVersionError):
         read_headers(headers)
@@ -298,7 +297,7 @@ def test_a_marker_that_is_read_back_is_the_last_of_its_kind() -> None:
     ours = Marker(MarkerKind.SEAL, PARENT, "a")
     others = [Marker(MarkerKind.SEAL, PARENT, "b"), Marker(MarkerKind.UNSEAL, PARENT, "a")]
     log = [
-        Message(topic="orders", partition=3, offset=offset, headers=[(MARKER, marker.encode())])
+        Message(topic="orders", partition=3, offset=offset, headers=[(MARKER_HEADER, marker.encode())])
         for offset, marker in enumerate([ours, others[0], ours, others[1]], 10)
     ]
     found = [(message.offset() or 0, marker_of(message)) for message in log]

@@ -41,8 +41,8 @@ from kpsplit.splitter.records.control import (
     encode_settings,
     encode_state,
 )
+from kpsplit.splitter.records.data import Marker, MarkerKind, Stamp
 from kpsplit.splitter.records.keys import parse_control_key
-from kpsplit.splitter.records.marker import Marker, MarkerKind
 from kpsplit.splitter.records.offsets import (
     CommitKey,
     Position,
@@ -58,7 +58,6 @@ from kpsplit.splitter.records.producers import (
     ProducerRegistration,
     decode_record,
 )
-from kpsplit.splitter.records.stamp import Stamp
 from kpsplit.splitter.records.strict_json import MAX_BYTES
 from tests.property.fuzzing import Unread, check_message, check_sound, documents, doubled, mutated, mutations
 from tests.property.test_core_records import (

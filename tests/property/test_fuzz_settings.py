@@ -14,8 +14,8 @@ from kpsplit.consumer import config as consumer_config
 from kpsplit.errors import ConfigurationError, KpsplitError, RecordError
 from kpsplit.producer import config as producer_config
 from kpsplit.spark_jobs.streaming.plan import StreamOffset, StreamPosition
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.reading import Cursor
 from tests.property.fuzzing import MOST_TEXT, documents, json_values, mutations, texts, written
 
 CONSUMER = (

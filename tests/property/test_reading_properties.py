@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from kpsplit.splitter.lineage import SegmentKind
 from kpsplit.splitter.partition_state import Phase
-from kpsplit.splitter.reading import Deliver, Foreign, Skip, SkipReason, Wait, classify
-from kpsplit.splitter.records.marker import Marker, MarkerKind
-from kpsplit.splitter.records.stamp import Stamp
+from kpsplit.splitter.reading import Deliver, Foreign, SkipReason, SkipRecord, Wait, classify
+from kpsplit.splitter.records.data import Marker, MarkerKind, Stamp
 from tests.property.strategies import PARENT, History, histories
 
 RECORDS = 6
@@ -39,7 +38,7 @@ def test_a_stamped_record_is_delivered_only_inside_a_segment_of_its_epoch(
             if isinstance(verdict, Deliver):
                 assert verdict.segment.opened_epoch <= epoch
             elif not isinstance(verdict, Foreign):
-                assert verdict == Skip(SkipReason.STRAY)
+                assert verdict == SkipRecord(SkipReason.STRAY)
 
 
 @given(histories(), st.integers(0, 60), st.integers(0, 2**32 - 1))

@@ -18,10 +18,10 @@ from kpsplit.consumer.fetch.batch import Batch, message_hash
 from kpsplit.consumer.run.lanes import Lane, LaneScheduler, LaneState
 from kpsplit.consumer.slots.assigned import PieceProgress
 from kpsplit.kafka.logical_message import physical_offset
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import Lineage, Segment
+from kpsplit.splitter.reading import Cursor
 from tests.property.strategies import histories
 from tests.unit.lane_samples import PARENT, record
 

@@ -14,10 +14,10 @@ from kpsplit.spark_jobs.streaming.plan import (
     readable_ends,
     tasks,
 )
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState, Phase
+from kpsplit.splitter.reading import Cursor
 from tests.property.lineage_walk import Delivery, Group, check_everything, check_in_order, ends, group_of
 from tests.property.strategies import History, counts, histories
 

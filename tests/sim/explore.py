@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kpsplit.splitter import reading
 from kpsplit.splitter.partition_state import Phase
-from kpsplit.splitter.records.marker import Marker, MarkerKind
-from kpsplit.splitter.records.stamp import Stamp
+from kpsplit.splitter.records.data import Marker, MarkerKind, Stamp
 from tests.sim.fence_real import PARENT, Global, Held, RealCode
 
 if TYPE_CHECKING:

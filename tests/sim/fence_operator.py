@@ -20,7 +20,7 @@ from kpsplit.splitter.partition_state import (
     Prepare,
     Target,
 )
-from kpsplit.splitter.records.marker import MarkerKind
+from kpsplit.splitter.records.data import MarkerKind
 from kpsplit.splitter.records.producers import ProducerRegistration
 from tests.sim.fence_real import NOBODY, PARENT, STALE, Global, Move, Operator, RealCode, marker_entry, put
 

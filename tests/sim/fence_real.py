@@ -19,7 +19,7 @@ from kpsplit.splitter import control_plane
 from kpsplit.splitter.control_plane import to_acknowledge, to_answer
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.marker import Marker, MarkerKind
+from kpsplit.splitter.records.data import Marker, MarkerKind
 from kpsplit.splitter.records.producers import ProducerRegistration
 
 # -- the values a state is made of -----------------------------------------------------------------

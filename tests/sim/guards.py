@@ -18,11 +18,11 @@ from kpsplit.producer.send_state import PartitionSendState
 from kpsplit.producer.state import ProducerState
 from kpsplit.splitter import commits, control_plane, reading
 from kpsplit.splitter.claimed_log import ClaimedLog
-from kpsplit.splitter.cursor import Cursor, _Walk
 from kpsplit.splitter.driver import Driver
 from kpsplit.splitter.lineage import SegmentKind
 from kpsplit.splitter.machine import apply
-from kpsplit.splitter.records.stamp import Stamp
+from kpsplit.splitter.reading import Cursor, _Walk
+from kpsplit.splitter.records.data import Stamp
 from tests.sim import members, operators
 from tests.sim.members import Coordinator, OffsetLog
 from tests.sim.operators import Operator

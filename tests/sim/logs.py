@@ -12,11 +12,8 @@ from kpsplit.splitter.control_plane import Registrations
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Claim
-from kpsplit.splitter.records.marker import HEADER as MARKER
-from kpsplit.splitter.records.marker import Marker
+from kpsplit.splitter.records.data import MARKER_HEADER, STAMP_HEADER, Marker, Stamp
 from kpsplit.splitter.records.producers import Entry as Registration
-from kpsplit.splitter.records.stamp import HEADER as STAMP
-from kpsplit.splitter.records.stamp import Stamp
 
 PARENT = PhysicalPartition("t", 0)
 RETENTION_SECONDS = 120.0
@@ -106,9 +103,9 @@ class Brokers:
         log = self.logs[place]
         headers: list[tuple[str, str | bytes | None]] = []
         if stamp is not None:
-            headers.append((STAMP, stamp.encode()))
+            headers.append((STAMP_HEADER, stamp.encode()))
         if marker is not None:
-            headers.append((MARKER, marker.encode()))
+            headers.append((MARKER_HEADER, marker.encode()))
         message = Message(
             topic=place.topic,
             partition=place.partition,

@@ -16,10 +16,10 @@ from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.consumer.fetch.gaps import Found, Gap, GapFound, GapPolicy, LogBounds, ReadingEvent
 from kpsplit.splitter.commits import CommitFold
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.offsets import RangeCommit
 from tests.sim.logs import PARENT, TRANSACTION_SECONDS, Fate
 

@@ -39,8 +39,8 @@ from kpsplit.splitter.partition_state import (
     Target,
 )
 from kpsplit.splitter.records.control import Claim
+from kpsplit.splitter.records.data import newest_of
 from kpsplit.splitter.records.keys import subtopic_name
-from kpsplit.splitter.records.marker import newest_of
 from kpsplit.splitter.records.producers import ProducerRegistration, Removed
 from kpsplit.splitter.steps import PlannedMarker, numbered
 from tests.sim.logs import PARENT, RefusedError

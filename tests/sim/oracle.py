@@ -17,11 +17,10 @@ from kpsplit.consumer.fetch.batch import placed_hash
 from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.kafka.logical_message import physical_offset
 from kpsplit.splitter.commits import cursor_of
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.partition_state import PartitionState, SubTopicState
-from kpsplit.splitter.reading import Deliver, classify
+from kpsplit.splitter.reading import Cursor, Deliver, classify
 from kpsplit.splitter.records.offsets import RangeCommit
 from kpsplit.testing.history import Delivery, HistoryChecker, HistoryReport, Send, SendOutcome
 from kpsplit.testing.readings import RawRecord, ReadingChecker

@@ -31,8 +31,8 @@ from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner, Settings
+from kpsplit.splitter.records.data import Stamp, note_own
 from kpsplit.splitter.records.producers import Entry, decode_entry
-from kpsplit.splitter.records.stamp import Stamp, note_own
 from tests.sim.logs import PARENT, RefusedError
 from tests.sim.operators import LEASE_SECONDS
 from tests.sim.processes import ProcessClock

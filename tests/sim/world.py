@@ -9,7 +9,7 @@ from typing import Any
 
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.stamp import Stamp
+from kpsplit.splitter.records.data import Stamp
 from kpsplit.testing.history import SendOutcome
 from tests.sim.logs import PARENT, Brokers, ControlLog, ProducersTopic, RefusedError
 from tests.sim.members import Coordinator, OffsetLog, SimMember

@@ -21,7 +21,6 @@ from kpsplit.spark_jobs.snapshot import LogEnds, LoggedCommit, Snapshot
 from kpsplit.spark_jobs.verification.findings import Verdict
 from kpsplit.spark_jobs.verification.start import Since, Stretches
 from kpsplit.spark_jobs.verification.verifier import Verifier
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.machine import apply
@@ -36,13 +35,11 @@ from kpsplit.splitter.partition_state import (
     Prepare,
     Target,
 )
-from kpsplit.splitter.reading import GapReason
+from kpsplit.splitter.reading import Cursor, GapReason
+from kpsplit.splitter.records.data import MARKER_HEADER, STAMP_HEADER, Marker, MarkerKind, Stamp
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC, subtopic_name
-from kpsplit.splitter.records.marker import HEADER as MARKER
-from kpsplit.splitter.records.marker import Marker, MarkerKind
 from kpsplit.splitter.records.offsets import Boundary, Cause, Position, RangeCommit, boundaries
 from kpsplit.splitter.records.producers import Certificate, ProducerRegistration
-from kpsplit.splitter.records.stamp import HEADER, Stamp
 
 TOPIC = "orders"
 
@@ -107,7 +104,7 @@ class World:
     ) -> Record:
         """Append a stamped record."""
         stamp = Stamp(epoch, producer, sequence, self.state.home(place))
-        record = Record(key, [(HEADER, stamp.encode())])
+        record = Record(key, [(STAMP_HEADER, stamp.encode())])
         self.logs[place].append(record)
         return record
 
@@ -172,7 +169,7 @@ class World:
     def mark(self, place: PhysicalPartition, attempt: str) -> None:
         """Append a marker."""
         self.logs[place].append(
-            Record(None, [(MARKER, Marker(MarkerKind.SEAL, self.parent, attempt).encode())])
+            Record(None, [(MARKER_HEADER, Marker(MarkerKind.SEAL, self.parent, attempt).encode())])
         )
 
     # Groups

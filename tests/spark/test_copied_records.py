@@ -12,7 +12,7 @@ from kpsplit.spark_jobs import verify
 from kpsplit.spark_jobs.verification.findings import Severity
 from kpsplit.spark_jobs.verification.verifier import VerifyCheck
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.stamp import HEADER
+from kpsplit.splitter.records.data import STAMP_HEADER
 from tests.broker.operating import enrolled, merge, records, split, state_of
 from tests.broker.test_copied_records import copied
 
@@ -40,7 +40,7 @@ def test_copies_elsewhere_are_a_note_and_copies_in_their_own_log_are_findings(
     target = enrolled(operations, make_topic())
     split(operations, target, 2)
     sources = state_of(operations, origin).lineage.sources()
-    raw = [m for s in sources for m in records(bootstrap, s) if dict(m.headers() or ()).get(HEADER)]
+    raw = [m for s in sources for m in records(bootstrap, s) if dict(m.headers() or ()).get(STAMP_HEADER)]
     assert len(raw) == 3 * EACH
     copied(bootstrap, raw, target.topic)
     copied(bootstrap, raw, origin.topic)

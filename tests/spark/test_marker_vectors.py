@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from kpsplit.spark_jobs.records import with_our_headers
-from kpsplit.splitter.records.marker import HEADER
+from kpsplit.splitter.records.data import MARKER_HEADER
 
 VECTORS = json.loads((Path(__file__).parents[2] / "docs/vectors/markers.json").read_text("utf-8"))["headers"]
 COLUMNS = "number INT, home BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
@@ -14,7 +14,11 @@ COLUMNS = "number INT, home BINARY, headers ARRAY<STRUCT<key: STRING, value: BIN
 
 def test_published_headers_are_the_same_to_spark(spark) -> None:
     rows = [
-        (n, bytes(8), [(HEADER, None if v is None else bytearray(v.encode())) for v in vector["values"]])
+        (
+            n,
+            bytes(8),
+            [(MARKER_HEADER, None if v is None else bytearray(v.encode())) for v in vector["values"]],
+        )
         for n, vector in enumerate(VECTORS)
     ]
     found = with_our_headers(spark.createDataFrame(rows, COLUMNS)).orderBy("number").collect()

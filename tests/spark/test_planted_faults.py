@@ -19,11 +19,9 @@ from kpsplit.spark_jobs.verification.findings import MOST, Finding, Severity, Ve
 from kpsplit.spark_jobs.verification.verifier import VerifyCheck
 from kpsplit.splitter.key_range import WHOLE, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
-from kpsplit.splitter.records.marker import HEADER as MARKER
-from kpsplit.splitter.records.marker import Marker, MarkerKind
+from kpsplit.splitter.records.data import MARKER_HEADER, STAMP_HEADER, Marker, MarkerKind, Stamp
 from kpsplit.splitter.records.offsets import Cause
 from kpsplit.splitter.records.producers import Certificate
-from kpsplit.splitter.records.stamp import HEADER, Stamp
 from tests.spark.histories import KEYS, Record, World, busy, judge, lived
 
 Expect = Callable[[Verdict], None]
@@ -78,7 +76,7 @@ def clean(verdict: Verdict) -> None:
 
 
 def stamp_of(record: Record | None) -> Stamp | None:
-    value = dict(record.headers).get(HEADER) if record else None
+    value = dict(record.headers).get(STAMP_HEADER) if record else None
     return Stamp.decode(value) if value else None
 
 
@@ -157,7 +155,7 @@ def swapped_records_of_different_keys_are_no_defect(world: World) -> Expect:
 
 @case
 def garbage_under_our_header_names_is_data(world: World) -> Expect:
-    garbage = [(HEADER, b"\x01short"), ("kpsplit.marker", b"{}"), ("kpsplit.marker", b"no json")]
+    garbage = [(STAMP_HEADER, b"\x01short"), ("kpsplit.marker", b"{}"), ("kpsplit.marker", b"no json")]
     world.logs[world.parent].append(Record(b"k", garbage))
 
     def expect(verdict: Verdict) -> None:
@@ -282,8 +280,8 @@ def swapped_order_across_segments_is_found_with_its_key(world: World) -> Expect:
     before = world.logs[world.parent][offsets(world, world.parent, world.anna, key)[0]]
     after = world.logs[place][offsets(world, place, world.anna, key)[0]]
     one, other = stamp_of(before), stamp_of(after)
-    before.headers[0] = (HEADER, replace(one, sequence=other.sequence).encode())
-    after.headers[0] = (HEADER, replace(other, sequence=one.sequence).encode())
+    before.headers[0] = (STAMP_HEADER, replace(one, sequence=other.sequence).encode())
+    after.headers[0] = (STAMP_HEADER, replace(other, sequence=one.sequence).encode())
 
     def expect(verdict: Verdict) -> None:
         assert {f.key_hash for f in only(verdict, VerifyCheck.KEYS_IN_ORDER)} == {key_hash(key)}
@@ -446,7 +444,7 @@ def a_last_number_replaced_by_one_beyond_the_certificate_is_found_beside_the_los
     last = offsets(world, world.parent, world.anna)[-1]
     lost = sequence_at(world, world.parent, last)
     record = world.logs[world.parent][last]
-    record.headers[0] = (HEADER, Stamp(0, world.anna, lost + 27).encode())
+    record.headers[0] = (STAMP_HEADER, Stamp(0, world.anna, lost + 27).encode())
 
     def expect(verdict: Verdict) -> None:
         (missing,) = verdict.of(VerifyCheck.SEQUENCES_COMPLETE)
@@ -597,7 +595,7 @@ def a_boundary_record_that_is_not_there_is_found(world: World) -> Expect:
 def the_marker_of_another_partition_is_none(world: World) -> Expect:
     end = next(s.end for s in world.state.lineage if s.source == phantom(world))
     marker = Marker(MarkerKind.SEAL, PhysicalPartition("orders", 4711), "a0")
-    world.logs[phantom(world)][end] = Record(None, [(MARKER, marker.encode())])
+    world.logs[phantom(world)][end] = Record(None, [(MARKER_HEADER, marker.encode())])
 
     def expect(verdict: Verdict) -> None:
         (finding,) = only(verdict, VerifyCheck.FOREIGN_RECORDS)
@@ -852,7 +850,7 @@ def a_record_lost_after_a_merge_and_a_retire_is_found(world: World) -> Expect:
 
 @case
 def a_record_of_a_newer_version_cannot_be_judged(world: World) -> Expect:
-    world.logs[world.parent].append(Record(b"k", [(HEADER, b"\x03" + bytes(30))]))
+    world.logs[world.parent].append(Record(b"k", [(STAMP_HEADER, b"\x03" + bytes(30))]))
 
     def expect(verdict: Verdict) -> None:
         assert verdict.exit_code == 1

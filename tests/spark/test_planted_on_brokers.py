@@ -21,9 +21,9 @@ from kpsplit.admin_cli.main import cli
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import Segment
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.records.data import STAMP_HEADER, Stamp, instance_name
 from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
 from kpsplit.splitter.records.producers import Certificate, ProducerRegistration
-from kpsplit.splitter.records.stamp import HEADER, Stamp, instance_name
 from tests.broker.operating import enrolled, split
 
 pytestmark = [pytest.mark.broker]
@@ -51,7 +51,7 @@ class Forger:
     def write(self, segment: Segment, key: bytes, *numbers: int, epoch: int = 1, at_ms: int = 0) -> None:
         """Write numbers of one key into a segment's log; ``at_ms``: their timestamp, 0 for now."""
         for number in numbers:
-            stamp = [(HEADER, Stamp(epoch, self.instance, number).encode())]
+            stamp = [(STAMP_HEADER, Stamp(epoch, self.instance, number).encode())]
             place = segment.source
             self._plain.produce(place.topic, b"v", key, place.partition, timestamp=at_ms, headers=stamp)
             self.given.add(number)

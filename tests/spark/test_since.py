@@ -15,7 +15,7 @@ from kpsplit.spark_jobs.verification.start import Since
 from kpsplit.spark_jobs.verification.verifier import VerifyCheck
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition, SegmentKind
-from kpsplit.splitter.records.stamp import HEADER, Stamp
+from kpsplit.splitter.records.data import STAMP_HEADER, Stamp
 from tests.spark.histories import KEYS, Record, World, busy, judge, lived
 
 AT = 1_700_000_000_000
@@ -52,7 +52,7 @@ def clean(verdict: Verdict) -> None:
 
 
 def stamp_of(record: Record) -> Stamp:
-    found = Stamp.decode(dict(record.headers)[HEADER])
+    found = Stamp.decode(dict(record.headers)[STAMP_HEADER])
     assert found is not None
     return found
 
@@ -66,7 +66,7 @@ def ours(
         offset
         for offset in range(first, len(log) if behind is None else behind)
         if (record := log[offset]) is not None
-        and HEADER in dict(record.headers)
+        and STAMP_HEADER in dict(record.headers)
         and stamp_of(record).instance == producer
     ]
 

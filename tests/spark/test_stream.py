@@ -12,8 +12,7 @@ from pyspark.sql import DataFrame
 
 from kpsplit import Producer
 from kpsplit.spark_jobs import read_logical, read_logical_stream
-from kpsplit.splitter.records import stamp
-from kpsplit.splitter.records.stamp import Stamp
+from kpsplit.splitter.records.data import STAMP_HEADER, Stamp
 from tests.spark.live import History
 from tests.spark.streams import Recorder
 
@@ -32,7 +31,7 @@ def strays(bootstrap: str, topic: str, count: int) -> None:
     producer = PlainProducer({"bootstrap.servers": bootstrap})
     for number in range(count):
         mark = Stamp(0, 7, number).encode()
-        producer.produce(topic, b"stray", b"key-1", headers=[(stamp.HEADER, mark)])
+        producer.produce(topic, b"stray", b"key-1", headers=[(STAMP_HEADER, mark)])
     assert producer.flush(30) == 0
 
 

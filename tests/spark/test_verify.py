@@ -19,8 +19,8 @@ from kpsplit.spark_jobs.snapshot import without_boundary
 from kpsplit.spark_jobs.verification.findings import Severity
 from kpsplit.spark_jobs.verification.job import take_snapshot
 from kpsplit.spark_jobs.verification.verifier import VerifyCheck
+from kpsplit.splitter.records.data import STAMP_HEADER, Stamp
 from kpsplit.splitter.records.producers import ProducerRegistration
-from kpsplit.splitter.records.stamp import HEADER, Stamp
 from tests.broker.operating import PAUSE_MS, DiedError, dying_after, enrolled, split, state_of
 
 pytestmark = [pytest.mark.broker]
@@ -46,7 +46,7 @@ def test_a_repeated_record_of_a_producer_without_a_certificate_is_found_on_the_c
     enrolled(operations, topic)
     plain = Producer({"bootstrap.servers": bootstrap})
     for sequence in (0, 0, 1):
-        plain.produce(topic, b"v", b"k", 0, headers=[(HEADER, Stamp(0, 5, sequence).encode())])
+        plain.produce(topic, b"v", b"k", 0, headers=[(STAMP_HEADER, Stamp(0, 5, sequence).encode())])
     plain.flush(20)
     page, folder = tmp_path / "report.html", tmp_path / "findings"
     ran = run(bootstrap, f"{topic}/0", "--html", str(page), "--parquet", str(folder))

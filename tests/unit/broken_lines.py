@@ -36,11 +36,11 @@ from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.consumer.slots.assigned import AssignedSlot, SlotStage, SlotStart
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.kafka.connection import Connection
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.key_range import WHOLE, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import Cursor
 from tests.unit import engine_world
 from tests.unit.consumer_samples import FIRST, HIGH, LOW, SECOND, message
 from tests.unit.samples import PARENT, UNSPLIT, merge_attempt, operated, phantom, split_attempt

@@ -10,10 +10,7 @@ from kpsplit.consumer.fetch.batch import Batch, size_of
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
-from kpsplit.splitter.records.marker import HEADER as MARKER
-from kpsplit.splitter.records.marker import Marker, MarkerKind
-from kpsplit.splitter.records.stamp import HEADER as STAMP
-from kpsplit.splitter.records.stamp import Stamp
+from kpsplit.splitter.records.data import MARKER_HEADER, STAMP_HEADER, Marker, MarkerKind, Stamp
 from tests.unit.samples import PARENT, UNSPLIT
 
 LOW = next(k for k in (b"%d" % i for i in range(100)) if key_hash(k) < 1 << 31)
@@ -36,9 +33,9 @@ def message(
     """A record as it was read."""
     headers: list[tuple[str, str | bytes | None]] = []
     if epoch is not None:
-        headers.append((STAMP, Stamp(epoch, 1, 0, home).encode()))
+        headers.append((STAMP_HEADER, Stamp(epoch, 1, 0, home).encode()))
     if marker is not None:
-        headers.append((MARKER, Marker(MarkerKind.SEAL, PARENT, marker).encode()))
+        headers.append((MARKER_HEADER, Marker(MarkerKind.SEAL, PARENT, marker).encode()))
     return Message(
         topic=source.topic,
         partition=source.partition,

@@ -30,11 +30,11 @@ from kpsplit.consumer.slots.assigned import SlotStart
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.control_plane import ControlView
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot, subscribed
 from kpsplit.splitter.key_range import key_hash, slot_number
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.control import Enrolment, Partitioner
 from kpsplit.splitter.records.keys import slots_topic
 

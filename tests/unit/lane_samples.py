@@ -11,10 +11,10 @@ from confluent_kafka import Message
 
 from kpsplit.consumer.fetch.batch import Batch, RecordSink
 from kpsplit.kafka.logical_message import is_identity, wrapped
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import KeyRange, key_hash
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
+from kpsplit.splitter.reading import Cursor
 
 PARENT = PhysicalPartition("orders", 3)
 UNSPLIT = Lineage.unsplit(PARENT)

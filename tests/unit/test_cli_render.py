@@ -30,8 +30,8 @@ from kpsplit.splitter.key_range import WHOLE, Sizing, assess
 from kpsplit.splitter.partition_state import OperationKind, Target
 from kpsplit.splitter.reading import GapReason, SkipReason
 from kpsplit.splitter.records.control import Enrolment, Partitioner
+from kpsplit.splitter.records.data import Stamp
 from kpsplit.splitter.records.producers import PauseReport, ProducerRegistration
-from kpsplit.splitter.records.stamp import Stamp
 from tests.unit.samples import PARENT, UNSPLIT, fenced, life, split_attempt
 
 ROOT = Path(__file__).parents[2]

@@ -16,11 +16,11 @@ from kpsplit.control.seeking import Seeker
 from kpsplit.errors import ConflictError, FutureVersionError, UsageError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.splitter.commits import MOST_WITHDRAWN, CommitFold, ordinary_offsets
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState, SubTopicState
+from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.keys import offsets_partition
 from kpsplit.splitter.records.offsets import CommitKey, Position, RangeCommit, boundaries
 from tests.unit.samples import PARENT, UNSPLIT, life, phantom

@@ -12,8 +12,8 @@ from kpsplit import Consumer
 from kpsplit.consumer.events import Events
 from kpsplit.consumer.fetch.buffer import FetchBuffer
 from kpsplit.errors import KpsplitError
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.reading import Cursor
 from tests.unit.consumer_samples import WHOLE_SLOT, batch, message
 
 SECONDS = 20.0

@@ -15,7 +15,7 @@ from confluent_kafka import Message
 
 from kpsplit.consumer.fetch.batch import SHUT
 from kpsplit.consumer.fetch.buffer import FetchBuffer
-from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.reading import Cursor
 from tests.unit.consumer_samples import FIRST, HIGH, SECOND, batch, message
 from tests.unit.samples import PARENT
 

@@ -15,10 +15,10 @@ from kpsplit.consumer.commit.group_offsets import GroupOffsets
 from kpsplit.consumer.commit.writes import CommitMember, Processed
 from kpsplit.errors import UsageError
 from kpsplit.splitter.commits import CommitFold
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.reading import Cursor
 from tests.unit.samples import PARENT, life
 
 STATE = life().merged

@@ -16,10 +16,10 @@ from kpsplit.consumer.commit.writes import (
 from kpsplit.consumer.fetch.batch import Batch
 from kpsplit.consumer.slots.assigned import PieceProgress, after_record, further
 from kpsplit.splitter.commits import CommitFold
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange
 from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition
+from kpsplit.splitter.reading import Cursor
 from tests.unit.samples import PARENT, UNSPLIT, life
 
 LIFE = life()

@@ -11,7 +11,7 @@ from kpsplit.consumer.config import RevocationPolicy
 from kpsplit.consumer.group.membership import Patience, State
 from kpsplit.consumer.slots.assigned import SlotStart
 from kpsplit.errors import FencedError, FutureVersionError, UnreachableError
-from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.reading import Cursor
 from tests.unit.engine_world import KEYS, TOPIC, World, record, slot
 
 

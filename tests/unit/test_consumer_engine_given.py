@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from kpsplit.consumer.group.membership import State
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.reading import Cursor
 from tests.unit.engine_world import PARENT, World, slot
 
 

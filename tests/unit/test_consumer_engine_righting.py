@@ -14,10 +14,10 @@ from kpsplit.consumer.commit.writes import CommitMember
 from kpsplit.consumer.slots.assigned import AssignedSlot, SlotStage
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.errors import UnreachableError
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.key_range import KEY_SPACE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.reading import Cursor
 from tests.unit.samples import PARENT, UNSPLIT
 
 FIRST, SECOND = KeyRange(0, KEY_SPACE // 4), KeyRange(KEY_SPACE // 4, KEY_SPACE // 2)

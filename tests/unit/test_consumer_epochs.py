@@ -10,9 +10,9 @@ from kpsplit.consumer.fetch.batch import STRETCHES, Batch, LeaderEpochs
 from kpsplit.consumer.slots.assigned import AssignedSlot
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots, StateBinding
 from kpsplit.splitter.commits import CommitFold
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.key_range import WHOLE
+from kpsplit.splitter.reading import Cursor
 from tests.unit.samples import PARENT, UNSPLIT
 
 

@@ -13,11 +13,11 @@ from kpsplit.consumer.slots.assigned import SlotStart, StartRequest
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.groups import Members, Owner
 from kpsplit.splitter.commits import CommitFold
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.offsets import Position, RangeCommit
 from tests.unit.engine_world import PARENT, World, slot
 

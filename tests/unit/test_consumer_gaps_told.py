@@ -17,10 +17,10 @@ from kpsplit.consumer.fetch.gaps import Found, Gap, GapPolicy, LogBounds, Readin
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.runner import Attached, attach, commit_now
 from kpsplit.consumer.run.work_queue import WorkQueue
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import Cursor
 from tests.unit.engine_world import PARENT, Reader, World, record
 
 LOW, END = 5, 8

@@ -14,10 +14,10 @@ from kpsplit.consumer.slots.assigned import SlotStart, StartRequest
 from kpsplit.errors import DeadlineExceededError, FutureVersionError, KpsplitError, UnreachableError
 from kpsplit.kafka.log_ends import Failed
 from kpsplit.splitter.commits import CommitFold
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.keys import offsets_partition
 from kpsplit.splitter.records.offsets import Cause, CommitKey, Position, RangeCommit
 from tests.unit.engine_world import SLOTS, World, record, slot

@@ -12,11 +12,11 @@ from kpsplit.consumer.commit.committer import Parts
 from kpsplit.consumer.commit.writes import CommitMember, Processed, writes
 from kpsplit.consumer.slots.assigned_slots import Cursors
 from kpsplit.splitter.commits import CommitFold
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.offsets import Cause
 from tests.unit.engine_world import PARENT, TOPIC, World, record, slot
 

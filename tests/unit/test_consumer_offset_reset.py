@@ -10,10 +10,10 @@ from confluent_kafka import KafkaError, TopicPartition
 
 from kpsplit.consumer.fetch.gaps import Found, GapFound, LogBounds, ReadingEvent, Unreadable, loss
 from kpsplit.consumer.slots.assigned import SlotStage, SlotStart
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import Cursor
 from tests.unit.engine_world import PARENT, TOPIC, World, record
 
 SLOT = OwnedSlot(PARENT, 0, 1)

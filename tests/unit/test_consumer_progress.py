@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kpsplit.consumer.fetch.progress import HandoutProgress, without
-from kpsplit.splitter.cursor import Cursor
+from kpsplit.splitter.reading import Cursor
 from tests.unit.consumer_samples import FIRST, HIGH, SECOND, batch, message
 from tests.unit.samples import UNSPLIT, life
 

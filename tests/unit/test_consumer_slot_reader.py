@@ -10,10 +10,10 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from kpsplit.consumer.fetch.gaps import ReadingEvent, Unreadable
 from kpsplit.consumer.fetch.reader import SlotReader
 from kpsplit.kafka.connection import Connection
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import Cursor
 
 ROOM = 1 << 20
 FIRST, SECOND, GONE = (PhysicalPartition(topic, 0) for topic in ("first", "second", "gone"))

@@ -21,13 +21,12 @@ from kpsplit.consumer.fetch.gaps import (
     Unreadable,
 )
 from kpsplit.kafka.logical_message import LogicalMessage, Place, place_of
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Abort, EndedBy, PartitionState
-from kpsplit.splitter.reading import ForeignReason, GapReason
+from kpsplit.splitter.reading import Cursor, ForeignReason, GapReason
 from tests.unit.consumer_samples import FIRST, HIGH, LOW, SECOND, WHOLE_SLOT, message, offsets
 from tests.unit.samples import PARENT, UNSPLIT, committed, fenced, life, operated, phantom, split_attempt
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange
 from kpsplit.splitter.lineage import Lineage
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import Cursor
 from tests.unit.samples import PARENT, UNSPLIT, life, merge_attempt, operated, phantom, split_attempt
 
 LIFE = life()

@@ -8,7 +8,7 @@ import pytest
 
 from kpsplit.splitter.key_range import WHOLE, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
-from kpsplit.splitter.records.stamp import Stamp
+from kpsplit.splitter.records.data import Stamp
 from kpsplit.testing import Anomaly, Delivery, RawRecord, ReadingChecker, ReadingReport, SendOutcome
 from tests.unit.samples import PARENT
 from tests.unit.test_history import Story, told

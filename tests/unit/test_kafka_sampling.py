@@ -18,7 +18,7 @@ from kpsplit.control.sampling import (
 )
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.records.control import Partitioner
-from kpsplit.splitter.records.stamp import Stamp
+from kpsplit.splitter.records.data import Stamp
 
 HOME = 77
 CONSISTENT, MURMUR2 = Partitioner.CONSISTENT_RANDOM, Partitioner.MURMUR2_RANDOM

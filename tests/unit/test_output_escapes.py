@@ -33,9 +33,9 @@ from kpsplit.spark_jobs.report import report_page
 from kpsplit.spark_jobs.snapshot import Snapshot
 from kpsplit.spark_jobs.verification.findings import Finding, Severity, Verdict
 from kpsplit.spark_jobs.verification.verifier import MEANINGS, VerifyCheck
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.partition_state import EndedBy, Outcome, Result
+from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.producers import PauseReport
 from tests.unit.samples import PARENT, life, split_attempt
 from tests.unit.test_demo_result import a_result

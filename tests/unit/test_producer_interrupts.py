@@ -20,8 +20,8 @@ from kpsplit.producer.client import Producer, refuse_in_children
 from kpsplit.producer.metrics import layout_stats
 from kpsplit.producer.polling import Polling, Transactions
 from kpsplit.producer.state import PASS_THROUGH
+from kpsplit.splitter.records.data import STAMP_HEADER
 from kpsplit.splitter.records.producers import Certificate
-from kpsplit.splitter.records.stamp import HEADER
 from tests.unit.interrupts import Interrupted, interrupted_while_waiting, raising_signals, time_limit
 from tests.unit.samples import fenced, operated
 from tests.unit.test_producer_state import SPLIT, UNSPLIT, Ground
@@ -291,7 +291,7 @@ def test_a_stray_is_sent_again_with_the_headers_that_it_was_produced_with(header
     ground.observe(operated(UNSPLIT, SPLIT, {0: 0}))
     ground.rdkafka.report(0, offset=5)
     assert ground.held.release() == 1
-    assert [name for name, _ in ground.rdkafka.given[1][7]] == ["n", HEADER]
+    assert [name for name, _ in ground.rdkafka.given[1][7]] == ["n", STAMP_HEADER]
 
 
 def test_a_report_that_was_cut_short_keeps_no_fence_waiting() -> None:

@@ -17,7 +17,7 @@ from kpsplit.producer import lookup
 from kpsplit.producer.lookup import Lookup, Search, search_log
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import FIRST, PhysicalPartition, Segment, SegmentKind
-from kpsplit.splitter.records.stamp import HEADER, Stamp
+from kpsplit.splitter.records.data import STAMP_HEADER, Stamp
 from tests.broker.producing import eventually
 
 PLACE = PhysicalPartition("orders.split-0-1", 0)
@@ -80,7 +80,7 @@ class Log:
 
     def _message(self, offset: int) -> Message:
         stamp = Stamp(1, INSTANCE, offset, HOME).encode()
-        return Message(topic=PLACE.topic, partition=0, offset=offset, headers=[(HEADER, stamp)])
+        return Message(topic=PLACE.topic, partition=0, offset=offset, headers=[(STAMP_HEADER, stamp)])
 
 
 @pytest.fixture(autouse=True)

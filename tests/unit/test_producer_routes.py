@@ -14,7 +14,7 @@ from kpsplit.producer.state import RouteWriter, TopicRoute, check_partitioner, c
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
-from kpsplit.splitter.records.stamp import Stamp, prefix
+from kpsplit.splitter.records.data import Stamp, prefix
 
 
 def route(partitioner: Partitioner, count: int) -> TopicRoute:

@@ -35,8 +35,8 @@ from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner
+from kpsplit.splitter.records.data import STAMP_HEADER
 from kpsplit.splitter.records.producers import Certificate
-from kpsplit.splitter.records.stamp import HEADER
 from tests.unit.samples import fenced, merge_attempt, operated, split_attempt
 
 PARENT = PhysicalPartition("orders", 0)
@@ -439,9 +439,9 @@ def test_a_strays_own_headers_and_time_are_sent_again() -> None:
     assert ground.held.release() == 1
     topic, value, key, _, _, _, timestamp, headers = ground.rdkafka.given[1]
     assert (topic, value, key, timestamp) == (SPLIT.subtopic, b"a", b"k", 9)
-    assert headers[0] == ("h", b"1") and headers[1][0] == HEADER
+    assert headers[0] == ("h", b"1") and headers[1][0] == STAMP_HEADER
     first = ground.rdkafka.given[0][7]
-    assert headers[1][1][-8:] == dict(first)[HEADER][-8:], "the sequence number stays"
+    assert headers[1][1][-8:] == dict(first)[STAMP_HEADER][-8:], "the sequence number stays"
     ground.rdkafka.report(1, offset=0)
     assert ground.told == [(None, b"a")]
 

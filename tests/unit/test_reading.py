@@ -12,8 +12,8 @@ from kpsplit.splitter.reading import (
     Deliver,
     Foreign,
     ForeignReason,
-    Skip,
     SkipReason,
+    SkipRecord,
     Verdict,
     Wait,
     classify,
@@ -21,8 +21,7 @@ from kpsplit.splitter.reading import (
     unsettled,
     wrong_place,
 )
-from kpsplit.splitter.records.marker import Marker, MarkerKind
-from kpsplit.splitter.records.stamp import Stamp
+from kpsplit.splitter.records.data import Marker, MarkerKind, Stamp
 from tests.unit.samples import (
     PARENT,
     UNSPLIT,
@@ -37,7 +36,11 @@ from tests.unit.samples import (
 
 LIFE = life()
 SPLIT = split_attempt(UNSPLIT, 0, WHOLE.split_evenly(4))
-STRAY, MARKER, ORPHAN = Skip(SkipReason.STRAY), Skip(SkipReason.MARKER), Skip(SkipReason.ORPHAN_MARKER)
+STRAY, MARKER, ORPHAN = (
+    SkipRecord(SkipReason.STRAY),
+    SkipRecord(SkipReason.MARKER),
+    SkipRecord(SkipReason.ORPHAN_MARKER),
+)
 NOBODYS = Foreign(ForeignReason.BEHIND_THE_END)
 
 

@@ -11,9 +11,17 @@ import pytest
 from kpsplit.errors import FutureVersionError, RecordError
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.marker import Marker, MarkerKind
+from kpsplit.splitter.partition_state import home_of
+from kpsplit.splitter.records.data import (
+    STAMP_SIZES,
+    Marker,
+    MarkerKind,
+    Stamp,
+    instance_name,
+    note_own,
+    prefix,
+)
 from kpsplit.splitter.records.offsets import SegmentEnd, boundaries, decode_boundary
-from kpsplit.splitter.records.stamp import SIZES, Stamp, home_of, instance_name, note_own, prefix
 from tests.unit.samples import PARENT, UNSPLIT, committed, life, merge_attempt, phantom, split_attempt
 
 LIFE = life()
@@ -27,7 +35,7 @@ SEAL = Marker(MarkerKind.SEAL, PARENT, "attempt-1")
 def test_a_stamp_is_29_big_endian_bytes() -> None:
     assert STAMP.encode() == STAMP_BYTES
     assert Stamp.decode(STAMP_BYTES) == STAMP
-    assert SIZES[2] == len(STAMP_BYTES)
+    assert STAMP_SIZES[2] == len(STAMP_BYTES)
 
 
 def test_a_stamp_of_version_1_is_read_and_stands_everywhere() -> None:

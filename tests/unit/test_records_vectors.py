@@ -14,12 +14,12 @@ from kpsplit.consumer.fetch.logical_record import read_headers
 from kpsplit.errors import FutureVersionError, RecordError
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import home_of
 from kpsplit.splitter.records import control
+from kpsplit.splitter.records.data import MARKER_HEADER, Marker, Stamp, marker_among
 from kpsplit.splitter.records.keys import parse_control_key
-from kpsplit.splitter.records.marker import HEADER, Marker, marker_among
 from kpsplit.splitter.records.offsets import CommitKey, decode_boundary, decode_range_commit, parse_offset_key
 from kpsplit.splitter.records.producers import decode_record
-from kpsplit.splitter.records.stamp import Stamp, home_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "wire-format.md").read_text("utf-8")
@@ -79,7 +79,7 @@ def test_a_published_record_of_a_newer_version_stops_the_reader(vector: dict[str
 @pytest.mark.parametrize("vector", MARKERS["headers"], ids=lambda v: v["why"])
 def test_published_headers_are_a_marker_or_newer_or_data(vector: dict[str, Any]) -> None:
     """Spark: ``test_published_headers_are_the_same_to_spark``."""
-    headers = [(HEADER, None if v is None else v.encode()) for v in vector["values"]]
+    headers = [(MARKER_HEADER, None if v is None else v.encode()) for v in vector["values"]]
     if vector["is"] == "newer":
         with pytest.raises(FutureVersionError):
             read_headers(headers)

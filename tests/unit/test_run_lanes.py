@@ -6,9 +6,9 @@ import pytest
 
 from kpsplit.consumer.run.lanes import Lane, LaneScheduler
 from kpsplit.errors import InvariantError
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE, KeyRange
+from kpsplit.splitter.reading import Cursor
 from tests.unit.lane_samples import FIRST, PARENT, WHOLE_SLOT, batch, keys_in, start
 
 LOW, HIGH = WHOLE.split_evenly(2)

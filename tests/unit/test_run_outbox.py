@@ -19,11 +19,11 @@ from kpsplit.consumer.run.outputs import OutputParticipant
 from kpsplit.consumer.run.policies import Judge, Stop
 from kpsplit.consumer.run.work_queue import WorkQueue
 from kpsplit.errors import InvariantError, UsageError
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records import stamp
+from kpsplit.splitter.reading import Cursor
+from kpsplit.splitter.records.data import STAMP_HEADER
 from tests.unit.lane_samples import FIRST, PARENT, WHOLE_SLOT, batch, keys_in, record, start
 
 A, B = (keys_in(range_, 1)[0] for range_ in WHOLE.split_evenly(2))
@@ -350,12 +350,12 @@ def test_an_output_that_is_refused_for_the_moment_waits_for_the_next_commit() ->
 
 def test_a_dead_letter_has_the_records_own_content_and_no_text_of_the_error() -> None:
     failed = record(FIRST, 12, A, b"value")
-    failed.set_headers([(stamp.HEADER, b"x"), ("mine", b"1")])
+    failed.set_headers([(STAMP_HEADER, b"x"), ("mine", b"1")])
     letter = dead_letter(failed, ValueError("secret"), "letters")
     assert (letter.topic, letter.key, letter.value) == ("letters", A, b"value")
     headers = dict(letter.headers or ())
     assert headers["mine"] == b"1"
-    assert stamp.HEADER not in headers
+    assert STAMP_HEADER not in headers
     assert headers["kpsplit.failed.error"] == b"ValueError"
     assert (headers["kpsplit.failed.topic"], headers["kpsplit.failed.offset"]) == (b"orders", b"12")
     assert not any(b"secret" in value for value in headers.values())

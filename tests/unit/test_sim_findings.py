@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from kpsplit.errors import DeadlineExceededError
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.driver import Driver
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.partition_state import Event, PartitionState, Result, Retire
+from kpsplit.splitter.reading import Cursor
 from tests.unit.samples import PARENT, UNSPLIT, merge_attempt, operated, phantom, split_attempt
 from tests.unit.test_driver import RANGES, Cluster, DiedError, Fault, Simulated, Time, run
 

@@ -9,10 +9,10 @@ from confluent_kafka import Message
 from kpsplit.consumer.commit.payload import place_of
 from kpsplit.consumer.commit.writes import CommitCoverage, Processed, RecordPlace
 from kpsplit.kafka.logical_message import is_identity, wrapped_one
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.key_range import KEY_SPACE, WHOLE, KeyRange, key_hash
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Progression
+from kpsplit.splitter.reading import Cursor
 from tests.unit.samples import PARENT, UNSPLIT, life
 
 LIFE = life().merged

@@ -18,9 +18,8 @@ from kpsplit.spark_jobs.streaming.plan import (
     tasks,
     without_lost,
 )
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
-from kpsplit.splitter.reading import GapReason
+from kpsplit.splitter.reading import Cursor, GapReason
 from tests.unit.samples import PARENT, life, phantom
 
 LIFE = life()

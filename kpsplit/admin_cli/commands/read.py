@@ -16,7 +16,7 @@ from kpsplit.admin_cli.render.text import bytes_json, show_bytes
 from kpsplit.errors import many
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.stamp import Stamp, instance_name
+from kpsplit.splitter.records.data import Stamp, instance_name
 
 if TYPE_CHECKING:
     from kpsplit.consumer.fetch.lineage_reader import LineageTally

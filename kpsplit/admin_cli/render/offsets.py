@@ -14,8 +14,8 @@ from kpsplit.admin_cli.render.console import fits, plain_table
 from kpsplit.admin_cli.render.text import count, one_line, utc
 from kpsplit.control.group_progress import Basis, PartitionProgress, RangeProgress, SegmentLeft
 from kpsplit.control.seeking import Seek, SeekTarget, Whence
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import Cursor
 
 NUMBERS = ("segment", "offset", "logical", "lag")
 UNKNOWN = "-"

@@ -18,8 +18,8 @@ from kpsplit.splitter.key_range import KEY_SPACE
 from kpsplit.splitter.lineage import Lineage, Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState, Phase, Result, SubTopicState
 from kpsplit.splitter.records.control import attempt_to_json, segment_to_json
+from kpsplit.splitter.records.data import instance_name
 from kpsplit.splitter.records.producers import ProducerRegistration
-from kpsplit.splitter.records.stamp import instance_name
 
 _PHASE_STYLE = {
     Phase.STEADY: "green",

@@ -37,9 +37,9 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import MISSING, error_of, translated
 from kpsplit.kafka.groups import Members, describe_members
 from kpsplit.kafka.offset_log import OffsetTail, offset_log_partitions
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.keys import group_ids, offsets_partition
 
 ANSWER_SECONDS = 10.0

@@ -11,9 +11,9 @@ from kpsplit.consumer.broker_executor import QueryClient
 from kpsplit.consumer.commit.group_offsets import ANSWER_SECONDS, GroupOffsets
 from kpsplit.consumer.commit.writes import logical_position
 from kpsplit.consumer.slots.assigned import StartRequest
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
+from kpsplit.splitter.reading import Cursor
 
 
 class OffsetQueries:

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from kpsplit.errors import InvariantError
 from kpsplit.splitter.commits import MOST_WITHDRAWN, CommitFold, cursor_of, ordinary_offsets
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import Mode
 from kpsplit.splitter.key_range import WHOLE, KeyRange, uncovered
 from kpsplit.splitter.lineage import MAX_OFFSET, Lineage, PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import Cursor
 from kpsplit.splitter.records.offsets import Cause, CommitKey, Position, RangeCommit
 
 Epochs = Mapping[tuple[int, int], int]

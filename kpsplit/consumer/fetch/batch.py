@@ -20,8 +20,8 @@ from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.reading import reader_hash
 
 if TYPE_CHECKING:
-    from kpsplit.splitter.cursor import Cursor
     from kpsplit.splitter.partition_state import PartitionState
+    from kpsplit.splitter.reading import Cursor
 
 MESSAGE_BYTES = 300
 """What a message takes in memory besides its key, value and headers: measured for short keys."""

@@ -42,9 +42,9 @@ from confluent_kafka import Message
 from kpsplit.clock import monotonic
 from kpsplit.consumer.fetch.batch import NOWHERE, SHUT, Backpressured, Batch
 from kpsplit.consumer.fetch.progress import HandoutProgress, without
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.reading import Cursor
 
 FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
 NOTHING: frozenset[OwnedSlot] = frozenset()

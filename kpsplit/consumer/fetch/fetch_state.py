@@ -53,12 +53,11 @@ from kpsplit.consumer.fetch.record_filter import (
 from kpsplit.errors import FutureVersionError, KpsplitError
 from kpsplit.kafka.headers import headers_of
 from kpsplit.kafka.logical_message import is_identity, wrapped
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.reading import ForeignReason, Wait, classify, unsettled
+from kpsplit.splitter.reading import Cursor, ForeignReason, Wait, classify, unsettled
 
 
 class FetchState:

@@ -31,8 +31,8 @@ from kpsplit.splitter.reading import (
     Foreign,
     ForeignReason,
     GapReason,
-    Skip,
     SkipReason,
+    SkipRecord,
     Verdict,
     Wait,
     classify,
@@ -40,7 +40,7 @@ from kpsplit.splitter.reading import (
     unsettled,
     wrong_topic,
 )
-from kpsplit.splitter.records.stamp import Stamp
+from kpsplit.splitter.records.data import Stamp
 
 Refresh = Callable[[], PartitionState]
 """Reads the control topic to its present end and returns the partition's state."""
@@ -159,7 +159,7 @@ class LineageReader:
                     )
                 case Deliver():
                     return  # a refresh has shown that the segment ended before this record
-                case Skip(reason):
+                case SkipRecord(reason):
                     self.tally.skipped[reason] += 1
                     if reason is SkipReason.MARKER:
                         return
@@ -179,7 +179,7 @@ class LineageReader:
 
     def _verdict(
         self, source: PhysicalPartition, message: Message, ours: OurHeaders
-    ) -> Deliver | Skip | Foreign:
+    ) -> Deliver | SkipRecord | Foreign:
         offset = message.offset() or 0
         verdict: Verdict = classify(self.state, source, offset, ours.stamp, ours.marker)
         limit = Deadline(self._patience)

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 from kpsplit.errors import FutureVersionError, RecordError
 from kpsplit.kafka.headers import Headers
-from kpsplit.splitter.records import marker as markers
-from kpsplit.splitter.records import stamp as stamps
-from kpsplit.splitter.records.marker import Marker
-from kpsplit.splitter.records.stamp import Stamp
+from kpsplit.splitter.records.data import MARKER_HEADER, STAMP_HEADER, Marker, Stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +61,9 @@ def read_headers(headers: Headers | None) -> OurHeaders:
     malformed = False
     for name, value in headers:
         try:
-            if name == stamps.HEADER:
+            if name == STAMP_HEADER:
                 stamp = Stamp.decode(value)
-            elif name == markers.HEADER:
+            elif name == MARKER_HEADER:
                 marker = Marker.decode(value)
         except FutureVersionError:
             raise
@@ -77,4 +74,4 @@ def read_headers(headers: Headers | None) -> OurHeaders:
 
 def without_stamp(headers: Headers | None) -> tuple[tuple[str, bytes | None], ...]:
     """Return the application's own headers."""
-    return tuple((name, value) for name, value in headers or () if name != stamps.HEADER)
+    return tuple((name, value) for name, value in headers or () if name != STAMP_HEADER)

@@ -27,9 +27,9 @@ from confluent_kafka import Message
 
 from kpsplit.consumer.fetch.batch import Batch, message_hash, size_of
 from kpsplit.kafka.logical_message import physical_offset
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.reading import Cursor
 
 
 class _AssignmentEpoch:

@@ -26,11 +26,10 @@ from kpsplit.consumer.fetch.physical_reader import LogProbe
 from kpsplit.errors import ConfigurationError
 from kpsplit.kafka.connection import AdminUse, Connection
 from kpsplit.kafka.error_map import TRANSIENT_READS, translate, translated
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.reading import wrong_topic
+from kpsplit.splitter.reading import Cursor, wrong_topic
 
 __all__ = ["Batch", "OwnedSlot", "SlotReader"]
 

@@ -19,7 +19,7 @@ from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import MULTIPLIER, KeyRange
 from kpsplit.splitter.lineage import Segment, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.reading import Foreign, ForeignReason, Skip, SkipReason, Wait, classify
+from kpsplit.splitter.reading import Foreign, ForeignReason, SkipReason, SkipRecord, Wait, classify
 
 _key = Message.key
 
@@ -143,7 +143,7 @@ class RecordFilter:
             case Wait():
                 result.lookup = PendingLookup(offset, ours)
                 return False
-            case Skip(reason):
+            case SkipRecord(reason):
                 tally.skipped[reason] += 1
             case Foreign(foreign):
                 tally.foreign[foreign] += 1

@@ -10,12 +10,12 @@ from typing import Any
 
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.headers import Headers, headers_of
-from kpsplit.splitter.records import stamp
+from kpsplit.splitter.records.data import STAMP_HEADER
 
 
 def own_headers(message: Any) -> Headers:
     """Return the application's own headers of a message: kpsplit's stamp belongs to one place in one log."""
-    return [(name, value) for name, value in headers_of(message) or () if name != stamp.HEADER]
+    return [(name, value) for name, value in headers_of(message) or () if name != STAMP_HEADER]
 
 
 def place(message: Any) -> str:

@@ -38,10 +38,10 @@ from kpsplit.consumer.commit.writes import RecordPlace
 from kpsplit.consumer.fetch.batch import MESSAGE_BYTES, Batch, header_bytes, message_hash
 from kpsplit.errors import InvariantError
 from kpsplit.kafka.logical_message import physical_offset
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import WHOLE, KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.reading import Cursor
 
 
 class LaneState(Enum):

@@ -22,8 +22,8 @@ from kpsplit.consumer.run.lanes import Lane, LaneScheduler, LaneState, SlotQueue
 from kpsplit.consumer.run.outbox import Outbox, Transfer
 from kpsplit.consumer.run.policies import DeadLetter, Final, Judge, Rest, Skip, Stop, stopped
 from kpsplit.errors import ConflictError, KpsplitError
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import OwnedSlot
+from kpsplit.splitter.reading import Cursor
 
 if TYPE_CHECKING:
     from kpsplit.consumer.state.hooks import StateHooks

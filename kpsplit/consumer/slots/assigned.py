@@ -19,10 +19,10 @@ from typing import Literal
 
 from kpsplit.consumer.fetch.batch import Batch, message_hash, size_of
 from kpsplit.kafka.logical_message import physical_offset
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
+from kpsplit.splitter.reading import Cursor
 
 EARLIEST: Literal["earliest"] = "earliest"
 AssignedOffset = Cursor | Literal["earliest"]

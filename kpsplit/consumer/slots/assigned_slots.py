@@ -23,10 +23,10 @@ from kpsplit.consumer.slots.assigned import (
     SlotStart,
 )
 from kpsplit.errors import KpsplitError
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.group_slots import Mode, OwnedSlot
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
+from kpsplit.splitter.reading import Cursor
 
 if TYPE_CHECKING:
     from kpsplit.consumer.state.hooks import StateCommit, StateHooks

@@ -14,7 +14,7 @@
     {"v":1,"topic":"orders","at":[{"p":3,"e":2,"s":{"4":1200,"5":7}}],"from":[]}
 
 ``at``: per logical partition ``p`` the epoch ``e`` of the view that the batch was planned with, and a cursor
-of the whole key space ``s``, ``{segment id: next physical offset}`` (``splitter.cursor``: what is absent and
+of the whole key space ``s``, ``{segment id: next physical offset}`` (``splitter.reading``: what is absent and
 has something listed after it is drained). An empty ``at`` is the place before the first batch. The end of
 that batch says in ``from`` where the query began, because Spark asks for the beginning again when a query
 died in its first batch, and "latest" would then be another one.
@@ -30,11 +30,10 @@ from typing import Any
 
 from kpsplit.errors import RecordError
 from kpsplit.spark_jobs.regions import Bound
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState, Phase
-from kpsplit.splitter.reading import GapReason
+from kpsplit.splitter.reading import Cursor, GapReason
 from kpsplit.splitter.records.strict_json import Fields, decode, encode
 
 

@@ -30,11 +30,10 @@ from kpsplit.spark_jobs.streaming.plan import (
     tasks,
     without_lost,
 )
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.reading import GapReason
+from kpsplit.splitter.reading import Cursor, GapReason
 
 
 def beginning(connection: Connection, settings: StreamSettings, start: Bound) -> StreamPositions:

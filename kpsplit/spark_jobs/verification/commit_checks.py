@@ -10,11 +10,10 @@ from kpsplit.spark_jobs.snapshot import LoggedCommit, Snapshot
 from kpsplit.spark_jobs.verification.findings import Finding, Severity
 from kpsplit.spark_jobs.verification.start import JudgedFrom
 from kpsplit.splitter.commits import CommitFold, cursor_of
-from kpsplit.splitter.cursor import Cursor
 from kpsplit.splitter.key_range import KEY_SPACE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.reading import GapReason
+from kpsplit.splitter.reading import Cursor, GapReason
 from kpsplit.splitter.records.offsets import Cause, CommitKey, RangeCommit
 
 

@@ -30,8 +30,8 @@ from kpsplit.spark_jobs.verification.counts import SegmentSpan, Who
 from kpsplit.splitter.lineage import Lineage, PhysicalPartition, SegmentKind
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import GapReason
+from kpsplit.splitter.records.data import instance_name
 from kpsplit.splitter.records.producers import Certificate, ProducerRegistration
-from kpsplit.splitter.records.stamp import instance_name
 
 
 @dataclass(frozen=True, slots=True)

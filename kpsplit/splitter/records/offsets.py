@@ -74,9 +74,9 @@ class Cause(StrEnum):
 class RangeCommit:
     """Group ``group`` has processed ``range`` of ``parent`` up to ``positions`` (by segment id).
 
-    What the positions say of segments that are not listed: ``splitter.cursor``. ``member`` and ``generation``
-    are those of the group's member that wrote it (of a seek: the operator, and NO_GENERATION), for
-    people: the broker has checked them.
+    What the positions say of segments that are not listed: ``splitter.reading``. ``member`` and
+    ``generation`` are those of the group's member that wrote it (of a seek: the operator, and
+    NO_GENERATION), for people: the broker has checked them.
     """
 
     group: str

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kpsplit.errors import FutureVersionError, RecordError
+from kpsplit.splitter.records.data import instance_name
 from kpsplit.splitter.records.keys import is_writers_id
-from kpsplit.splitter.records.stamp import instance_name
 from kpsplit.splitter.records.strict_json import ANY_VERSION, Fields, decode, encode_readable
 
 VERSION = 4

@@ -20,7 +20,9 @@ from kpsplit.demo.records import partition_of, value_of
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
 from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.partition_state import home_of
 from kpsplit.splitter.records.control import Partitioner
+from kpsplit.splitter.records.data import Stamp
 from kpsplit.splitter.records.keys import (
     CONTROL_PARTITIONS,
     CONTROL_TOPIC,
@@ -30,7 +32,6 @@ from kpsplit.splitter.records.keys import (
     partition_key,
 )
 from kpsplit.splitter.records.producers import ProducerRegistration
-from kpsplit.splitter.records.stamp import Stamp, home_of
 from kpsplit.testing import Send, SendOutcome
 from tests.broker.consuming import consumer, drain, values
 from tests.broker.operating import merge, split
