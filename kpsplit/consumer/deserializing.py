@@ -9,7 +9,7 @@ import confluent_kafka
 from confluent_kafka import Message
 
 from kpsplit.consumer.client import Consumer
-from kpsplit.kafka.headers import headers_of
+from kpsplit.kafka.logical_message import headers_of
 
 if TYPE_CHECKING:
     from kpsplit.consumer.state.hooks import StateHooks

@@ -15,7 +15,7 @@ from kpsplit.control.preconditions import Facts, LogFacts
 from kpsplit.errors import KpsplitError, duration
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, allowed_on
 from kpsplit.kafka.kafka_python import describe_open_transaction
-from kpsplit.kafka.log_slice import read_at
+from kpsplit.kafka.log_tail import read_at
 from kpsplit.kafka.markers import marker_of
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.lineage import PhysicalPartition, Segment

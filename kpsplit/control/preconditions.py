@@ -19,8 +19,8 @@ from kpsplit.errors import (
     duration,
     many,
 )
+from kpsplit.kafka.cluster_admin import TopicFacts
 from kpsplit.kafka.error_map import RIGHTS_HINT
-from kpsplit.kafka.topic_facts import TopicFacts
 from kpsplit.splitter.key_range import MAX_RANGES, MIN_RANGES
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import OperationKind, PartitionState, Phase
@@ -269,9 +269,6 @@ def subtopic_name(facts: Facts, topic: TopicFacts, state: PartitionState) -> Che
             f"delete or rename {other} if nobody needs it",
         )
     return Check("sub-topic name", True, f"{name} is free")
-
-
-__all__ = ["LOG_WHOLE", "Facts", "LogFacts", "checks", "refusal", "truncation"]
 
 
 def checks(facts: Facts) -> tuple[Check, ...]:

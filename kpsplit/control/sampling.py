@@ -14,8 +14,8 @@ from kpsplit.clock import Deadline
 from kpsplit.control.plans import Check
 from kpsplit.errors import FutureVersionError, RecordError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
-from kpsplit.kafka.headers import headers_of
-from kpsplit.kafka.log_slice import read_slice
+from kpsplit.kafka.log_tail import read_slice
+from kpsplit.kafka.logical_message import headers_of
 from kpsplit.splitter.key_range import key_hash
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.records.control import Partitioner

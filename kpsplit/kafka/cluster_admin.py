@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,13 +24,54 @@ from confluent_kafka.admin import (
 
 from kpsplit.clock import Deadline, in_thread
 from kpsplit.errors import AuthorizationError, DeadlineExceededError, UsageError
-from kpsplit.kafka.admin_answers import ANSWER_SECONDS, GRACE, ExistsError, MissingError
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of
-from kpsplit.kafka.log_ends import LogEnd, LogEndQueries
-from kpsplit.kafka.topic_facts import PartitionFacts, TopicFacts
+from kpsplit.kafka.log_ends import ANSWER_SECONDS, GRACE, ExistsError, LogEnd, LogEndQueries, MissingError
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.rights import Operation
+
+__all__ = ["ANSWER_SECONDS", "ClusterAdmin", "LogEnd", "PartitionFacts", "TopicFacts", "no_partition"]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFacts:
+    """One partition's replicas; ``leader`` is None while it has none."""
+
+    leader: int | None
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+    @property
+    def in_sync(self) -> bool:
+        """Return whether there is a leader and every replica is in sync."""
+        return self.leader is not None and set(self.isr) == set(self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """One topic. ``config`` is what is in force, ``explicit`` what was set on the topic itself."""
+
+    name: str
+    topic_id: str
+    partitions: tuple[PartitionFacts, ...]
+    config: dict[str, str] = field(default_factory=dict)
+    explicit: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def replication(self) -> int:
+        """The smallest replication factor of its partitions."""
+        return min((len(p.replicas) for p in self.partitions), default=0)
+
+    @property
+    def compacted(self) -> bool:
+        """Return whether records are removed by key."""
+        return "compact" in self.config.get("cleanup.policy", "")
+
+    @property
+    def min_insync(self) -> int:
+        """The value of ``min.insync.replicas`` in force."""
+        return int(self.config.get("min.insync.replicas", "1"))
+
 
 _LOOK_PAUSE = 0.02
 _ASK_SECONDS = 2.0
@@ -184,8 +225,6 @@ def complete(topic: TopicMetadata, partitions: int) -> bool:
         p.leader >= 0 and set(p.isrs) == set(p.replicas) for p in topic.partitions.values()
     )
 
-
-__all__ = ["ANSWER_SECONDS", "ClusterAdmin", "LogEnd", "PartitionFacts", "TopicFacts", "no_partition"]
 
 _CERTAINTY_SECONDS = CERTAIN_SECONDS + 2 * ANSWER_SECONDS
 """For one look of every broker after ``CERTAIN_SECONDS``."""

@@ -14,8 +14,8 @@ from kpsplit.errors import UnknownOutcomeError
 from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, LogEnd
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
-from kpsplit.kafka.headers import headers_of
-from kpsplit.kafka.log_slice import read_slice
+from kpsplit.kafka.log_tail import read_slice
+from kpsplit.kafka.logical_message import headers_of
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Cut
 from kpsplit.splitter.records.data import MARKER_HEADER, Marker, marker_among, newest_of

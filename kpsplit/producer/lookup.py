@@ -23,7 +23,7 @@ from kpsplit.errors import DeadlineExceededError, KpsplitError, RecordError, Unr
 from kpsplit.kafka.cluster_admin import Absence
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import error_of, translate
-from kpsplit.kafka.headers import headers_of
+from kpsplit.kafka.logical_message import headers_of
 from kpsplit.splitter.lineage import Segment
 from kpsplit.splitter.records.data import STAMP_HEADER, Stamp, note_own
 from kpsplit.splitter.records.keys import CONTROL_TOPIC

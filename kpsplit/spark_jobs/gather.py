@@ -22,7 +22,7 @@ from kpsplit.errors import AuthorizationError, DeadlineExceededError, RecordErro
 from kpsplit.kafka.cluster_admin import ClusterAdmin, no_partition
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
-from kpsplit.kafka.log_slice import read_slice
+from kpsplit.kafka.log_tail import read_slice
 from kpsplit.kafka.producers_log import ProducersLog
 from kpsplit.spark_jobs.snapshot import LogEnds, LoggedCommit, Snapshot, without_boundary
 from kpsplit.splitter.key_range import without_slots

@@ -19,7 +19,7 @@ from kpsplit.clock import Deadline
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.log_slice import read_at
+from kpsplit.kafka.log_tail import read_at
 from kpsplit.pages import html
 from kpsplit.pages.lineage import PARENT_COLOUR, lineage_picture
 from kpsplit.spark_jobs.snapshot import Snapshot

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from kpsplit.clock import Deadline
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.log_slice import read_slice
+from kpsplit.kafka.log_tail import read_slice
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.conftest import MakeTopic
 

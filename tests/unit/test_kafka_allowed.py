@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka.admin import AclOperation
 
 from kpsplit.errors import AuthorizationError
-from kpsplit.kafka.admin_answers import MissingError
 from kpsplit.kafka.cluster_admin import allowed_on
+from kpsplit.kafka.log_ends import MissingError
 from kpsplit.splitter.rights import Operation
 
 

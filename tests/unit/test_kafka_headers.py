@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import kpsplit
-from kpsplit.kafka.headers import headers_of
+from kpsplit.kafka.logical_message import headers_of
 
 PACKAGE = Path(kpsplit.__file__).parent
 
@@ -45,7 +45,7 @@ def test_headers_that_cannot_be_read_are_asked_for_once_and_are_an_empty_list() 
 def test_one_function_is_the_only_caller() -> None:
     calls = re.compile(r"\.headers\(\)|methodcaller\(\"headers\"\)")
     callers = [p for p in PACKAGE.rglob("*.py") if any(calls.search(c) for c in code_of(p))]
-    assert callers == [PACKAGE / "kafka" / "headers.py"]
+    assert callers == [PACKAGE / "kafka" / "logical_message.py"]
 
 
 def code_of(path: Path) -> list[str]:

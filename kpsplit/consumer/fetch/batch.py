@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from confluent_kafka import Message
 
-from kpsplit.kafka.headers import headers_of
-from kpsplit.kafka.logical_message import physical_offset
+from kpsplit.kafka.logical_message import headers_of, physical_offset
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import KeyRange, key_hash
 from kpsplit.splitter.lineage import PhysicalPartition, Segment

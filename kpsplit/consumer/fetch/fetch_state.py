@@ -51,8 +51,7 @@ from kpsplit.consumer.fetch.record_filter import (
     records_from,
 )
 from kpsplit.errors import FutureVersionError, KpsplitError
-from kpsplit.kafka.headers import headers_of
-from kpsplit.kafka.logical_message import is_identity, wrapped
+from kpsplit.kafka.logical_message import headers_of, is_identity, wrapped
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import KeyRange
 from kpsplit.splitter.lineage import MAX_OFFSET, PhysicalPartition, Segment

@@ -23,7 +23,7 @@ from kpsplit.consumer.fetch.logical_record import LogicalRecord, OurHeaders, rea
 from kpsplit.consumer.fetch.physical_reader import LostStartError, PhysicalReader
 from kpsplit.errors import DeadlineExceededError
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.headers import headers_of
+from kpsplit.kafka.logical_message import headers_of
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import (

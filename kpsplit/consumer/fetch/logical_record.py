@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kpsplit.errors import FutureVersionError, RecordError
-from kpsplit.kafka.headers import Headers
+from kpsplit.kafka.logical_message import Headers
 from kpsplit.splitter.records.data import MARKER_HEADER, STAMP_HEADER, Marker, Stamp
 
 

@@ -14,7 +14,7 @@ from confluent_kafka import Message
 from kpsplit.consumer.fetch.batch import placed_hash
 from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.consumer.fetch.logical_record import OurHeaders, read_headers
-from kpsplit.kafka.headers import headers_of
+from kpsplit.kafka.logical_message import headers_of
 from kpsplit.splitter.group_slots import OwnedSlot
 from kpsplit.splitter.key_range import MULTIPLIER, KeyRange
 from kpsplit.splitter.lineage import Segment, SegmentKind

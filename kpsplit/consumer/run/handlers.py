@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
-from kpsplit.kafka.headers import Headers, headers_of
+from kpsplit.kafka.logical_message import Headers, headers_of
 from kpsplit.splitter.records.data import STAMP_HEADER
 
 

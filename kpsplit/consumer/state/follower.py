@@ -34,7 +34,7 @@ from kpsplit.errors import (
 )
 from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.error_map import TRANSIENT_READS, translate
-from kpsplit.kafka.headers import headers_of
+from kpsplit.kafka.logical_message import headers_of
 
 T = TypeVar("T", bound=Hashable)
 

@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from kpsplit.consumer.fetch.physical_reader import AHEAD, LostStartError, PhysicalReader
 from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
-from kpsplit.kafka.headers import headers_of
+from kpsplit.kafka.logical_message import headers_of
 from kpsplit.spark_jobs.connector_options import portable
 from kpsplit.spark_jobs.schemas import PLACED, REGIONS
 from kpsplit.splitter.lineage import PhysicalPartition
