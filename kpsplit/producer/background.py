@@ -22,10 +22,9 @@ from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.error_map import error_of, translate
 from kpsplit.producer.fence_task import FenceTask, only_holds
-from kpsplit.producer.lease import LeaseTask
+from kpsplit.producer.lease import ControlFeed, LeaseTask
 from kpsplit.producer.lookup import control_topic_exists
 from kpsplit.producer.pending import HeldRecords
-from kpsplit.producer.registration import ControlFeed
 from kpsplit.producer.sending import PassThroughSender
 from kpsplit.producer.state import ProducerState
 from kpsplit.producer.topic_task import TopicTask, not_allowed

@@ -36,7 +36,6 @@ from kpsplit.producer.messages import Callback, Headers
 from kpsplit.producer.metrics import LayoutStats, certificates, layout_stats
 from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.polling import SLICE_SECONDS, Polling, Transactions, deadline_of
-from kpsplit.producer.reports import Reporter
 from kpsplit.producer.sending import PassThroughSender, StampedSender
 from kpsplit.producer.state import PlainProducer, ProducerState
 
@@ -156,15 +155,14 @@ class Producer(confluent_kafka.Producer):
         self._state = state
         self._connection = Connection.of_application(rdkafka)
         self._background: BackgroundThread | None = None
-        reporter = Reporter(state)
-        stamped = StampedSender(plain.send, reporter.report_for)
+        stamped = StampedSender(state)
         self._plain = PassThroughSender(state)
         self._held = HeldRecords(state, stamped.send, self._plain.send)
         self._polling = Polling(state)
         self._transactions = Transactions(state, self._polling, self._held, super().flush)
         self._general = GeneralPath(state, stamped, self._plain, self._held, self._start)
         close_at_exit(self)
-        self._produce = make_produce(state, super().produce, reporter, self._plain, self._general.produce)
+        self._produce = make_produce(state, super().produce, stamped, self._plain, self._general.produce)
         if type(self).produce is Producer.produce:
             self.__dict__["produce"] = self._produce  # one call less per record
         refuse_in_children(state)

@@ -25,7 +25,6 @@ from kpsplit.errors import KpsplitError
 from kpsplit.producer.locks import Busy, holds_lock, refuse_reentry
 from kpsplit.producer.messages import Callback, Headers, PendingRecord, Send
 from kpsplit.producer.pending import HeldRecords, kafka_error
-from kpsplit.producer.reports import Reporter
 from kpsplit.producer.sending import (
     REFUSALS,
     PassThroughSender,
@@ -41,7 +40,7 @@ Produce = Callable[..., None]
 
 
 def make_produce(  # noqa: C901 - a call per record and case is what a split-up version costs
-    state: ProducerState, send: Send, reporter: Reporter, plain: PassThroughSender, general: Produce
+    state: ProducerState, send: Send, stamped: StampedSender, plain: PassThroughSender, general: Produce
 ) -> Produce:
     """Return produce() for the two common cases.
 
@@ -52,9 +51,9 @@ def make_produce(  # noqa: C901 - a call per record and case is what a split-up 
     send_states_of, plain_topics = state.fast_routes.get, state.fast_plain
     whole_lock = state.lock
     lock, wanted, let_pass = whole_lock.at_once, whole_lock.wanted, whole_lock.let_pass
-    make_report, default_callback = reporter.make, state.settings.on_delivery
-    plain_reports, make_plain_report = plain.reports, plain.make
-    stamped: dict[str, Any] = {}
+    make_report, default_callback = stamped.make_report, state.settings.on_delivery
+    plain_reports, make_plain_report = plain.reports, plain.make_report
+    only_stamp: dict[str, Any] = {}
     header, pack, crc, bisect, method = stamp_header, complete_stamp, crc32, bisect_right, MethodType
     multiplier, refusals = MULTIPLIER, REFUSALS
 
@@ -111,8 +110,8 @@ def make_produce(  # noqa: C901 - a call per record and case is what a split-up 
                             every: Any = with_stamp(headers, stamp)
                             bound = method(report, (sequence, every))
                         else:
-                            every = stamped
-                            stamped[header] = stamp
+                            every = only_stamp
+                            only_stamp[header] = stamp
                             bound = method(report, sequence)
                         # Counted before librdkafka gets it: a signal handler may raise after send() took it.
                         send_state.next_sequence = sequence + 1

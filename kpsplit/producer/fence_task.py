@@ -9,9 +9,9 @@ from typing import Any
 from confluent_kafka import KafkaError
 
 from kpsplit.clock import Deadline, monotonic
+from kpsplit.producer.lease import ControlFeed
 from kpsplit.producer.lookup import Lookup, Search
 from kpsplit.producer.pending import HeldRecords
-from kpsplit.producer.registration import ControlFeed
 from kpsplit.producer.send_state import PartitionSendState
 from kpsplit.producer.state import RouteWriter, SendState
 from kpsplit.producer.takeover import Takeover

@@ -15,7 +15,7 @@ that cannot stand before the end needs no look: a record that was sent earlier s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Generic, TypeVar
@@ -135,6 +135,48 @@ class SegmentWriter(Generic[P]):
         return self.segment.start if offset is None or latest >= sequence else offset + 1
 
 
+class FenceTransactions:
+    """What the application's transactions change.
+
+    ``deferred``: a fence waits for the end of the transaction under way.
+    """
+
+    def __init__(self) -> None:
+        self.active = False
+        self.deferred = False
+        self._began = 0
+        self._aborted: list[range] = []
+
+    def begin(self, next_sequence: int, *, unresolved: bool) -> None:
+        """Note the begin of a transaction. ``unresolved``: the fate of some earlier record is open."""
+        self.active = True
+        self._began = next_sequence
+        if not unresolved:
+            self._aborted.clear()
+
+    def end(self, next_sequence: int, *, aborted: bool) -> None:
+        """Note the end of a transaction, or that there is none."""
+        self.active = self.deferred = False
+        if aborted:
+            self._aborted.append(range(self._began, next_sequence))
+
+    def fence_seen(self, *, newly: bool, awaited: bool) -> None:
+        """Take a view in which a fence is on. ``newly``: of another attempt than in the view before.
+
+        ``awaited``: we have a valid lease, so the operator counts on our acknowledgement.
+        """
+        if newly:
+            self.deferred = awaited and self.active
+
+    def no_fence(self) -> None:
+        """Take a view without a fence."""
+        self.deferred = False
+
+    def abandoned(self, sequence: int) -> bool:
+        """Return whether a record is of an aborted transaction."""
+        return any(sequence in numbers for numbers in self._aborted)
+
+
 Abandoned = Callable[[int], bool]
 """Returns whether a sequence number is of an aborted transaction: its record is never sent again."""
 
@@ -225,3 +267,49 @@ def _place(writer: SegmentWriter[P], offsets: Mapping[int, int]) -> None:
         else:
             writer.pending.append(Acknowledged(item.record, offset))
     writer.unplaced[:] = left
+
+
+MOST_RUNS = 10_000
+"""In how many runs of consecutive numbers failures are remembered, per partition."""
+MOST_NAMED = 150_000
+"""More numbers do not fit into a certificate."""
+
+
+class FailedNumbers:
+    """The sequence numbers of records that failed, for the certificate, in bounded memory.
+
+    ``count``: how many failed. Beyond the limits they are only counted.
+    """
+
+    __slots__ = ("_runs", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._runs: list[range] | None = []
+
+    def __len__(self) -> int:
+        """Return how many runs are remembered."""
+        return len(self._runs or ())
+
+    def add(self, numbers: Iterable[int]) -> None:
+        """Note more of them."""
+        for number in numbers:
+            self.count += 1
+            self._note(number)
+
+    def numbers(self) -> list[int] | None:
+        """Return them in order, None if there were too many to remember, or to name."""
+        if self._runs is None or self.count > MOST_NAMED:
+            return None
+        return sorted({number for run in self._runs for number in run})
+
+    def _note(self, number: int) -> None:
+        runs = self._runs
+        if runs is None:
+            return
+        if runs and runs[-1].stop == number:
+            runs[-1] = range(runs[-1].start, number + 1)
+        elif len(runs) < MOST_RUNS:
+            runs.append(range(number, number + 1))
+        else:
+            self._runs = None

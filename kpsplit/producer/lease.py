@@ -1,13 +1,13 @@
-"""When a reading of the control topic renews a producer's lease, and what happens when the lease runs out.
+"""A producer's registration and its lease, and what its thread knows of the control topic.
 
-docs/protocol.md, 6.2 and 6.3. A lease says: until then no operator cuts a segment of ours unless we
-answered its PREPARE and acknowledged its fence. That rests on two rules:
+docs/protocol.md, 6.1 to 6.3. Owned by the library's thread. A lease says: until then no operator cuts a
+segment of ours unless we answered its PREPARE and acknowledged its fence. That rests on two rules:
 
 1. Nothing is *owed* when the lease is renewed: every PREPARE in the view is answered. So while an operator
    waits for an answer that does not come, our lease runs out. An answer counts for readings that were asked
    for after it. A fence need not be acknowledged: a producer that has it in its view holds, and reports
    nothing more as final.
-2. A registration ends with its lease (``registration``). Only a reading that was asked for after the
+2. A registration ends with its lease. Only a reading that was asked for after the
    registration renews a lease, and only while the registration is good. An operator that found us silent for
    a lease, with its attempt still under way, so knows that our registration is over, and may remove it: we
    register again, under another key, before we answer or write anything.
@@ -15,25 +15,205 @@ answered its PREPARE and acknowledged its fence. That rests on two rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.errors import KpsplitError
+from kpsplit.errors import KpsplitError, RecordError
+from kpsplit.kafka.connection import AdminUse, Connection
+from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.log_ends import EndRequest
+from kpsplit.kafka.producers_log import AcknowledgedWriter
 from kpsplit.producer.pending import HeldRecords
-from kpsplit.producer.registration import ControlFeed
+from kpsplit.producer.state import ProducerState
 from kpsplit.splitter.control_plane import to_answer
 from kpsplit.splitter.partition_state import PartitionState
-from kpsplit.splitter.records.producers import ProducerRegistration
+from kpsplit.splitter.records.keys import PRODUCERS_TOPIC
+from kpsplit.splitter.records.producers import Certificate, PauseReport, ProducerRegistration
+
+EXPIRY_SECONDS = 0.5
+RETRY_SECONDS = 0.05
+
+
+class Registration:
+    """Keeps the record and publishes it; every write is acknowledged before the call returns.
+
+    A registration is good for one lease, and as long as the lease is renewed. Operators may remove one that
+    is over, at any time later. So nothing is written under it any more: the next write is a new registration,
+    with its own key and with everything that the record says.
+
+    Every method raises KpsplitError if the write is not known to have succeeded. ``record`` then lacks what
+    it would have promised, but has what operators may count on: the topics, for which we must answer.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        instance: int,
+        client_id: str,
+        transactional_id: str | None,
+        lease_seconds: Callable[[], float],
+    ) -> None:
+        self._connection = connection
+        self._lease_seconds = lease_seconds
+        self._writer: AcknowledgedWriter | None = None
+        self._published = False
+        self._registered: frozenset[str] = frozenset()
+        self._began = self._good_until = 0.0
+        self._over: list[bytes] = []
+        self.writes = 0
+        """How many are acknowledged. An end of the control topic counts if asked for after the last one."""
+        self.record = ProducerRegistration(
+            instance=instance,
+            generation=1,
+            client_id=client_id,
+            transactional_id=transactional_id,
+        )
+
+    def writer(self) -> AcknowledgedWriter:
+        """Return the client that writes the record; it may write others too."""
+        self._writer = self._writer or AcknowledgedWriter(self._connection, "registration")
+        return self._writer
+
+    @property
+    def registered(self) -> bool:
+        """Return whether any topic is registered."""
+        return self._published
+
+    def is_over(self) -> bool:
+        """Return whether operators may go on without this producer until it registers again."""
+        return self._published and monotonic() >= self._good_until
+
+    def renews(self, asked: float) -> bool:
+        """Return whether a reading that was asked for at this time renews the lease; note it if so."""
+        if self._published and (asked < self._began or self.is_over()):
+            return False
+        self._good_until = max(self._good_until, asked + self._lease_seconds())
+        return True
+
+    def add_topic(self, topic: str, ready: dict[str, str], deadline: Deadline) -> None:
+        """Register a topic, with the answers to its PREPAREs; the caller then reads the control topic."""
+        if topic in self._registered:
+            return
+        topics = tuple(sorted({*self.record.topics, topic}))
+        self.record = replace(self.record, topics=topics)
+        self._publish(replace(self.record, ready={**self.record.ready, **ready}), deadline)
+
+    def register_again(self, deadline: Deadline) -> None:
+        """Register anew if the registration is over."""
+        if self.is_over():
+            self._publish(self.record, deadline)
+
+    def answer_ready(self, partition: str, attempt_id: str, deadline: Deadline) -> None:
+        """Answer PREPARE."""
+        ready = {**self.record.ready, partition: attempt_id}
+        self._publish(replace(self.record, ready=ready), deadline)
+
+    def acknowledge(self, partition: str, attempt_id: str, deadline: Deadline) -> None:
+        """Acknowledge FENCE."""
+        acknowledged = {**self.record.acknowledged, partition: attempt_id}
+        self._publish(replace(self.record, acknowledged=acknowledged), deadline)
+
+    def report_pause(self, partition: str, pause: PauseReport, deadline: Deadline) -> None:
+        """Report what an attempt cost."""
+        pauses = {**self.record.pauses, partition: pause}
+        self._publish(replace(self.record, pauses=pauses), deadline)
+
+    def certify(self, certificates: dict[str, Certificate], deadline: Deadline) -> None:
+        """Say at the end what was done.
+
+        A record has a largest size. Certificates that list too many failed records are left out then, the
+        longest first: that the producer closed must be written in any case, because operators wait for it.
+        """
+        if self._published:
+            closed, said = replace(self.record, closed=True), dict(certificates)
+            while said and not _fits(replace(closed, certificates=said)):
+                del said[max(said, key=lambda parent: len(said[parent].failed))]
+            self._publish(replace(closed, certificates=said), deadline)
+
+    def _publish(self, record: ProducerRegistration, deadline: Deadline) -> None:
+        anew, began = not self._published or self.is_over(), monotonic()
+        if anew:
+            record = self._renumbered(record)
+        removed = [(key, None) for key in self._over]
+        self.writer().write_all(PRODUCERS_TOPIC, [(record.key, record.encode()), *removed], deadline)
+        if anew:
+            self._began, self._good_until = began, began + self._lease_seconds()
+        self._over.clear()
+        self.writes += 1
+        self.record = record
+        self._registered = frozenset(record.topics)
+
+    def _renumbered(self, record: ProducerRegistration) -> ProducerRegistration:
+        """Return the record of the next registration; it is over until it is known to be written."""
+        if self._published:
+            self._over.append(self.record.key)
+            self.record = replace(self.record, generation=self.record.generation + 1)
+        # Not good before the write is acknowledged: an operator might never see it.
+        self._published, self._good_until = True, 0.0
+        return replace(record, generation=self.record.generation)
+
+
+def _fits(record: ProducerRegistration) -> bool:
+    try:
+        record.encode()
+    except RecordError:
+        return False
+    return True
+
+
+class ControlFeed:
+    """``tail``: None until the control topic was found. Owned by the library's thread."""
+
+    def __init__(self, connection: Connection, producer: ProducerState) -> None:
+        settings = producer.settings
+        self.connection = connection
+        self.producer = producer
+        self.tail: ControlTail | None = None
+        self.registration = Registration(
+            connection,
+            producer.instance,
+            settings.client_id,
+            settings.transactional_id,
+            self.lease_seconds,
+        )
+        self.admin = AdminUse(connection)
+        """A client for looks at topics."""
+
+    def close(self) -> None:
+        """End the tail, and let go of the admin client."""
+        if self.tail is not None:
+            self.tail.close()
+        self.admin.close()
+
+    def following(self) -> ControlTail:
+        """Return the tail.
+
+        Raises:
+            KpsplitError: there is none yet.
+        """
+        if self.tail is None:
+            raise KpsplitError("the control topic was not found yet", retriable=True)
+        return self.tail
+
+    def lease_seconds(self) -> float:
+        """Return the length of a lease as the control topic says."""
+        return self.following().view.settings.lease_ms / 1000
+
+    def states(self) -> list[PartitionState]:
+        """Return the states of all partitions of our topics, those that were added a moment ago as well.
+
+        An operator counts on our answers for every partition of a topic that we registered.
+        """
+        fenced = {f.state.parent: f.state for f in self.producer.send_states()}
+        topics = self.registration.record.topics
+        others = self.following().view.states
+        return [*fenced.values(), *(s for p, s in others.items() if p.topic in topics and p not in fenced)]
 
 
 def owes(states: Iterable[PartitionState], own: ProducerRegistration) -> bool:
     """Return whether an operator waits for the answer to a PREPARE."""
     return bool(to_answer(states, own))
-
-
-EXPIRY_SECONDS = 0.5
-RETRY_SECONDS = 0.05
 
 
 class LeaseTask:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import index
 from time import time_ns
-from types import BuiltinFunctionType, MethodType
 from typing import Any
 
 from confluent_kafka import Message
@@ -22,9 +21,6 @@ Bound = int | tuple[int, list[tuple[str, Any]]]
 Report = Callable[[Any, Any, Any], None]
 """Takes a ``Bound`` (by being its method: nothing binds cheaper), an error and a message."""
 
-MAX_CACHED_REPORTS = 64
-"""For how many of the application's callbacks the report functions are kept."""
-_IDENTITY: Any = object.__eq__
 CREATE_TIME = 1
 """confluent_kafka.TIMESTAMP_CREATE_TIME: the producer gave the time."""
 EARLIEST, LATEST = -(2**63), 2**63 - 1
@@ -163,17 +159,3 @@ def _checked_header(header: Any) -> tuple[str, Any]:
         given = type(value).__name__
         raise TypeError(f"expected header value to be None, binary, or unicode string, not {given}")
     return name, value
-
-
-def is_itself(callback: Callback | None) -> bool:
-    """Return whether a callback equals only itself: the reports of any other cannot be cached by it."""
-    if isinstance(callback, MethodType):  # equal to those of the same object only
-        callback = callback.__func__
-    kind = type(callback)
-    return kind.__eq__ is _IDENTITY or kind is BuiltinFunctionType
-
-
-def timestamp_of(message: Any) -> int:
-    """Return the record's own time for sending it again, 0 for none."""
-    kind, milliseconds = message.timestamp()
-    return int(milliseconds) if kind == CREATE_TIME else 0

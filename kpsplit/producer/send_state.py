@@ -21,16 +21,18 @@ valid. ``Payload`` is whatever the caller wants to get back.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from kpsplit.producer import finality
-from kpsplit.producer.backlog import Backlog, Tally
 from kpsplit.producer.finality import (
     Acknowledged,
     Answer,
+    FailedNumbers,
+    FenceTransactions,
     Final,
     Outgoing,
     SegmentWriter,
@@ -39,97 +41,104 @@ from kpsplit.producer.finality import (
 from kpsplit.splitter.lineage import Layout, Segment
 from kpsplit.splitter.partition_state import PartitionState
 
-
-class FenceTransactions:
-    """What the application's transactions change.
-
-    ``deferred``: a fence waits for the end of the transaction under way.
-    """
-
-    def __init__(self) -> None:
-        self.active = False
-        self.deferred = False
-        self._began = 0
-        self._aborted: list[range] = []
-
-    def begin(self, next_sequence: int, *, unresolved: bool) -> None:
-        """Note the begin of a transaction. ``unresolved``: the fate of some earlier record is open."""
-        self.active = True
-        self._began = next_sequence
-        if not unresolved:
-            self._aborted.clear()
-
-    def end(self, next_sequence: int, *, aborted: bool) -> None:
-        """Note the end of a transaction, or that there is none."""
-        self.active = self.deferred = False
-        if aborted:
-            self._aborted.append(range(self._began, next_sequence))
-
-    def fence_seen(self, *, newly: bool, awaited: bool) -> None:
-        """Take a view in which a fence is on. ``newly``: of another attempt than in the view before.
-
-        ``awaited``: we have a valid lease, so the operator counts on our acknowledgement.
-        """
-        if newly:
-            self.deferred = awaited and self.active
-
-    def no_fence(self) -> None:
-        """Take a view without a fence."""
-        self.deferred = False
-
-    def abandoned(self, sequence: int) -> bool:
-        """Return whether a record is of an aborted transaction."""
-        return any(sequence in numbers for numbers in self._aborted)
-
-
 P = TypeVar("P")
 W = TypeVar("W", bound="SegmentWriter[Any]")
 Item = TypeVar("Item")
 
-MOST_RUNS = 10_000
-"""In how many runs of consecutive numbers failures are remembered, per partition."""
-MOST_NAMED = 150_000
-"""More numbers do not fit into a certificate."""
 
+class Tally:
+    """How many records of a Producer wait, in all its backlogs and for topics that are not looked up yet."""
 
-class FailedNumbers:
-    """The sequence numbers of records that failed, for the certificate, in bounded memory.
-
-    ``count``: how many failed. Beyond the limits they are only counted.
-    """
-
-    __slots__ = ("_runs", "count")
+    __slots__ = ("count",)
 
     def __init__(self) -> None:
         self.count = 0
-        self._runs: list[range] | None = []
+
+
+class Backlog(Generic[P]):
+    """What waits to be sent. ``queues``: per segment id what waits for it, held records and strays.
+
+    A queue is sent in the order of the sequence numbers. So what went astray goes before anything newer of
+    its key, and what is sent is always the head of its queue. ``tally`` counts the records of several
+    backlogs together.
+    """
+
+    def __init__(self, tally: Tally) -> None:
+        self.tally = tally
+        self.queues: dict[int, deque[Outgoing[P]]] = {}
+        self._unsorted: set[int] = set()
 
     def __len__(self) -> int:
-        """Return how many runs are remembered."""
-        return len(self._runs or ())
+        """Return how many records wait."""
+        return sum(map(len, self.queues.values()))
 
-    def add(self, numbers: Iterable[int]) -> None:
-        """Note more of them."""
-        for number in numbers:
-            self.count += 1
-            self._note(number)
+    def waits_for(self, segment: int) -> bool:
+        """Return whether anything waits for a segment."""
+        return bool(self.queues.get(segment))
 
-    def numbers(self) -> list[int] | None:
-        """Return them in order, None if there were too many to remember, or to name."""
-        if self._runs is None or self.count > MOST_NAMED:
-            return None
-        return sorted({number for run in self._runs for number in run})
+    def queue_of(self, segment: int) -> deque[Outgoing[P]]:
+        """Return what waits for a segment; callers add the newest record, and count it in ``tally``."""
+        return self.queues.setdefault(segment, deque())
 
-    def _note(self, number: int) -> None:
-        runs = self._runs
-        if runs is None:
+    def add_strays(self, records: list[Outgoing[P]], segment_of: Callable[[Outgoing[P]], int]) -> None:
+        """Keep records that must be sent again."""
+        for record in records:
+            segment = segment_of(record)
+            queue = self.queue_of(segment)
+            # Sorted only when it is read: thousands of strays may come one after the other.
+            if queue and queue[-1].sequence > record.sequence:
+                self._unsorted.add(segment)
+            queue.append(record)
+        self.tally.count += len(records)
+
+    def waiting_for(self, segment: int) -> Iterable[Outgoing[P]]:
+        """Return what waits for a segment, in the order of sending."""
+        if segment in self._unsorted:
+            self._unsorted.discard(segment)
+            self.queues[segment] = deque(_in_order(self.queues.get(segment, ())))
+        return self.queues.get(segment, ())
+
+    def remove_sent(self, records: Iterable[Outgoing[P]]) -> None:
+        """Forget records that were handed out by ``waiting_for``: the first of their segments."""
+        before = len(self)
+        gone = {r.sequence for r in records}
+        for queue in self.queues.values():
+            while queue and queue[0].sequence in gone:
+                queue.popleft()
+        self._tidy()
+        self.tally.count -= before - len(self)
+
+    def drop(self, keep: Callable[[Outgoing[P]], bool]) -> list[Outgoing[P]]:
+        """Remove and return what is not to be kept."""
+        dropped = [r for queue in self.queues.values() for r in queue if not keep(r)]
+        if dropped:
+            self.queues = {i: deque(r for r in queue if keep(r)) for i, queue in self.queues.items()}
+            self._tidy()
+            self.tally.count -= len(dropped)
+        return dropped
+
+    def assign(self, segments: set[int], segment_of: Callable[[Outgoing[P]], int]) -> None:
+        """Give what waits to the segments of a new layout."""
+        if set(self.queues) <= segments:
             return
-        if runs and runs[-1].stop == number:
-            runs[-1] = range(runs[-1].start, number + 1)
-        elif len(runs) < MOST_RUNS:
-            runs.append(range(number, number + 1))
-        else:
-            self._runs = None
+        # One order over all old queues: a new segment may take records of several of them.
+        everything = _in_order(r for queue in self.queues.values() for r in queue)
+        self.queues, self._unsorted = {}, set()
+        for record in everything:
+            self.queue_of(segment_of(record)).append(record)
+
+    def leave(self) -> None:
+        """Stop counting in the shared tally: nothing of this will be sent."""
+        self.tally.count -= len(self)
+        self.tally = Tally()
+        self.tally.count = len(self)
+
+    def _tidy(self) -> None:
+        self.queues = {segment: queue for segment, queue in self.queues.items() if queue}
+
+
+def _in_order(records: Iterable[Outgoing[P]]) -> list[Outgoing[P]]:
+    return sorted(records, key=lambda r: r.sequence)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -165,7 +174,7 @@ class PartitionSendState(Generic[P, W]):
         self.topic_id = state.topic_id
         self.next_sequence = 0
         self.suspended = False
-        self.backlog: Backlog[Outgoing[P]] = Backlog(tally)
+        self.backlog: Backlog[P] = Backlog(tally)
         self.transactions = FenceTransactions()
         self.statistics = FenceStatistics()
         self.closing: list[W] = []

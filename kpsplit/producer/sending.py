@@ -1,4 +1,7 @@
-"""Records on their way to librdkafka, outside the fast path: stamped, or as they are for other topics.
+"""Records on their way to librdkafka, outside the fast path, and its reports on their way back.
+
+A record of an enrolled topic is stamped, one of another topic goes as it is. For each callback of the
+application there is one function that librdkafka calls.
 
 A producer that learns of a topic's enrolment (docs/protocol.md, 6.10) answers no PREPARE before its unstamped
 records there are resolved. It cannot tell them from others in librdkafka's queue, so it counts what came
@@ -10,31 +13,31 @@ A signal handler may raise after librdkafka took a record: ``is_refusal`` distin
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from types import CodeType, FunctionType, MethodType
-from typing import Any
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from typing import Any, TypeVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
+from kpsplit.clock import monotonic
 from kpsplit.errors import KpsplitError
-from kpsplit.producer.messages import (
-    MAX_CACHED_REPORTS,
-    Callback,
-    Headers,
-    PendingRecord,
-    Report,
-    Send,
-    is_itself,
-)
+from kpsplit.kafka.logical_message import wrapped_one
+from kpsplit.producer.finality import Answer, Outgoing
+from kpsplit.producer.locks import holds_lock
+from kpsplit.producer.messages import CREATE_TIME, Bound, Callback, Headers, PendingRecord, Report
 from kpsplit.producer.state import ProducerState, RouteWriter, SendState, complete_stamp, stamp_header
+from kpsplit.splitter.key_range import key_hash
+from kpsplit.splitter.lineage import SegmentKind
 
 REFUSALS = (
     BufferError, KafkaException, TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError,
 )  # fmt: skip
 """What librdkafka's produce() raises. Anything else is a signal handler's; of these, ask ``is_refusal``."""
+MAX_CACHED_REPORTS = 64
+"""For how many of the application's callbacks the report functions are kept."""
+_IDENTITY: Any = object.__eq__
 _NAME_IS_NO_TEXT = "expected header key to be unicode string"
 
 
@@ -83,15 +86,50 @@ def _code_of(handler: Any) -> CodeType | None:
     return getattr(getattr(handler, "__func__", handler), "__code__", None)
 
 
-ReportFor = Callable[[SendState, RouteWriter, Callback | None], Report]
+_ANSWERS = {
+    KafkaError.MSG_SIZE_TOO_LARGE: Answer.SEALED,
+    KafkaError.UNKNOWN_TOPIC_OR_PART: Answer.GONE,
+    KafkaError.UNKNOWN_TOPIC_ID: Answer.GONE,
+    KafkaError.INCONSISTENT_TOPIC_ID: Answer.GONE,
+    KafkaError._UNKNOWN_TOPIC: Answer.GONE,
+    KafkaError._UNKNOWN_PARTITION: Answer.GONE,
+    KafkaError._DESTROY: Answer.GONE,
+    KafkaError._DESTROY_BROKER: Answer.GONE,
+}
+"""What the hard seal and the deletion of a sub-topic make of records that are on their way to it.
+
+``_DESTROY``: what was in flight when librdkafka (2.16) let go of a partition that is not in its metadata any
+more. Every other code fails the record at once, as with the original: no operation of kpsplit causes it.
+"""
+
+
+Function = TypeVar("Function", Callback, Report, Callback | None)
+
+
+def _remember(
+    reports: dict[Callback | None, Function], callback: Callback | None, report: Function
+) -> Function:
+    """Keep the report function of a callback that equals only itself; any other's is made for each record."""
+    function = callback.__func__ if isinstance(callback, MethodType) else callback
+    kind = type(function)  # a method is equal to those of the same object only
+    if kind.__eq__ is _IDENTITY or kind is BuiltinFunctionType:
+        if len(reports) >= MAX_CACHED_REPORTS:
+            reports.clear()
+        with suppress(TypeError):  # not hashable
+            reports[callback] = report
+    return report
 
 
 class StampedSender:
-    """Gives stamped records to librdkafka. ``send`` is its produce(), by position."""
+    """Gives stamped records to librdkafka, and takes its reports of them.
 
-    def __init__(self, send: Send, report_for: ReportFor) -> None:
-        self._send = send
-        self._report_for = report_for
+    A report under a valid lease, of a segment that is open and not fenced, goes straight to the application's
+    callback (the fast path, rule (a)); every other one goes to the send state under ``lock``.
+    """
+
+    def __init__(self, state: ProducerState) -> None:
+        self._state = state
+        self._send = state.rdkafka.send
 
     def send(self, send_state: SendState, writer: RouteWriter, sequence: int, content: PendingRecord) -> None:
         """Give one record to librdkafka (``lock`` held).
@@ -100,7 +138,10 @@ class StampedSender:
             BufferError: its queue is full. KafkaException: it refused the record.
         """
         every = with_stamp(content.headers, complete_stamp(writer.stamp_prefix, sequence))
-        report = self._report_for(send_state, writer, content.callback)
+        try:
+            report = writer.reports[content.callback]
+        except (KeyError, TypeError):
+            report = self.make_report(send_state, writer, content.callback)
         bound = MethodType(report, (sequence, every) if content.headers else sequence)
         # Before the call: a handler may raise after librdkafka took the record, and it counts as sent then.
         writer.sent += 1
@@ -131,6 +172,95 @@ class StampedSender:
                     raise_swallowed(error)
             raise
 
+    def make_report(self, send_state: SendState, writer: RouteWriter, callback: Callback | None) -> Report:
+        """Return the report function of one callback, remembered by the writer."""
+        return _remember(writer.reports, callback, self._report(send_state, writer, callback))
+
+    def _report(self, send_state: SendState, writer: RouteWriter, callback: Callback | None) -> Report:
+        clock = monotonic
+        slow = self._slowly
+        parent, segment = send_state.state.parent, writer.segment
+
+        def as_is(record: Bound, error: Any, message: Any) -> None:
+            if error is None and clock() < writer.good_until:
+                writer.done += 1
+                writer.last_number = record
+                writer.last_offset = message.offset()
+                callback(None, message)  # type: ignore[misc]
+            else:
+                slow(send_state, writer, callback, record, error, message)
+
+        def in_logical_terms(record: Bound, error: Any, message: Any) -> None:
+            if error is None and clock() < writer.good_until:
+                writer.done += 1
+                writer.last_number = record
+                writer.last_offset = message.offset()
+                callback(None, wrapped_one(message, segment, parent))  # type: ignore[misc]
+            else:
+                slow(send_state, writer, callback, record, error, message)
+
+        def quietly(record: Bound, error: Any, message: Any) -> None:
+            if error is None and clock() < writer.good_until:
+                writer.done += 1
+                writer.last_number = record
+                writer.last_offset = message.offset()
+            else:
+                slow(send_state, writer, callback, record, error, message)
+
+        if callback is None or self._state.settings.only_errors:
+            return quietly
+        return as_is if writer.identity else in_logical_terms
+
+    @holds_lock
+    def _slowly(
+        self,
+        send_state: SendState,
+        writer: RouteWriter,
+        callback: Callback | None,
+        bound: Bound,
+        error: Any,
+        message: Any,
+    ) -> None:
+        sequence, every = bound if isinstance(bound, tuple) else (bound, None)
+        headers = every and every[:-1]  # without the stamp
+        key = message.key()
+        content = PendingRecord(
+            message.value(), key, timestamp_of(message), headers, callback, monotonic(), message, error
+        )
+        record = Outgoing(None if key is None else key_hash(key), sequence, content)
+        state = self._state
+        with state.lock:
+            valid = state.lease_valid()
+            answer = self._answer(writer, error, message)
+            if answer is not None:
+                finals = send_state.unplaced(writer, record, answer, lease_valid=valid)
+            elif error is None:
+                finals = send_state.acknowledged(writer, record, message.offset(), lease_valid=valid)
+            else:
+                finals = send_state.failed(writer, record)
+            if state.fatal is not None:
+                finals += send_state.give_up()
+            state.report(send_state, finals)
+            state.wake.set()
+
+    def _answer(self, writer: RouteWriter, error: Any, message: Any) -> Answer | None:
+        """Return what to look a record up for, None if its report says all.
+
+        Inside a transaction a rejected record makes the application abort, written or not.
+        """
+        if error is None:
+            return Answer.WRITTEN if message.offset() is None else None
+        sealable = (
+            writer.segment.kind is SegmentKind.PHANTOM and self._state.settings.transactional_id is None
+        )
+        return _ANSWERS.get(error.code()) if sealable else None
+
+
+def timestamp_of(message: Any) -> int:
+    """Return the record's own time for sending it again, 0 for none."""
+    kind, milliseconds = message.timestamp()
+    return int(milliseconds) if kind == CREATE_TIME else 0
+
 
 def with_stamp(headers: Headers, stamp: bytes) -> list[tuple[str, Any]]:
     """Return the application's headers, then the stamp."""
@@ -153,12 +283,12 @@ class _Count:
 
 
 class PassThroughSender:
-    """See the module. ``send`` is librdkafka's produce(), by position; ``reports``: by callback."""
+    """Gives librdkafka records as they are. ``reports``: the report functions by callback."""
 
     def __init__(self, state: ProducerState) -> None:
         self._state = state
         self._send = state.rdkafka.send
-        self.reports: dict[Callback | None, Callback | None] = {None: None}
+        self.reports: dict[Callback | None, Callback | None] = {}
         self._count: _Count | None = None
 
     def send(
@@ -176,7 +306,10 @@ class PassThroughSender:
         Raises:
             BufferError: its queue is full. KafkaException: it refused the record.
         """
-        report = self.report_for(callback)
+        try:
+            report = self.reports[callback]
+        except (KeyError, TypeError):
+            report = self.make_report(callback)
         count = self._count
         if count is None:
             self._send(topic, value, key, partition, report, None, timestamp, headers)
@@ -213,25 +346,9 @@ class PassThroughSender:
             self._count = None
             return True
 
-    def report_for(self, callback: Callback | None) -> Callback | None:
-        """Return the report function of one callback."""
-        try:
-            return self.reports[callback]
-        except (KeyError, TypeError):
-            return self.make(callback)
-
-    def make(self, callback: Callback | None) -> Callback | None:
+    def make_report(self, callback: Callback | None) -> Callback | None:
         """Return the report function of one callback, and remember it."""
-        if callback is None:
-            return None
-        report = self._report(callback)
-        if is_itself(callback):  # any other is wrapped per record
-            if len(self.reports) >= MAX_CACHED_REPORTS:
-                self.reports.clear()
-                self.reports[None] = None
-            with suppress(TypeError):  # not hashable
-                self.reports[callback] = report
-        return report
+        return _remember(self.reports, callback, None if callback is None else self._report(callback))
 
     def _report(self, callback: Callback) -> Callback:
         state = self._state

@@ -21,7 +21,6 @@ from confluent_kafka import KafkaError, murmur2
 from kpsplit.clock import monotonic
 from kpsplit.errors import ConfigurationError, KpsplitError, UsageError
 from kpsplit.kafka.logical_message import is_identity
-from kpsplit.producer.backlog import Tally
 from kpsplit.producer.config import ProducerSettings
 from kpsplit.producer.finality import Final, SegmentWriter
 from kpsplit.producer.locks import Busy, QuickLock
@@ -34,7 +33,7 @@ from kpsplit.producer.messages import (
     logical_message,
     lost_message,
 )
-from kpsplit.producer.send_state import PartitionSendState
+from kpsplit.producer.send_state import PartitionSendState, Tally
 from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment, Partitioner

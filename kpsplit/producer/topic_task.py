@@ -10,9 +10,9 @@ from confluent_kafka import KafkaError
 from kpsplit.clock import Deadline, monotonic
 from kpsplit.errors import AuthorizationError, ConfigurationError, KpsplitError
 from kpsplit.kafka.control_log import ControlTail
+from kpsplit.producer.lease import ControlFeed
 from kpsplit.producer.lookup import AutoCreation, PartitionCounts
 from kpsplit.producer.pending import HeldRecords
-from kpsplit.producer.registration import ControlFeed
 from kpsplit.producer.sending import PassThroughSender
 from kpsplit.producer.state import PASS_THROUGH, RouteWriter, SendState, TopicRoute, check_partitioner
 from kpsplit.splitter.control_plane import ControlView, to_answer

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
-from kpsplit.producer.backlog import Tally
-from kpsplit.producer.finality import Acknowledged, Answer, Final, Outgoing, Unplaced
+from kpsplit.producer.finality import Acknowledged, Answer, FenceTransactions, Final, Outgoing, Unplaced
 from kpsplit.producer.lease import owes
-from kpsplit.producer.send_state import FenceTransactions, PartitionSendState
+from kpsplit.producer.send_state import PartitionSendState, Tally
 from kpsplit.producer.state import ProducerState, RouteWriter
 from kpsplit.splitter import control_plane
 from kpsplit.splitter.control_plane import to_acknowledge, to_answer

@@ -13,8 +13,7 @@ import pytest
 from kpsplit.consumer.fetch.fetch_state import FetchState
 from kpsplit.errors import UnknownOutcomeError
 from kpsplit.producer import finality, lease
-from kpsplit.producer.backlog import Backlog
-from kpsplit.producer.send_state import PartitionSendState
+from kpsplit.producer.send_state import Backlog, PartitionSendState
 from kpsplit.producer.state import ProducerState
 from kpsplit.splitter import commits, control_plane, reading
 from kpsplit.splitter.claimed_log import ClaimedLog

@@ -19,11 +19,9 @@ from kpsplit.producer import metrics
 from kpsplit.producer.config import ProducerSettings
 from kpsplit.producer.fast_path import GeneralPath, make_produce
 from kpsplit.producer.fence_task import FenceTask
-from kpsplit.producer.lease import LeaseTask
+from kpsplit.producer.lease import ControlFeed, LeaseTask, Registration
 from kpsplit.producer.lookup import Search
 from kpsplit.producer.pending import HeldRecords
-from kpsplit.producer.registration import ControlFeed, Registration
-from kpsplit.producer.reports import Reporter
 from kpsplit.producer.sending import PassThroughSender, StampedSender
 from kpsplit.producer.state import PlainProducer, ProducerState, SendState, TopicRoute
 from kpsplit.producer.topic_task import TopicTask
@@ -354,8 +352,7 @@ class SimProducer:
         )
         plain = PlainProducer(self.client.send, self.client.poll, self.client.__len__, lambda _: 0)
         shared = self.shared = ProducerState(settings, instance, plain)
-        reporter = Reporter(shared)
-        stamped, passing = StampedSender(plain.send, reporter.report_for), PassThroughSender(shared)
+        stamped, passing = StampedSender(shared), PassThroughSender(shared)
         held = HeldRecords(shared, stamped.send, passing.send)
         feed = self.feed = ControlFeed(cast(Any, world), shared)
         self.tail = SimTail(world)
@@ -368,7 +365,7 @@ class SimProducer:
         self.fences = FenceTask(feed, held, lambda: False)
         self.topics = TopicTask(feed, held, passing, self.fences.watch)
         general = GeneralPath(shared, stamped, passing, held, lambda: None)
-        self._produce = make_produce(shared, self.client.send, reporter, passing, general.produce)
+        self._produce = make_produce(shared, self.client.send, stamped, passing, general.produce)
         self._duties = {
             name: getattr(owner, name)
             for owner in (self.lease, self.topics, self.fences)

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from kpsplit.producer.send_state import FenceTransactions, PartitionSendState
+from kpsplit.producer.finality import FenceTransactions
+from kpsplit.producer.send_state import PartitionSendState
 from kpsplit.splitter import control_plane
 from kpsplit.splitter.control_plane import to_acknowledge, to_answer
 from tests.sim import fence_real

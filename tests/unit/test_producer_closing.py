@@ -15,7 +15,7 @@ from kpsplit.errors import KpsplitError
 from kpsplit.kafka.connection import Connection
 from kpsplit.producer import client
 from kpsplit.producer.client import Producer
-from kpsplit.producer.registration import Registration
+from kpsplit.producer.lease import Registration
 from kpsplit.splitter.records.producers import Certificate
 from tests.unit.samples import fenced
 from tests.unit.test_producer_interrupts import whole_producer

@@ -7,9 +7,8 @@ import pytest
 from kpsplit.clock import monotonic
 from kpsplit.kafka.connection import Connection
 from kpsplit.producer.config import split_config
-from kpsplit.producer.lease import LeaseTask, owes
+from kpsplit.producer.lease import ControlFeed, LeaseTask, owes
 from kpsplit.producer.pending import HeldRecords
-from kpsplit.producer.registration import ControlFeed
 from kpsplit.producer.state import PlainProducer, ProducerState
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.key_range import WHOLE

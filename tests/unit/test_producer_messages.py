@@ -12,8 +12,8 @@ from kpsplit.producer.messages import (
     PendingRecord,
     failed_message,
     logical_message,
-    timestamp_of,
 )
+from kpsplit.producer.sending import timestamp_of
 from kpsplit.splitter.lineage import PhysicalPartition
 from tests.unit.samples import PARENT, UNSPLIT, life, phantom
 

@@ -8,8 +8,7 @@ import pytest
 from confluent_kafka import consistent
 
 from kpsplit.errors import ConfigurationError, UsageError
-from kpsplit.producer.backlog import Tally
-from kpsplit.producer.send_state import PartitionSendState
+from kpsplit.producer.send_state import PartitionSendState, Tally
 from kpsplit.producer.state import RouteWriter, TopicRoute, check_partitioner, complete_stamp
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from kpsplit.producer import send_state
-from kpsplit.producer.backlog import Tally
+from kpsplit.producer import finality
 from kpsplit.producer.fence_task import PauseClock, only_holds
-from kpsplit.producer.finality import Answer, Outgoing, SegmentWriter
-from kpsplit.producer.send_state import FailedNumbers, PartitionSendState
+from kpsplit.producer.finality import Answer, FailedNumbers, Outgoing, SegmentWriter
+from kpsplit.producer.send_state import PartitionSendState, Tally
 from kpsplit.splitter.key_range import WHOLE
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import Abort, EndedBy, PartitionState
@@ -453,16 +452,16 @@ def test_an_outage_costs_no_memory_however_many_records_fail_in_a_row() -> None:
 
 
 def test_who_fails_here_and_there_for_ever_is_counted_and_named_no_more() -> None:
-    noted = failed(*range(0, 4 * send_state.MOST_RUNS, 2))
-    assert noted.count == 2 * send_state.MOST_RUNS
+    noted = failed(*range(0, 4 * finality.MOST_RUNS, 2))
+    assert noted.count == 2 * finality.MOST_RUNS
     assert (noted.numbers(), len(noted)) == (None, 0)
     noted.add([5])
-    assert noted.count == 2 * send_state.MOST_RUNS + 1
+    assert noted.count == 2 * finality.MOST_RUNS + 1
 
 
 def test_more_numbers_than_a_certificate_can_hold_are_counted_and_named_no_more() -> None:
-    noted = failed(*range(send_state.MOST_NAMED + 1))
-    assert (noted.numbers(), noted.count) == (None, send_state.MOST_NAMED + 1)
+    noted = failed(*range(finality.MOST_NAMED + 1))
+    assert (noted.numbers(), noted.count) == (None, finality.MOST_NAMED + 1)
 
 
 def test_the_pause_of_a_second_attempt_is_reported_as_its_own() -> None:

@@ -20,7 +20,6 @@ from kpsplit.producer.messages import PendingRecord
 from kpsplit.producer.metrics import certificates
 from kpsplit.producer.pending import HeldRecords
 from kpsplit.producer.polling import Polling, Transactions
-from kpsplit.producer.reports import Reporter
 from kpsplit.producer.send_state import PartitionSendState
 from kpsplit.producer.sending import PassThroughSender, StampedSender
 from kpsplit.producer.state import (
@@ -98,8 +97,7 @@ class Ground:
             lambda topic: self.counts[topic],
         )
         self.state = ProducerState(parsed, 7, plain)
-        self.reporter = Reporter(self.state)
-        self.stamped = StampedSender(self.rdkafka.produce, self.reporter.report_for)
+        self.stamped = StampedSender(self.state)
         self.plain = PassThroughSender(self.state)
         self.held = HeldRecords(self.state, self.stamped.send, self.plain.send)
         self.fence: SendState = PartitionSendState(
@@ -118,7 +116,7 @@ class Ground:
 
     def producing(self, general: Any, callback: Any = None) -> Callable[..., None]:
         self.state.settings = replace(self.state.settings, on_delivery=callback)
-        return make_produce(self.state, self.rdkafka.produce, self.reporter, self.plain, general)
+        return make_produce(self.state, self.rdkafka.produce, self.stamped, self.plain, general)
 
     def content(self, value: bytes = b"v", **more: Any) -> PendingRecord:
         given = {"timestamp": 0, "headers": None, "callback": self.callback, "accepted_at": monotonic()}
