@@ -16,7 +16,34 @@ from kpsplit import errors
 from kpsplit.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from kpsplit.admin import Admin
+    from kpsplit.admin import (
+        Admin,
+        Check,
+        Connection,
+        Enrolment,
+        Findings,
+        Forgettable,
+        HotKey,
+        KeyRange,
+        Lineage,
+        Observer,
+        Outcome,
+        Partitioner,
+        PartitionProgress,
+        PartitionStatus,
+        PhysicalPartition,
+        Plan,
+        Report,
+        Retirable,
+        Seek,
+        SeekTarget,
+        Segment,
+        SetAside,
+        StepDone,
+        Whence,
+        ignore_steps,
+        read_properties,
+    )
     from kpsplit.consumer.client import Consumer
     from kpsplit.consumer.deserializing import DeserializingConsumer
     from kpsplit.consumer.run.handlers import Output, Record
@@ -27,21 +54,8 @@ if TYPE_CHECKING:
     from kpsplit.consumer.state.slot_view import BYTES, JSON, TEXT, UNSIGNED, Serde, SlotView, Work
     from kpsplit.consumer.state.slots import SlotId
     from kpsplit.consumer.state.store import StateStore
-    from kpsplit.control.doctor import Findings, SetAside
-    from kpsplit.control.group_progress import PartitionProgress
-    from kpsplit.control.plans import Check, HotKey, Plan
-    from kpsplit.control.retirement import Retirable
-    from kpsplit.control.seeking import Forgettable, Seek, SeekTarget, Whence
-    from kpsplit.control.session import ignore_steps
-    from kpsplit.control.status import PartitionStatus, Report
-    from kpsplit.kafka.connection import Connection, read_properties
     from kpsplit.producer.client import Producer, SerializingProducer
     from kpsplit.producer.metrics import LayoutStats, PartitionStats
-    from kpsplit.splitter.driver import Observer, StepDone
-    from kpsplit.splitter.key_range import KeyRange
-    from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
-    from kpsplit.splitter.partition_state import Outcome
-    from kpsplit.splitter.records.control import Enrolment, Partitioner
 
 __version__ = "0.1.0"
 
@@ -108,81 +122,43 @@ __all__ = [
 ]
 
 _HOMES = {
-    "kpsplit.producer.client": (
-        "Producer",
-        "SerializingProducer",
-    ),
-    "kpsplit.producer.metrics": (
-        "LayoutStats",
-        "PartitionStats",
-    ),
+    "kpsplit.producer.client": ("Producer", "SerializingProducer"),
+    "kpsplit.producer.metrics": ("LayoutStats", "PartitionStats"),
     "kpsplit.consumer.client": ("Consumer",),
     "kpsplit.consumer.deserializing": ("DeserializingConsumer",),
-    "kpsplit.consumer.run.handlers": (
-        "Output",
-        "Record",
-    ),
-    "kpsplit.consumer.run.policies": (
-        "Retry",
-        "Stop",
-        "Skip",
-        "DeadLetter",
-        "HandlerError",
-        "RunOptions",
-    ),
+    "kpsplit.consumer.run.handlers": ("Output", "Record"),
+    "kpsplit.consumer.run.policies": ("Retry", "Stop", "Skip", "DeadLetter", "HandlerError", "RunOptions"),
     "kpsplit.consumer.run.work_queue": ("RunStats",),
     "kpsplit.consumer.run.remote": ("WorkerDiedError",),
     "kpsplit.consumer.state.store": ("StateStore",),
-    "kpsplit.consumer.state.slot_view": (
-        "SlotView",
-        "Work",
-        "Serde",
-        "BYTES",
-        "TEXT",
-        "JSON",
-        "UNSIGNED",
-    ),
+    "kpsplit.consumer.state.slot_view": ("SlotView", "Work", "Serde", "BYTES", "TEXT", "JSON", "UNSIGNED"),
     "kpsplit.consumer.state.slots": ("SlotId",),
     "kpsplit.consumer.state.owned": ("SlotGoneError",),
-    "kpsplit.admin": ("Admin",),
-    "kpsplit.splitter.lineage": (
+    "kpsplit.admin": (
+        "Admin",
         "PhysicalPartition",
         "Lineage",
         "Segment",
-    ),
-    "kpsplit.splitter.key_range": ("KeyRange",),
-    "kpsplit.splitter.records.control": (
+        "KeyRange",
         "Partitioner",
         "Enrolment",
-    ),
-    "kpsplit.splitter.partition_state": ("Outcome",),
-    "kpsplit.splitter.driver": (
+        "Outcome",
         "Observer",
         "StepDone",
-    ),
-    "kpsplit.control.session": ("ignore_steps",),
-    "kpsplit.control.plans": (
+        "ignore_steps",
         "Plan",
         "Check",
         "HotKey",
-    ),
-    "kpsplit.control.status": (
         "Report",
         "PartitionStatus",
-    ),
-    "kpsplit.control.group_progress": ("PartitionProgress",),
-    "kpsplit.control.seeking": (
+        "PartitionProgress",
+        "Retirable",
         "Seek",
         "SeekTarget",
         "Whence",
         "Forgettable",
-    ),
-    "kpsplit.control.retirement": ("Retirable",),
-    "kpsplit.control.doctor": (
         "Findings",
         "SetAside",
-    ),
-    "kpsplit.kafka.connection": (
         "Connection",
         "read_properties",
     ),

@@ -19,25 +19,57 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from kpsplit.clock import Deadline
-from kpsplit.control import doctor, enrolment, examination, own_topics
+from kpsplit.control import doctor, enrolment, examination
 from kpsplit.control.doctor import Findings, SetAside
-from kpsplit.control.group_progress import PartitionProgress, group_progress
 from kpsplit.control.operations import PartitionOperations
-from kpsplit.control.planning import Planner
-from kpsplit.control.plans import Check, Plan
-from kpsplit.control.retirement import Retirable
-from kpsplit.control.seeking import Forgettable, Seek, Seeker, SeekTarget
+from kpsplit.control.plans import Check, HotKey, Plan
+from kpsplit.control.seeking import Forgettable, Seek, Seeker, SeekTarget, Whence
 from kpsplit.control.session import ClusterSession, ignore_steps
-from kpsplit.control.status import PartitionStatus, Report, statuses
-from kpsplit.errors import ConflictError
-from kpsplit.kafka.connection import Connection
+from kpsplit.control.status import (
+    PartitionProgress,
+    PartitionStatus,
+    Report,
+    Retirable,
+    group_progress,
+    statuses,
+)
+from kpsplit.kafka.connection import Connection, read_properties
 from kpsplit.splitter.control_plane import ControlView, Registrations
-from kpsplit.splitter.driver import Observer
+from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.key_range import KeyRange, Sizing
-from kpsplit.splitter.lineage import Lineage, PhysicalPartition
+from kpsplit.splitter.lineage import Lineage, PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import Outcome
 from kpsplit.splitter.records.control import Enrolment, Partitioner
+
+__all__ = [
+    "Admin",
+    "PhysicalPartition",
+    "KeyRange",
+    "Partitioner",
+    "Enrolment",
+    "Lineage",
+    "Segment",
+    "Plan",
+    "Check",
+    "HotKey",
+    "Report",
+    "Outcome",
+    "PartitionStatus",
+    "PartitionProgress",
+    "Seek",
+    "SeekTarget",
+    "Whence",
+    "Retirable",
+    "Forgettable",
+    "Findings",
+    "SetAside",
+    "Observer",
+    "StepDone",
+    "ignore_steps",
+    "Connection",
+    "read_properties",
+]
+"""The names of programs that operate; ``kpsplit`` has them all."""
 
 MAX_PAUSE_MS = 10_000
 """Milliseconds for which an operation may hold up producers, unless another limit is given."""
@@ -60,7 +92,7 @@ class Admin:
     def __init__(self, config: Mapping[str, Any] | Connection, timeout_seconds: float = 60.0) -> None:
         connection = config if isinstance(config, Connection) else Connection(config)
         self._session = ClusterSession(connection, timeout_seconds)
-        self._planner = Planner(self._session.admin)
+        self._seeker = Seeker(self._session)
 
     def __enter__(self) -> Self:
         return self
@@ -88,7 +120,7 @@ class Admin:
                 nothing was changed.
             ConflictError: another lease is set and topics are enrolled already.
         """
-        return own_topics.initialise(self._session, lease_ms, offsets_partitions)
+        return enrolment.initialise(self._session, lease_ms, offsets_partitions)
 
     def enrol(
         self,
@@ -169,9 +201,7 @@ class Admin:
         Raises:
             UsageError: no such partition or range, not enrolled, or ``ranges`` is out of bounds.
         """
-        deadline = self._session.begin()
-        view = self._session.read(deadline)
-        return self._planner.split(parent, view, ranges, of, even, sample, deadline, sizing)
+        return self._on(parent).plan_split(ranges, of, even, sample, sizing)
 
     def plan_merge(self, parent: PhysicalPartition, range_: KeyRange | None = None) -> Plan:
         """Plan the merge of the open segments in a range (None: of all, back into the parent).
@@ -181,8 +211,7 @@ class Admin:
         Raises:
             UsageError: the partition is not split or not enrolled, or open ranges do not add up to the range.
         """
-        deadline = self._session.begin()
-        return self._planner.merge(parent, self._session.read(deadline), range_, deadline)
+        return self._on(parent).plan_merge(range_)
 
     def run(
         self,
@@ -328,9 +357,7 @@ class Admin:
             UsageError: the topic is not enrolled; or, unless it is to be a ``new_group``, the group has
                 neither commits nor members. ConflictError: the group has members on the topic.
         """
-        deadline = self._session.begin()
-        state = self._session.state(parent, deadline)
-        return self._seeker().plan(group, state, range_, target, deadline, new_group=new_group)
+        return self._seeker.plan(group, parent, range_, target, new_group)
 
     def seek(self, seek: Seek) -> None:
         """Carry out a seek.
@@ -338,10 +365,7 @@ class Admin:
         Raises:
             ConflictError: the group has members on the topic now, or the partition was split or merged.
         """
-        deadline = self._session.begin()
-        if self._session.state(seek.state.parent, deadline).epoch != seek.state.epoch:
-            raise ConflictError(f"{seek.state.parent} was split or merged meanwhile", hint="retry")
-        self._seeker().carry_out(seek, self._session.operator, deadline)
+        self._seeker.carry_out(seek)
 
     def plan_forget_group(self, group: str, topic: str) -> Forgettable:
         """Return what ``forget_group`` would remove.
@@ -350,7 +374,7 @@ class Admin:
             UsageError: the topic is not enrolled, or the group has committed nothing there.
             ConflictError: the group has members on it.
         """
-        return self._forgettable(group, topic, self._session.begin())
+        return self._seeker.plan_forget(group, topic)
 
     def forget_group(self, found: Forgettable) -> None:
         """Remove what a group has committed on a topic: it is as if it had never read it.
@@ -358,17 +382,7 @@ class Admin:
         Raises:
             ConflictError: the group has members on the topic now, or has committed something since.
         """
-        deadline = self._session.begin()
-        if self._forgettable(found.group, found.topic, deadline) != found:
-            raise ConflictError(f"group {found.group} has committed meanwhile on {found.topic}", hint="retry")
-        self._seeker().forget(found, deadline)
-
-    def _forgettable(self, group: str, topic: str, deadline: Deadline) -> Forgettable:
-        session = self._session
-        first = session.state(PhysicalPartition(topic, 0), deadline)
-        count = session.admin.partition_count(topic, deadline)
-        rest = [session.state(PhysicalPartition(topic, n), deadline) for n in range(1, count)]
-        return self._seeker().plan_forget(group, [first, *rest], deadline)
+        self._seeker.forget(found)
 
     def forget_records(self, records: Iterable[SetAside]) -> None:
         """Remove records that ``findings`` has set aside.
@@ -380,8 +394,5 @@ class Admin:
         """
         examination.forget(self._session, records)
 
-    def _on(self, parent: PhysicalPartition, observer: Observer) -> PartitionOperations:
-        return PartitionOperations(self._session, self._planner, parent, observer)
-
-    def _seeker(self) -> Seeker:
-        return Seeker(self._session.admin)
+    def _on(self, parent: PhysicalPartition, observer: Observer = ignore_steps) -> PartitionOperations:
+        return PartitionOperations(self._session, parent, observer)

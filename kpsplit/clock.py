@@ -29,6 +29,11 @@ monotonic = monotonic_clock(time, sys.platform)
 """Seconds that also pass while the machine is suspended, if the system counts them: leases depend on it."""
 
 
+def wall_ms() -> int:
+    """Return the wall clock in milliseconds: for people, no decision depends on it."""
+    return time.time_ns() // 1_000_000
+
+
 class Deadline:
     """A point in monotonic time, handed down a whole call. ``clock``: another one than the system's."""
 

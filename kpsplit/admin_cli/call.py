@@ -218,7 +218,7 @@ def _sorted(states: Iterable[PartitionState]) -> list[PartitionState]:
 
 
 def _in_words(state: PartitionState) -> str:
-    from kpsplit.control.facts import under_way
+    from kpsplit.control.plans import under_way
 
     if state.last is not None and can_be_begun_anew(state):
         attempt = state.last.attempt

@@ -37,7 +37,7 @@ from kpsplit.consumer.reading import Reading
 from kpsplit.consumer.slots.assigned import IN_SINK
 from kpsplit.consumer.slots.assigned_slots import AssignedSlots
 from kpsplit.consumer.slots.initializer import EnrolmentGuard, SlotInitializer
-from kpsplit.control.slots_topic import GrowingSlots
+from kpsplit.control.own_topics import GrowingSlots
 from kpsplit.errors import AuthorizationError, FutureVersionError, KpsplitError
 from kpsplit.kafka.error_map import error_of, translate
 

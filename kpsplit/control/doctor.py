@@ -14,9 +14,8 @@ from itertools import groupby
 
 from kpsplit.control.facts import OpenTransaction
 from kpsplit.control.own_topics import misfits, own_topics
-from kpsplit.control.plans import Check
+from kpsplit.control.plans import WRITERS, Check, Sample
 from kpsplit.control.preconditions import LogFacts, truncation
-from kpsplit.control.sampling import WRITERS, Sample
 from kpsplit.control.subtopics import SEALED_CONFIG, copied_config, is_sealed
 from kpsplit.errors import duration
 from kpsplit.kafka.cluster_admin import TopicFacts

@@ -1,6 +1,7 @@
-"""Enrolment: a topic is recorded with its slots, one lease passes, and only then it is settled.
+"""Setting up: kpsplit's own topics with the cluster's settings, then the topics of applications.
 
-See the protocol, sections 6.10 and 10.10.
+Enrolment: a topic is recorded with its slots, one lease passes, and only then it is settled (protocol,
+sections 6.10 and 10.10).
 """
 
 from __future__ import annotations
@@ -8,10 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.control.plans import Check
-from kpsplit.control.sampling import Sample, partitioner_check, sample_partition
+from kpsplit.control.own_topics import AGAIN, SlotsTopics, create_own_topics
+from kpsplit.control.plans import Check, Sample, partitioner_check, sample_partition
 from kpsplit.control.session import ClusterSession, lease_seconds, wait_a_lease
-from kpsplit.control.slots_topic import SlotsTopics
 from kpsplit.errors import ConflictError, DeadlineExceededError, UsageError, behind_a_change, duration
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
 from kpsplit.kafka.groups import range_commits
@@ -19,14 +19,62 @@ from kpsplit.kafka.offset_log import offset_log_partitions
 from kpsplit.splitter.control_plane import ControlView
 from kpsplit.splitter.driver import Observer, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
-from kpsplit.splitter.records.control import Enrolment, Partitioner, encode_enrolment
+from kpsplit.splitter.records.control import (
+    DEFAULT_LEASE_MS,
+    Enrolment,
+    Partitioner,
+    Settings,
+    decode_settings,
+    encode_enrolment,
+    encode_settings,
+)
 from kpsplit.splitter.records.keys import (
     CONTROL_TOPIC,
     OFFSETS_TOPIC,
+    SETTINGS_KEY,
     enrolment_key,
     offsets_partition,
     slots_topic,
 )
+
+MOST_OFFSETS_PARTITIONS = 10_000
+
+
+def settings_to_write(view: ControlView, lease_ms: int | None) -> Settings | None:
+    """Return the settings that are to be written, None if those in force stay.
+
+    Raises:
+        ConflictError: another lease is in force, and producers of enrolled topics count on it.
+        RecordError: the lease is out of bounds.
+    """
+    wanted = Settings(lease_ms if lease_ms is not None else DEFAULT_LEASE_MS)
+    decode_settings(encode_settings(wanted))
+    if not view.initialised:
+        return wanted
+    if lease_ms is None or wanted == view.settings:
+        return None
+    if view.enrolments:
+        raise ConflictError(
+            f"the lease is {view.settings.lease_ms} ms; producers of enrolled topics count on it",
+            hint="keep it: leave the lease away, or give the same",
+        )
+    return wanted
+
+
+def initialise(session: ClusterSession, lease_ms: int | None, offsets_partitions: int | None) -> list[str]:
+    """Create kpsplit's topics and write the settings; as ``Admin.initialise``."""
+    deadline = session.begin()
+    if offsets_partitions is not None and not 1 <= offsets_partitions <= MOST_OFFSETS_PARTITIONS:
+        raise UsageError(
+            f"offset-log partitions must be 1 to {MOST_OFFSETS_PARTITIONS}, got {offsets_partitions}"
+        )
+    created = create_own_topics(session.admin, offsets_partitions, deadline)
+    with behind_a_change(AGAIN, done=bool(created)):
+        settings = settings_to_write(session.read(deadline), lease_ms)
+        if settings is not None:
+            wait_a_lease(session.tail(deadline), deadline)  # an enrolment waits for the new lease only
+            session.writer().write(CONTROL_TOPIC, SETTINGS_KEY, encode_settings(settings), deadline)
+    return created
 
 
 def withdraw_commits(session: ClusterSession, topic: TopicFacts, deadline: Deadline) -> tuple[str, ...]:

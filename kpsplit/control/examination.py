@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from kpsplit.clock import Deadline
+from kpsplit.clock import Deadline, wall_ms
 from kpsplit.control.doctor import OVERWRITTEN, Findings, SetAside, producers_set_aside
 from kpsplit.control.facts import FactsGatherer
-from kpsplit.control.plans import wall_ms
+from kpsplit.control.plans import Sample, sample_partition
 from kpsplit.control.preconditions import LogFacts
-from kpsplit.control.sampling import Sample, sample_partition
 from kpsplit.control.session import ClusterSession
 from kpsplit.errors import CheckFailedError, ConflictError, FutureVersionError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts
-from kpsplit.kafka.connection import Connection
 from kpsplit.kafka.control_log import ControlTail
 from kpsplit.kafka.offset_log import OffsetExamination
 from kpsplit.kafka.producers_log import ProducersLog
@@ -41,7 +39,7 @@ def examine(admin: ClusterAdmin, deadline: Deadline) -> Findings:
     offsets = OffsetExamination(len(log.partitions) if log else 0)
     if log:
         offsets.read(admin.connection, deadline)
-    view, newer = _view(admin.connection, names, deadline)
+    view, newer = _view(admin, names, deadline)
     topics |= _of_lineages(admin, view, listed, deadline)
     unlisted = {slots_topic(t) for t, e in view.enrolments.items() if e.slots} - listed.keys()
     counted = topics | {name: topic for name, topic in admin.certain(unlisted, deadline).items() if topic}
@@ -56,9 +54,7 @@ def examine(admin: ClusterAdmin, deadline: Deadline) -> Findings:
         logs=logs,
         now_ms=wall_ms(),
         newer=(newer,) if newer else (),
-        set_aside=tuple(
-            sorted([*_of_producers(admin.connection, view, names, deadline), *_of_offsets(offsets, view)])
-        ),
+        set_aside=tuple(sorted([*_of_producers(admin, view, names, deadline), *_of_offsets(offsets, view)])),
         open_transaction=gatherer.hung(_own_places(counts), deadline),
         plain=_plain(admin, view, logs, deadline),
     )
@@ -83,12 +79,10 @@ def _plain(
     return found
 
 
-def _view(
-    connection: Connection, names: frozenset[str], deadline: Deadline
-) -> tuple[ControlView, str | None]:
+def _view(admin: ClusterAdmin, names: frozenset[str], deadline: Deadline) -> tuple[ControlView, str | None]:
     if CONTROL_TOPIC not in names:
         return ControlView(), None
-    tail = ControlTail(connection)
+    tail = ControlTail(admin.connection)
     try:
         tail.read_to_end(deadline)
     except FutureVersionError as error:
@@ -99,10 +93,10 @@ def _view(
 
 
 def _of_producers(
-    connection: Connection, view: ControlView, names: frozenset[str], deadline: Deadline
+    admin: ClusterAdmin, view: ControlView, names: frozenset[str], deadline: Deadline
 ) -> Iterator[SetAside]:
     if PRODUCERS_TOPIC in names:
-        log = ProducersLog(connection)
+        log = ProducersLog(admin.connection)
         try:
             yield from producers_set_aside(view, log.read(deadline), log.garbage)
         finally:

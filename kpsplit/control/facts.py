@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 from confluent_kafka import IsolationLevel
 
 from kpsplit.clock import Deadline
-from kpsplit.control.plans import Check, wall_ms
+from kpsplit.control.plans import Check, under_way
 from kpsplit.control.preconditions import Facts, LogFacts
 from kpsplit.errors import KpsplitError, duration
 from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, allowed_on
@@ -22,33 +21,13 @@ from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import Attempt, OperationKind, PartitionState, SubTopicState
 from kpsplit.splitter.records.keys import OWN_TOPICS
 from kpsplit.splitter.rights import Right, lacking
+from kpsplit.splitter.steps import closing_segments
 
 TRANSACTION_SECONDS = 4.0
 """An open transaction that stays for longer is reported."""
 
-LATEST_MS = 253_402_300_799_000
-"""The last second of the year 9999, the latest time that can be shown."""
-
 _MARKER_SECONDS = 3.0
 _PAUSE = 0.1
-
-
-def under_way(state: PartitionState) -> str | None:
-    """Return which operator does what since when, None if no operation is in progress."""
-    attempt = state.attempt
-    if attempt is None:
-        return None
-    since = datetime.fromtimestamp(min(attempt.started_ms, LATEST_MS) / 1000, UTC).strftime(
-        "%Y-%m-%d %H:%M:%S UTC"
-    )
-    return (
-        f"{state.parent}: a {attempt.kind} by {attempt.operator} is in progress since {since} ({state.phase})"
-    )
-
-
-def attempt_age(attempt: Attempt | None) -> float | None:
-    """Return the seconds since an attempt began, by wall clocks: for people only."""
-    return None if attempt is None else max(0.0, (wall_ms() - attempt.started_ms) / 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +169,3 @@ class FactsGatherer:
 def newest_mark(state: PartitionState, place: PhysicalPartition) -> int | None:
     """Return where the newest marker of a physical partition stands, None if it has none."""
     return max((s.end for s in state.lineage if s.source == place and s.end is not None), default=None)
-
-
-def closing_segments(state: PartitionState, attempt: Attempt) -> tuple[Segment, ...]:
-    """Return the segments that an attempt would close; unknown ones are left out."""
-    known = {s.id: s for s in state.lineage}
-    if not all(i in known for i in attempt.sources):
-        return ()
-    ids = replace(state, attempt=attempt).closing_segments()
-    return tuple(known[i] for i in ids)

@@ -1,4 +1,4 @@
-"""Runs, resumes and aborts the operation of one partition, after everything was looked at again."""
+"""The operations of one partition: planned, and run after everything was looked at again."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from kpsplit.control.enrolment import enroller
 from kpsplit.control.planning import Planner
 from kpsplit.control.plans import Plan
 from kpsplit.control.preconditions import LOG_WHOLE, refusal
-from kpsplit.control.retirement import Retirable, Retirement
-from kpsplit.control.runner import Runner, refuse_moved_on
+from kpsplit.control.runner import Retirement, Runner, refuse_moved_on
 from kpsplit.control.session import ClusterSession
-from kpsplit.control.status import Report
+from kpsplit.control.status import Report, Retirable
 from kpsplit.errors import UsageError, behind_a_change
 from kpsplit.splitter.driver import Observer
+from kpsplit.splitter.key_range import KeyRange, Sizing
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import Attempt, Outcome
 
@@ -21,20 +21,31 @@ LONGEST_PAUSE_MS = 600_000
 class PartitionOperations:
     """The operations of one partition. One thread."""
 
-    def __init__(
-        self, session: ClusterSession, planner: Planner, parent: PhysicalPartition, observer: Observer
-    ) -> None:
+    def __init__(self, session: ClusterSession, parent: PhysicalPartition, observer: Observer) -> None:
         self._session = session
-        self._planner = planner
+        self._planner = Planner(session.admin)
         self._parent = parent
         self._observer = observer
+
+    def plan_split(
+        self, ranges: int, of: KeyRange | None, even: bool, sample: int, sizing: Sizing | None
+    ) -> Plan:
+        """Plan a split; as ``Admin.plan_split``."""
+        deadline = self._session.begin()
+        view = self._session.read(deadline)
+        return self._planner.split(self._parent, view, ranges, of, even, sample, deadline, sizing)
+
+    def plan_merge(self, range_: KeyRange | None) -> Plan:
+        """Plan a merge; as ``Admin.plan_merge``."""
+        deadline = self._session.begin()
+        return self._planner.merge(self._parent, self._session.read(deadline), range_, deadline)
 
     def run(self, plan: Plan, max_pause_ms: int, force: bool) -> Report:
         """Run a plan; as ``Admin.run``."""
         deadline = self._session.begin()
         _check_pause(max_pause_ms)
         with self._runner() as runner:
-            state = runner.peek(deadline)
+            state = runner.log.peek(deadline)
             view = self._session.read(deadline)
             refuse_moved_on(plan, state)
             topic = plan.parent.topic
@@ -57,7 +68,7 @@ class PartitionOperations:
             _check_pause(max_pause_ms)
         self._session.read_about(self._parent, deadline)
         with self._runner() as runner:
-            runner.peek(deadline)
+            runner.log.peek(deadline)
             if thaw:
                 runner.thaw(deadline)
                 return None
@@ -75,7 +86,7 @@ class PartitionOperations:
         deadline = self._session.begin()
         self._session.read_about(self._parent, deadline)
         with self._runner() as runner:
-            attempt = runner.peek(deadline).attempt
+            attempt = runner.log.peek(deadline).attempt
             return None if attempt is None else runner.abort(attempt.id, reason, deadline)
 
     def retire(self, force: bool) -> list[str]:
@@ -93,7 +104,7 @@ class PartitionOperations:
             return self._retirement(runner).plan(force, deadline)
 
     def _retirement(self, runner: Runner) -> Retirement:
-        return Retirement(self._session.admin, runner, self._observer)
+        return Retirement(self._session.admin, runner.log, self._observer)
 
     def _runner(self) -> Runner:
         session = self._session

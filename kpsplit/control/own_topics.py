@@ -1,27 +1,42 @@
-"""kpsplit's own topics: created with the right policy, or refused by name (protocol, section 4)."""
+"""kpsplit's own topics: created with the right policy, or refused by name (protocol, section 4).
+
+The slots topic of a topic has P x R empty partitions, made to be assigned (protocol, section 10.1). It holds
+no records, and takes none: ``max.message.bytes`` is 0. A topic of its name that is not like that is somebody
+else's, and is left alone. ``kpsplit enroll`` makes it. Where the topic grows, members of groups add its slots
+(``GrowingSlots``), or ``kpsplit enroll`` does when it is run again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
-from kpsplit.clock import Deadline
-from kpsplit.control.session import ClusterSession, wait_a_lease
-from kpsplit.errors import CheckFailedError, ConflictError, UsageError, behind_a_change
-from kpsplit.kafka.cluster_admin import ClusterAdmin, TopicFacts, await_served
-from kpsplit.kafka.producers_log import AcknowledgedWriter
-from kpsplit.splitter.control_plane import ControlView
-from kpsplit.splitter.records.control import DEFAULT_LEASE_MS, Settings, decode_settings, encode_settings
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from kpsplit.clock import Deadline, monotonic
+from kpsplit.control.subtopics import TAKES_NOTHING
+from kpsplit.errors import CheckFailedError, ConflictError, KpsplitError, behind_a_change
+from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts, await_served
+from kpsplit.kafka.error_map import error_of, translate
+from kpsplit.splitter.key_range import MAX_SLOTS, check_slots, default_slots, unread_text, without_slots
+from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.records.control import (
+    Enrolment,
+)
 from kpsplit.splitter.records.keys import (
     CONTROL_PARTITIONS,
     CONTROL_TOPIC,
     OFFSETS_TOPIC,
     PRODUCERS_TOPIC,
-    SETTINGS_KEY,
+    slots_topic,
 )
 
 REPLICATION = 3
-MOST_OFFSETS_PARTITIONS = 10_000
 DEFAULT_OFFSETS_PARTITIONS = 16
 AGAIN = "run kpsplit init again: it goes on from there"
 _MIN_MESSAGE_BYTES = 1_000_000
@@ -148,43 +163,228 @@ def _counts(wanted: tuple[OwnTopic, ...], found: Mapping[str, TopicFacts | None]
     return counts
 
 
-def settings_to_write(view: ControlView, lease_ms: int | None) -> Settings | None:
-    """Return the settings that are to be written, None if those in force stay.
+_log = logging.getLogger(__name__)
+
+_PAUSE = 0.05
+_LOOK_AGAIN_SECONDS = 1.0
+"""How soon it is looked whether slots that were added are there."""
+
+
+def wanted_slots(partitions: int, known: Enrolment | None, asked: int | None, existing: int | None) -> int:
+    """Return how many slots each partition of a topic has, or is to have.
+
+    Args:
+        partitions: of the topic.
+        known: its enrolment, None if it has none.
+        asked: what the user wants, None: whatever is there, else the default.
+        existing: how many partitions a slots topic has already that was never recorded: from an enrolment
+            that was broken off.
 
     Raises:
-        ConflictError: another lease is in force, and producers of enrolled topics count on it.
-        RecordError: the lease is out of bounds.
+        UsageError: the number asked for is out of bounds.
+        ConflictError: the topic has another number; it is fixed.
     """
-    wanted = Settings(lease_ms if lease_ms is not None else DEFAULT_LEASE_MS)
-    decode_settings(encode_settings(wanted))
-    if not view.initialised:
-        return wanted
-    if lease_ms is None or wanted == view.settings:
-        return None
-    if view.enrolments:
-        raise ConflictError(
-            f"the lease is {view.settings.lease_ms} ms; producers of enrolled topics count on it",
-            hint="keep it: leave the lease away, or give the same",
+    if asked is not None:
+        check_slots(asked)
+    if known is not None and known.slots is not None:
+        if asked not in (None, known.slots):
+            raise ConflictError(
+                f"topic {known.topic} has {known.slots} slots per partition, not {asked}",
+                hint=f"groups share it by them: leave --slots away, or give --slots {known.slots}",
+            )
+        return known.slots
+    if asked is not None:
+        return asked
+    left_over = existing is not None and existing % partitions == 0
+    if existing is not None and left_over and 1 <= existing // partitions <= MAX_SLOTS:
+        return existing // partitions
+    return default_slots(partitions)
+
+
+def misfit(found: TopicFacts, wanted: int, replication: int, *, may_grow: int | None) -> str | None:
+    """Return what is wrong with an existing slots topic, None if nothing is.
+
+    ``may_grow``: the number of slots in force (None: nothing was recorded yet); the slots topic may then have
+    fewer partitions than are wanted, in whole slots, because the topic has grown.
+    """
+    count = len(found.partitions)
+    growing = may_grow is not None and count < wanted and count % may_grow == 0
+    if count != wanted and not growing:
+        return f"it has {count} partitions, not {wanted}"
+    if found.replication < replication:
+        return f"its replication factor is {found.replication}, not {replication}"
+    return None
+
+
+class SlotsTopics:
+    """Creates and repairs slots topics. Not thread safe."""
+
+    def __init__(self, admin: ClusterAdmin) -> None:
+        self._admin = admin
+
+    def decide(self, topic: TopicFacts, known: Enrolment | None, asked: int | None) -> int:
+        """Return how many slots each partition of a topic is to have; as ``wanted_slots``."""
+        existing = self._admin.topics().get(slots_topic(topic.name))
+        return wanted_slots(len(topic.partitions), known, asked, existing)
+
+    def ensure(self, topic: TopicFacts, slots: int, recorded: bool, deadline: Deadline) -> bool:
+        """Create a topic's slots topic, or add partitions where the topic has grown; return whether it did.
+
+        Args:
+            topic: the topic.
+            slots: per partition.
+            recorded: whether this number is in the enrolment already.
+            deadline: of the whole call.
+
+        Raises:
+            CheckFailedError: there is a topic of that name that is no slots topic; it was left alone.
+            AuthorizationError: it must not be created.
+            DeadlineExceededError: not every broker serves it in time.
+        """
+        name, wanted = slots_topic(topic.name), len(topic.partitions) * slots
+        replication = min(REPLICATION, len(self._admin.brokers()))
+        created = name not in self._admin.topics() and self._create(name, wanted, replication, deadline)
+        count = wanted if created else self._checked(name, wanted, replication, slots if recorded else None)
+        if count < wanted:
+            self._grow(name, wanted, deadline)
+        if created or count < wanted:
+            await_served(self._admin, {name: wanted}, deadline)
+        return created or count < wanted
+
+    def _create(self, name: str, partitions: int, replication: int, deadline: Deadline) -> bool:
+        config = dict([TAKES_NOTHING])
+        return self._admin.create(
+            name, config, partitions=partitions, replication=replication, seconds=_within(deadline)
         )
-    return wanted
 
+    def _checked(self, name: str, wanted: int, replication: int, may_grow: int | None) -> int:
+        """Return how many partitions an existing slots topic has."""
+        found = self._admin.describe(name)
+        wrong = misfit(found, wanted, replication, may_grow=may_grow)
+        if wrong is None and self._holds_records(name, len(found.partitions)):
+            wrong = "it holds records, and no slots topic does"
+        if wrong is not None:
+            raise CheckFailedError(
+                f"topic {name} exists, but {wrong}",
+                hint=f"if nobody uses it, delete {name}, then retry",
+            )
+        return len(found.partitions)
 
-def write_settings(writer: AcknowledgedWriter, settings: Settings, deadline: Deadline) -> None:
-    """Write the cluster's settings."""
-    writer.write(CONTROL_TOPIC, SETTINGS_KEY, encode_settings(settings), deadline)
+    def _holds_records(self, name: str, partitions: int) -> bool:
+        """Return whether a record was ever written there, as far as brokers know the partitions by now."""
+        ends = self._admin.end_offsets(PhysicalPartition(name, p) for p in range(partitions))
+        return any(end.offset > 0 for end in ends.values())
 
-
-def initialise(session: ClusterSession, lease_ms: int | None, offsets_partitions: int | None) -> list[str]:
-    """Create kpsplit's topics and write the settings; as ``Admin.initialise``."""
-    deadline = session.begin()
-    if offsets_partitions is not None and not 1 <= offsets_partitions <= MOST_OFFSETS_PARTITIONS:
-        raise UsageError(
-            f"offset-log partitions must be 1 to {MOST_OFFSETS_PARTITIONS}, got {offsets_partitions}"
+    def _grow(self, name: str, partitions: int, deadline: Deadline) -> None:
+        futures = self._admin.client.create_partitions(
+            [NewPartitions(name, partitions)], request_timeout=_within(deadline)
         )
-    created = create_own_topics(session.admin, offsets_partitions, deadline)
-    with behind_a_change(AGAIN, done=bool(created)):
-        settings = settings_to_write(session.read(deadline), lease_ms)
-        if settings is not None:
-            wait_a_lease(session.tail(deadline), deadline)  # an enrolment waits for the new lease only
-            write_settings(session.writer(), settings, deadline)
-    return created
+        try:
+            futures[name].result(_within(deadline) + 1.0)
+        except KafkaException as exception:
+            error = error_of(exception)
+            raise translate(error, f"add partitions to topic {name}", writing=True) from exception
+        while self._admin.topics().get(name, 0) < partitions:
+            deadline.check(f"topic {name} to have {partitions} partitions")
+            time.sleep(_PAUSE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A question for the partition counts of a topic and of its slots topic."""
+
+    slots: int
+    topic: Future[Any]
+    slots_topic: Future[Any]
+
+    def done(self) -> bool:
+        return self.topic.done() and self.slots_topic.done()
+
+
+class GrowingSlots:
+    """Adds slots where a topic has grown, for members of a group: nothing here waits.
+
+    A member may do so with Alter on the slots topic. Members that see the same growth ask for the same number
+    of partitions, so it does not matter which is first. Owned by one thread.
+
+    Args:
+        admin: returns the client that is asked.
+        seconds: how often topics are looked at.
+    """
+
+    def __init__(self, admin: Callable[[], AdminClient], seconds: float) -> None:
+        self._admin = admin
+        self._seconds = seconds
+        self._look_at = 0.0
+        self._looks: dict[str, _Look] = {}
+        self._adding: dict[str, Future[None]] = {}
+        self._counts: dict[str, int] = {}
+        self.unread: dict[str, range] = {}
+        """The partitions of topics that had no slots at the latest look: no group reads them."""
+        self.grown = False
+        """A slots topic has more partitions than before; the member that acts on it takes it back."""
+
+    def turn(self, topics: Mapping[str, int]) -> list[KpsplitError]:
+        """Look at topics if it is time, with their slots per partition; return what people have to see to.
+
+        Slots that could not be added are returned once for each look. A topic that could not be looked at
+        waits for the next one: the group consumer reports what is wrong with a topic.
+        """
+        self._take_looks()
+        troubles = list(self._take_added())
+        if not self._looks and not self._adding and monotonic() >= self._look_at:
+            self._look_at = monotonic() + self._seconds
+            self.unread = {name: lost for name, lost in self.unread.items() if name in topics}
+            self._looks = {name: self._look(name, slots) for name, slots in topics.items()}
+        return troubles
+
+    def _look(self, topic: str, slots: int) -> _Look:
+        asked = TopicCollection([topic, slots_topic(topic)])
+        futures = self._admin().describe_topics(asked, request_timeout=ANSWER_SECONDS)
+        return _Look(slots, futures[topic], futures[slots_topic(topic)])
+
+    def _take_looks(self) -> None:
+        for topic, look in [(t, k) for t, k in self._looks.items() if k.done()]:
+            del self._looks[topic]
+            try:
+                partitions, has = (len(f.result().partitions) for f in (look.topic, look.slots_topic))
+            except KafkaException as exception:
+                _log.info("it could not be looked whether topic %s has grown: %s", topic, exception)
+                continue
+            self.grown = self.grown or has > self._counts.get(topic, has)
+            self._counts[topic] = has
+            self.unread.pop(topic, None)
+            unread = without_slots(partitions, look.slots, has)
+            if unread:
+                self.unread[topic] = unread
+                self._adding[topic] = self._add(topic, partitions * look.slots)
+
+    def _add(self, topic: str, partitions: int) -> Future[None]:
+        name = slots_topic(topic)
+        wanted = [NewPartitions(name, partitions)]
+        return self._admin().create_partitions(wanted, request_timeout=ANSWER_SECONDS)[name]
+
+    def _take_added(self) -> Iterator[KpsplitError]:
+        for topic, added in [(t, f) for t, f in self._adding.items() if f.done()]:
+            del self._adding[topic]
+            try:
+                added.result()
+            except KafkaException as exception:
+                error = error_of(exception)
+                if error is None or error.code() != KafkaError.INVALID_PARTITIONS:  # else somebody was faster
+                    yield _unread(topic, self.unread[topic], error)
+                    continue
+            self._look_at = min(self._look_at, monotonic() + _LOOK_AGAIN_SECONDS)
+
+
+def _unread(topic: str, partitions: range, error: KafkaError | None) -> KpsplitError:
+    """Return the error of partitions that stay without slots."""
+    refused = translate(error, f"add partitions to topic {slots_topic(topic)}", writing=True)
+    return type(refused)(
+        f"{unread_text(topic, partitions)}; {refused.message}",
+        hint=f"run: kpsplit enroll {topic}",
+    )
+
+
+def _within(deadline: Deadline) -> float:
+    return max(0.1, min(ANSWER_SECONDS, deadline.left()))

@@ -5,20 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from kpsplit.clock import Deadline, monotonic
+from kpsplit.clock import Deadline, monotonic, wall_ms
 from kpsplit.control.facts import FactsGatherer
 from kpsplit.control.plans import (
     LONGEST_LABEL,
+    WRITERS,
     Check,
     Drain,
     HotKey,
     Plan,
+    Sample,
     new_attempt_id,
+    partitioner_check,
+    sample_partition,
     shortened,
-    wall_ms,
+    writers_check,
 )
 from kpsplit.control.preconditions import LOG_WHOLE, Facts, checks, refusal
-from kpsplit.control.sampling import WRITERS, Sample, partitioner_check, sample_partition, writers_check
 from kpsplit.errors import ConflictError, KpsplitError, UsageError, many
 from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.groups import Positions, committed_positions

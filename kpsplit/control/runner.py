@@ -1,42 +1,60 @@
-"""Runs plans: wires the driver with the real ports, and reports how it went."""
+"""Runs plans, wiring the driver with the real ports, and retires sub-topics.
+
+Retiring deletes sub-topics that nobody needs; a missing commit means *not drained* (protocol, section 8.3). A
+group has drained what its ordinary offsets and its range commits both say (``groups.proven_positions``). A
+retirement is recorded before the sub-topic is deleted: from then on members commit no offset of it. What was
+recorded and not deleted the next ``retire`` deletes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from kpsplit.clock import Deadline, SystemClock, monotonic
-from kpsplit.control.facts import closing_segments, under_way
-from kpsplit.control.plans import Plan, new_attempt_id, wall_ms
-from kpsplit.control.status import Report
-from kpsplit.control.subtopics import PartitionTopics, SubTopicTakenError
-from kpsplit.errors import ConflictError, FencedError, InvariantError
-from kpsplit.kafka.cluster_admin import ClusterAdmin
+from kpsplit.clock import Deadline, SystemClock, monotonic, wall_ms
+from kpsplit.control.plans import Plan, new_attempt_id, under_way
+from kpsplit.control.status import Report, Retirable
+from kpsplit.control.subtopics import PartitionTopics, SubTopics, SubTopicTakenError
+from kpsplit.errors import CheckFailedError, ConflictError, FencedError, InvariantError, behind_a_change
+from kpsplit.kafka.cluster_admin import ANSWER_SECONDS, ClusterAdmin, TopicFacts
 from kpsplit.kafka.control_log import OperationLog
+from kpsplit.kafka.groups import (
+    Positions,
+    committed_positions,
+    groups_of,
+    positions_by_range_commits,
+    proven_positions,
+    range_commits,
+    readers_without_commit,
+    topics_of,
+)
 from kpsplit.kafka.producers_log import ProducersLog
-from kpsplit.splitter.driver import Driver, Observer, Ports
+from kpsplit.splitter.commits import CommitFold
+from kpsplit.splitter.driver import Driver, Observer, Ports, StepDone
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.machine import apply
 from kpsplit.splitter.partition_state import (
     Attempt,
     EndedBy,
-    Event,
     Freeze,
     Outcome,
     PartitionState,
     Phase,
     Prepare,
+    Retire,
+    SubTopic,
+    SubTopicState,
     Thaw,
 )
-from kpsplit.splitter.steps import Fit, numbered
+from kpsplit.splitter.steps import closing_segments, numbered
 
 PAUSE_REPORT_SECONDS = 1.0
 """How long producers' reports of their pauses are waited for."""
 
 
 class Runner:
-    """Runs operations on one logical partition. Not thread safe; a context manager."""
+    """Runs operations on one logical partition, by its ``log``. Not thread safe; a context manager."""
 
     def __init__(
         self,
@@ -49,7 +67,7 @@ class Runner:
         self._parent = parent
         self._operator = operator
         self._writers = writers
-        self._log = OperationLog(admin.connection, parent)
+        self.log = OperationLog(admin.connection, parent)
         self._topics = PartitionTopics(admin, observer)
         self._observer = observer
 
@@ -60,11 +78,7 @@ class Runner:
     def __exit__(self, *_: object) -> None:
         """Let go of the claim and end the clients."""
         self._topics.close()
-        self._log.close()
-
-    def peek(self, deadline: Deadline) -> PartitionState:
-        """Return the partition's state without claiming it."""
-        return self._log.peek(deadline)
+        self.log.close()
 
     def run(self, plan: Plan, state: PartitionState, max_pause_ms: int, deadline: Deadline) -> Report:
         """Run a plan for the state that was just read."""
@@ -107,48 +121,40 @@ class Runner:
         try:
             self._driver().abort(EndedBy.REQUEST, reason, deadline)
         except FencedError:
-            last = self.peek(deadline).last
+            last = self.log.peek(deadline).last
             if last is None or last.attempt.id != attempt_id:
                 raise
-        last = self._log.seen().last
+        last = self.log.seen().last
         return last if last is not None and last.attempt.id == attempt_id else None
 
     def thaw(self, deadline: Deadline) -> PartitionState:
         """End a freeze: seal what the interrupted operation emptied, then record the thaw."""
-        state = self._log.claim(deadline, lambda now: now.phase is Phase.FROZEN)
+        state = self.log.claim(deadline, lambda now: now.phase is Phase.FROZEN)
         if state.phase is not Phase.FROZEN:
             return state
         self._topics.seal(state.to_seal(), deadline)
-        return self._log.record(state, Thaw(), deadline)
+        return self.log.record(state, Thaw(), deadline)
 
     def freeze(self, reason: str, deadline: Deadline) -> bool:
         """Record that the partition needs a human, unless an operation is in progress or it is frozen.
 
         Returns whether that was recorded now.
         """
-        state = self._log.claim(deadline, lambda now: now.phase is Phase.STEADY)
+        state = self.log.claim(deadline, lambda now: now.phase is Phase.STEADY)
         if state.phase is not Phase.STEADY:
             return False
-        self._log.record(state, Freeze(reason), deadline)
+        self.log.record(state, Freeze(reason), deadline)
         return True
 
-    def record(self, state: PartitionState, event: Event, deadline: Deadline) -> PartitionState:
-        """Record an event under the claim."""
-        return self._log.record(state, event, deadline)
-
-    def claim(self, deadline: Deadline, fit: Fit) -> PartitionState:
-        """Claim the partition's operation where ``fit`` says so."""
-        return self._log.claim(deadline, fit)
-
     def _driver(self) -> Driver:
-        return Driver(Ports(self._log, self._writers, self._topics, SystemClock()), self._observer)
+        return Driver(Ports(self.log, self._writers, self._topics, SystemClock()), self._observer)
 
     def _report(self, outcome: Outcome, started: float) -> Report:
         """Return the report. Nothing here may fail: it would look as if nothing had been done."""
         seconds = monotonic() - started
         limit = Deadline(PAUSE_REPORT_SECONDS)
         pauses = self._writers.pause_reports(str(self._parent), outcome.attempt.id, limit)
-        return Report(outcome, self._log.seen(), pauses, seconds)
+        return Report(outcome, self.log.seen(), pauses, seconds)
 
 
 def refuse_moved_on(plan: Plan, state: PartitionState) -> None:
@@ -184,3 +190,200 @@ def _foreign_name_is_a_conflict() -> Iterator[None]:
         yield
     except SubTopicTakenError as error:
         raise ConflictError(error.message, hint=error.hint, changed=error.changed) from error
+
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Undrained:
+    """A group that still has something to read, and where it stands (None: it never committed there).
+
+    ``note``: why that may surprise.
+    """
+
+    group: str
+    place: PhysicalPartition
+    position: int | None
+    end: int
+    note: str = ""
+
+    def __str__(self) -> str:
+        """Say what is missing."""
+        at = "has no commit" if self.position is None else f"stands at {self.position}"
+        return f"group {self.group} {at} in {self.place}, which ends at {self.end}{self.note}"
+
+
+def ends_to_reach(state: PartitionState, subtopic: str) -> dict[PhysicalPartition, int]:
+    """Return the end of each partition of a sub-topic that ever held records of a segment."""
+    ends: dict[PhysicalPartition, int] = {}
+    for segment in state.lineage:
+        if segment.source.topic == subtopic and segment.end is not None and segment.length():
+            ends[segment.source] = max(ends.get(segment.source, 0), segment.end)
+    return ends
+
+
+def undrained(
+    ends: Mapping[PhysicalPartition, int],
+    log_starts: Mapping[PhysicalPartition, int],
+    groups: Mapping[str, Positions],
+) -> list[Undrained]:
+    """Return which groups still have to read what; a partition whose data have expired holds nobody up."""
+    left = []
+    for group, positions in sorted(groups.items()):
+        for place, end in sorted(ends.items()):
+            position = positions.get(place)
+            if log_starts.get(place, 0) < end and (position is None or position < end):
+                left.append(Undrained(group, place, position, end))
+    return left
+
+
+class Retirement:
+    """Retires the sub-topics of one logical partition. Not thread safe."""
+
+    def __init__(self, admin: ClusterAdmin, log: OperationLog, observer: Observer) -> None:
+        self._admin = admin
+        self._log = log
+        self._observe = observer
+        self._subtopics = SubTopics(admin)
+        self._gone: set[str] = set()
+
+    def plan(self, force: bool, deadline: Deadline) -> Retirable:
+        """Return what can be deleted and what cannot; as ``Admin.plan_retire``."""
+        return self._look(self._resting(self._log.peek(deadline)), force, deadline)
+
+    def run(self, force: bool, deadline: Deadline) -> list[str]:
+        """Delete what can be deleted; as ``Admin.retire``."""
+        state = self._resting(self._log.peek(deadline))
+        found = self._look(state, force, deadline)
+        for name, reason in found.kept.items():
+            self._observe(StepDone("Keep", 0.0, f"{name}: {reason}"))
+        if found.kept and not found.going:
+            name, reason = next(iter(found.kept.items()))
+            raise CheckFailedError(
+                f"nothing was retired: {name}: {reason}",
+                hint="let the group read on, kpsplit seek or kpsplit forget it, or go on with --force",
+            )
+        going = [t for t in state.subtopics if t.name in found.going]
+        return self._delete(going, state, deadline) if going else []
+
+    def _look(self, state: PartitionState, force: bool, deadline: Deadline) -> Retirable:
+        candidates = [*state.to_retire(), *self._left_over(state)]
+        there = self._admin.certain([t.name for t in candidates], deadline)
+        self._gone = {name for name, topic in there.items() if topic is None}
+        kept = {
+            t.name: reason
+            for t in candidates
+            if (topic := there[t.name]) is not None
+            and (reason := self._reason(state, t, topic, force, deadline))
+        }
+        return Retirable(tuple(t.name for t in candidates if t.name not in kept), kept)
+
+    def _left_over(self, state: PartitionState) -> list[SubTopic]:
+        """Return the sub-topics that are recorded as retired and were not deleted."""
+        retired = [t for t in state.subtopics if t.state is SubTopicState.RETIRED]
+        names = self._admin.topics() if retired else {}
+        found = [(t, self._admin.known(t.name)) for t in retired if t.name in names]
+        return [t for t, topic in found if topic is not None and t.topic_id in (None, topic.topic_id)]
+
+    def _resting(self, state: PartitionState) -> PartitionState:
+        busy = under_way(state)
+        if busy is not None:
+            raise ConflictError(
+                busy, hint=f"run: kpsplit resume {state.parent}, or kpsplit abort {state.parent}"
+            )
+        if state.phase is not Phase.STEADY:
+            raise ConflictError(
+                f"{state.parent} is {state.phase}: {state.frozen_reason}", hint="thaw it first"
+            )
+        return state
+
+    def _reason(
+        self, state: PartitionState, subtopic: SubTopic, found: TopicFacts, force: bool, deadline: Deadline
+    ) -> str | None:
+        """Return why a sub-topic that is there has to stay, None if it can go."""
+        if subtopic.topic_id is not None and found.topic_id != subtopic.topic_id:
+            return "this is another topic of the same name; kpsplit does not touch it"
+        if not held_segments(state, subtopic.name):
+            if len(found.partitions) != subtopic.partitions:
+                return "this is no sub-topic of kpsplit's: its partitions differ"
+            empty = self._subtopics.is_empty(found)
+            return (
+                None if empty else "it holds records, and kpsplit wrote none: look at it, delete it yourself"
+            )
+        left = [] if subtopic.state is SubTopicState.RETIRED else self._undrained(state, subtopic, deadline)
+        if left and force:
+            for item in left[:_SHOWN]:
+                self._observe(StepDone("Forced", 0.0, f"{subtopic.name}: {item}"))
+            return None
+        more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
+        return f"{left[0]}{more}" if left else None
+
+    def _undrained(self, state: PartitionState, subtopic: SubTopic, deadline: Deadline) -> list[Undrained]:
+        ends = ends_to_reach(state, subtopic.name)
+        if not ends:
+            return []
+        ordinary = committed_positions(self._admin, deadline)
+        fold = range_commits(self._admin, [state.parent], deadline)
+        positions = proven_positions(ordinary, fold, state)
+        topics = topics_of(state)
+        known = groups_of(ordinary, topics)
+        for group in readers_without_commit(self._admin, known, topics, deadline):
+            positions[group] = {}
+        left = undrained(ends, self._admin.start_offsets(ends), positions)
+        return [replace(item, note=_note(item, fold, state)) for item in left]
+
+    def _delete(self, going: list[SubTopic], before: PartitionState, deadline: Deadline) -> list[str]:
+        self._subtopics.check_rights(before.parent, {t.name for t in going} - self._gone)
+
+        def unchanged(now: PartitionState) -> bool:
+            if self._resting(now).revision != before.revision:
+                raise ConflictError(f"{now.parent} has changed meanwhile", hint="retry")
+            return True
+
+        state = self._log.claim(deadline, unchanged)
+        unchanged(state)
+        deleted: list[str] = []
+        for subtopic in going:
+            if subtopic.state is not SubTopicState.RETIRED:
+                with behind_a_change(done=bool(deleted)):
+                    state = self._log.record(state, Retire(subtopic.name), deadline)
+                self._observe(StepDone("Retire", 0.0, subtopic.name))
+            with behind_a_change(f"run again: kpsplit retire {state.parent}"):
+                if self._deleted(state, subtopic, deadline):
+                    self._observe(StepDone("Delete", 0.0, subtopic.name))
+                    deleted.append(subtopic.name)
+        return deleted
+
+    def _deleted(self, state: PartitionState, subtopic: SubTopic, deadline: Deadline) -> bool:
+        """Delete a sub-topic; nothing is deleted that was not looked at before.
+
+        Return False also for one that an earlier ``retire`` has deleted: a stale broker lists it.
+        """
+        if subtopic.name in self._gone:
+            return True
+        try:
+            if held_segments(state, subtopic.name):
+                seconds = min(ANSWER_SECONDS, max(0.1, deadline.left()))
+                there = self._admin.delete(subtopic.name, seconds)
+                return there or subtopic.state is not SubTopicState.RETIRED
+            self._subtopics.delete_empty(subtopic.name, deadline)
+        except CheckFailedError as error:
+            self._observe(StepDone("Keep", 0.0, f"{subtopic.name}: {error.message}"))
+            return False
+        return True
+
+
+def _note(item: Undrained, fold: CommitFold, state: PartitionState) -> str:
+    """Say what makes a group stand where ``kpsplit offsets`` does not show it."""
+    if fold.newer(item.group, state.parent) is not None:
+        return " (a newer kpsplit writes its range commits)"
+    by_range = positions_by_range_commits(fold, state).get(item.group, {})
+    if by_range.get(item.place, -1) < item.end:
+        return ""
+    return " (by its ordinary offsets; its range commits are further, and its next commit rights them)"
+
+
+def held_segments(state: PartitionState, subtopic: str) -> bool:
+    """Return whether a sub-topic ever held segments; that of an attempt that was rolled back never did."""
+    return any(segment.source.topic == subtopic for segment in state.lineage)

@@ -13,8 +13,8 @@ from enum import StrEnum
 from confluent_kafka import IsolationLevel
 
 from kpsplit.clock import Deadline
+from kpsplit.control.session import ClusterSession
 from kpsplit.errors import ConflictError, UsageError, behind_a_change
-from kpsplit.kafka.cluster_admin import ClusterAdmin
 from kpsplit.kafka.commit_writer import CommitWriter
 from kpsplit.kafka.groups import (
     delete_positions,
@@ -117,28 +117,19 @@ def cursor_at(
 class Seeker:
     """Plans and carries out seeks. Not thread safe."""
 
-    def __init__(self, admin: ClusterAdmin) -> None:
-        self._admin = admin
+    def __init__(self, session: ClusterSession) -> None:
+        self._session = session
+        self._admin = session.admin
 
     def plan(
-        self,
-        group: str,
-        state: PartitionState,
-        range_: KeyRange,
-        target: SeekTarget,
-        deadline: Deadline,
-        *,
-        new_group: bool = False,
+        self, group: str, parent: PhysicalPartition, range_: KeyRange, target: SeekTarget, new_group: bool
     ) -> Seek:
-        """Return what a seek would do; ``new_group``: also of a group that nobody knows.
-
-        Raises:
-            UsageError: the group's name is empty, or nobody knows such a group.
-            ConflictError: the group has members on the topic.
-        """
-        self._refuse_active(group, state.parent.topic, changed=False)
+        """Return what a seek would do; as ``Admin.plan_seek``."""
+        deadline = self._session.begin()
+        state = self._session.state(parent, deadline)
+        self._refuse_active(group, parent.topic, changed=False)
         if not new_group:
-            self._refuse_unknown(group, [state.parent], deadline)
+            self._refuse_unknown(group, [parent], deadline)
         sources = state.lineage.sources()
         starts = self._admin.start_offsets(sources)
         ends = self._admin.end_offsets(sources, IsolationLevel.READ_COMMITTED)
@@ -151,7 +142,7 @@ class Seeker:
         exact = target.whence in (Whence.OFFSET, Whence.TIMESTAMP)
         return Seek(group, state, target, cursor, at_end=exact and cursor == latest)
 
-    def carry_out(self, seek: Seek, operator: str, deadline: Deadline) -> None:
+    def carry_out(self, seek: Seek) -> None:
         """Write the range commit and the ordinary offsets, in one transaction.
 
         Raises:
@@ -159,9 +150,13 @@ class Seeker:
             UnknownOutcomeError: look at the offsets.
         """
         parent, cursor = seek.state.parent, seek.cursor
+        deadline = self._session.begin()
+        if self._session.state(parent, deadline).epoch != seek.state.epoch:
+            raise ConflictError(f"{parent} was split or merged meanwhile", hint="retry")
         fold = range_commits(self._admin, [parent], deadline, seek.group)
         positions = {segment: Position(at) for segment, at in cursor.positions.items()}
-        record = RangeCommit(seek.group, parent, cursor.range, positions, operator, NO_GENERATION, Cause.SEEK)
+        by = self._session.operator
+        record = RangeCommit(seek.group, parent, cursor.range, positions, by, NO_GENERATION, Cause.SEEK)
         writer = self._writer(seek.group, deadline)
         self._refuse_active(seek.group, parent.topic, changed=False)
         wanted = ordinary_offsets(seek.state, [cursor, *_others(fold, seek)])
@@ -173,13 +168,16 @@ class Seeker:
         with behind_a_change():
             self._refuse_active(seek.group, parent.topic, changed=True)
 
-    def plan_forget(self, group: str, states: Sequence[PartitionState], deadline: Deadline) -> Forgettable:
-        """Return what would be forgotten of a group on a topic, given the states of all its partitions.
+    def plan_forget(self, group: str, topic: str) -> Forgettable:
+        """Return what would be forgotten of a group on a topic; as ``Admin.plan_forget_group``."""
+        return self._forgettable(group, topic, self._session.begin())
 
-        Raises:
-            UsageError: there is nothing of the group. ConflictError: it has members on the topic.
-        """
-        topic, parents = states[0].parent.topic, [state.parent for state in states]
+    def _forgettable(self, group: str, topic: str, deadline: Deadline) -> Forgettable:
+        first = self._session.state(PhysicalPartition(topic, 0), deadline)
+        count = self._admin.partition_count(topic, deadline)
+        rest = [self._session.state(PhysicalPartition(topic, n), deadline) for n in range(1, count)]
+        states = [first, *rest]
+        parents = [state.parent for state in states]
         self._refuse_active(group, topic, changed=False)
         fold = range_commits(self._admin, parents, deadline)
         commits = tuple(key for parent in parents for key in fold.keys(group, parent))
@@ -194,13 +192,17 @@ class Seeker:
         pieces = [piece for parent in parents for piece in fold.commits(group, parent)]
         return Forgettable(group, topic, commits, offsets, (*pieces, *(positions[p] for p in offsets)))
 
-    def forget(self, found: Forgettable, deadline: Deadline) -> None:
+    def forget(self, found: Forgettable) -> None:
         """Withdraw a group's range commits and have the coordinator forget its ordinary offsets.
 
         Raises:
-            ConflictError: a member has joined meanwhile; if ``changed``, it may go on from where it stood.
+            ConflictError: the group has committed something since, or a member has joined meanwhile; if
+                ``changed``, it may go on from where it stood.
             KpsplitError: it was not done, or if ``changed`` only range commits are forgotten.
         """
+        deadline = self._session.begin()
+        if self._forgettable(found.group, found.topic, deadline) != found:
+            raise ConflictError(f"group {found.group} has committed meanwhile on {found.topic}", hint="retry")
         self._refuse_active(found.group, found.topic, changed=False)
         if found.commits:
             writer = self._writer(found.group, deadline)

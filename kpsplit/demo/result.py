@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kpsplit.control.group_progress import PartitionProgress
+from kpsplit.control.status import PartitionProgress
 from kpsplit.demo.endpoints import WriterNews
 from kpsplit.demo.judge import GroupVerdict, ReadBack, RecordId
 from kpsplit.demo.records import JournalEntry

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from kpsplit.admin import Admin
 from kpsplit.clock import Deadline, monotonic
-from kpsplit.control.group_progress import PartitionProgress, RangeProgress
 from kpsplit.control.plans import Plan
+from kpsplit.control.status import PartitionProgress, RangeProgress
 from kpsplit.demo.display import Board, Display, PlaceLine, show_step
 from kpsplit.demo.endpoints import PATIENCE_SECONDS, Endpoints, MemberNews, WriterNews
 from kpsplit.demo.judge import Victim

@@ -16,7 +16,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from kpsplit.control.sampling import label
+from kpsplit.control.plans import label
 from kpsplit.kafka.connection import Connection
 from kpsplit.spark_jobs.regions import Bound
 from kpsplit.spark_jobs.session import SPARK_ERRORS, explained

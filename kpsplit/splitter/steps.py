@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kpsplit.errors import FencedError, InvariantError
 from kpsplit.splitter.control_plane import Registrations
-from kpsplit.splitter.lineage import PhysicalPartition
+from kpsplit.splitter.lineage import PhysicalPartition, Segment
 from kpsplit.splitter.partition_state import (
     Abort,
     Attempt,
@@ -318,3 +318,12 @@ class TopicsPort(Protocol):
     def delete_abandoned(self, name: str, deadline: Deadline) -> None:
         """Delete the sub-topic of an attempt that was rolled back; it may be missing."""
         ...
+
+
+def closing_segments(state: PartitionState, attempt: Attempt) -> tuple[Segment, ...]:
+    """Return the segments that an attempt would close; unknown ones are left out."""
+    known = {s.id: s for s in state.lineage}
+    if not all(i in known for i in attempt.sources):
+        return ()
+    ids = replace(state, attempt=attempt).closing_segments()
+    return tuple(known[i] for i in ids)

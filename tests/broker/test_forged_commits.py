@@ -10,7 +10,7 @@ from confluent_kafka import Producer as Plain
 from kpsplit import Consumer, Producer, SetAside
 from kpsplit.admin import Admin
 from kpsplit.consumer.slots import initializer as starter
-from kpsplit.control.group_progress import Basis
+from kpsplit.control.status import Basis
 from kpsplit.devcluster.process import KafkaRuntime
 from kpsplit.errors import CheckFailedError
 from kpsplit.kafka.connection import Connection

@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from kpsplit.clock import Deadline
-from kpsplit.control.retirement import ends_to_reach, undrained
+from kpsplit.control.runner import ends_to_reach, undrained
 from kpsplit.errors import (
     CheckFailedError,
     ConflictError,

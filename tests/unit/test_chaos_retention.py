@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kpsplit.consumer.fetch.gaps import Gap
-from kpsplit.control.group_progress import Basis, PartitionProgress, RangeProgress, SegmentLeft
+from kpsplit.control.status import Basis, PartitionProgress, RangeProgress, SegmentLeft
 from kpsplit.splitter.key_range import WHOLE, KeyRange
 from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState

@@ -21,9 +21,8 @@ from kpsplit.admin_cli.render.status import lineage_json, show_lineage, show_sta
 from kpsplit.consumer.fetch.gaps import Gap
 from kpsplit.consumer.fetch.lineage_reader import LineageTally
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
-from kpsplit.control.group_progress import Basis, PartitionProgress, RangeProgress, SegmentLeft
 from kpsplit.control.plans import Check, Drain, HotKey, Plan
-from kpsplit.control.status import PartitionStatus
+from kpsplit.control.status import Basis, PartitionProgress, PartitionStatus, RangeProgress, SegmentLeft
 from kpsplit.kafka.groups import Owner
 from kpsplit.splitter.driver import StepDone
 from kpsplit.splitter.key_range import WHOLE, Sizing, assess

@@ -302,6 +302,7 @@ def test_a_group_that_committed_since_the_question_is_not_forgotten(
         admin=SimpleNamespace(partition_count=lambda *_: 1),
         connection=None,
     )
+    admin._seeker = Seeker(admin._session)
     seen = admin.plan_forget_group("g", "orders")
     with pytest.raises(ConflictError, match="group g has committed meanwhile on orders"):
         admin.forget_group(seen)
@@ -314,6 +315,7 @@ def test_to_forget_a_group_on_a_topic_that_is_not_listed_names_the_next_step() -
     cluster.topics, cluster.known = dict, lambda *_: None
     admin: Any = object.__new__(Admin)
     admin._session = SimpleNamespace(begin=lambda: Deadline(10), state=lambda *_: UNSPLIT, admin=cluster)
+    admin._seeker = Seeker(admin._session)
     with pytest.raises(UsageError, match="there is no topic orders; check the name"):
         admin.plan_forget_group("g", "orders")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kpsplit.control.group_progress import Basis, progress_of
 from kpsplit.control.seeking import SeekTarget, Whence, cursor_at
+from kpsplit.control.status import Basis, progress_of
 from kpsplit.kafka.groups import Members, Owner, owners
 from kpsplit.splitter.commits import CommitFold
 from kpsplit.splitter.key_range import WHOLE, KeyRange

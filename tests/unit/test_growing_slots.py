@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from kpsplit.control import slots_topic as module
-from kpsplit.control.slots_topic import GrowingSlots
+from kpsplit.control import own_topics as module
+from kpsplit.control.own_topics import GrowingSlots
 from kpsplit.errors import AuthorizationError
 from kpsplit.splitter.key_range import unread_text, without_slots
 from kpsplit.splitter.records.keys import slots_topic

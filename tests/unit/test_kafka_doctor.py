@@ -14,8 +14,8 @@ from kpsplit.control import examination
 from kpsplit.control.doctor import OVERWRITTEN, Findings, SetAside, diagnose, producers_set_aside
 from kpsplit.control.facts import OpenTransaction
 from kpsplit.control.own_topics import own_topics, topic_config
+from kpsplit.control.plans import Sample
 from kpsplit.control.preconditions import LogFacts
-from kpsplit.control.sampling import Sample
 from kpsplit.errors import CheckFailedError, FutureVersionError
 from kpsplit.kafka.cluster_admin import ClusterAdmin, PartitionFacts, TopicFacts
 from kpsplit.splitter.control_plane import ACKNOWLEDGEMENT, ControlView, Registrations

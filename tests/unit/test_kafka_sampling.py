@@ -7,7 +7,7 @@ from zlib import crc32
 import pytest
 from confluent_kafka import Message, murmur2
 
-from kpsplit.control.sampling import (
+from kpsplit.control.plans import (
     LABEL_LENGTH,
     Sample,
     collected,

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kpsplit.control.own_topics import misfits, own_topics, settings_to_write, topic_config
-from kpsplit.control.retirement import ends_to_reach, undrained
+from kpsplit.control.enrolment import settings_to_write
+from kpsplit.control.own_topics import misfits, own_topics, topic_config
+from kpsplit.control.runner import ends_to_reach, undrained
 from kpsplit.control.subtopics import copied_config, is_sealed, phantom_assignment
 from kpsplit.errors import ConflictError, FutureVersionError, RecordError
 from kpsplit.kafka.cluster_admin import PartitionFacts, TopicFacts

@@ -21,10 +21,10 @@ from kpsplit.admin_cli.main import cli
 from kpsplit.admin_cli.render.offsets import progress_json, show_progress, show_seek
 from kpsplit.admin_cli.render.plan import show_outcome, show_plan, show_report
 from kpsplit.consumer.fetch.logical_record import LogicalRecord
-from kpsplit.control.group_progress import Basis, PartitionProgress, RangeProgress
 from kpsplit.control.plans import Check as PlanCheck
 from kpsplit.control.plans import Drain, HotKey
 from kpsplit.control.seeking import Seek, SeekTarget, Whence
+from kpsplit.control.status import Basis, PartitionProgress, RangeProgress
 from kpsplit.demo.page import page
 from kpsplit.demo.result import DemoVerdict, failed_line
 from kpsplit.errors import KpsplitError

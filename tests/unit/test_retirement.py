@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import ConsumerGroupState
 
 from kpsplit.clock import Deadline
-from kpsplit.control.retirement import Retirement
+from kpsplit.control.runner import Retirement
 from kpsplit.errors import AuthorizationError, ConflictError, DeadlineExceededError, KpsplitError
 from kpsplit.kafka import groups
 from kpsplit.kafka.cluster_admin import ClusterAdmin, PartitionFacts, TopicFacts

@@ -78,7 +78,7 @@ def command(
     Changes nothing. Exits with 3 if a check fails, with 1 if a right is missing, with 5 on a conflict.
     """
     from kpsplit.admin_cli.render.plan import show_plan
-    from kpsplit.control.plans import Stretch, wall_ms
+    from kpsplit.control.plans import Stretch
 
     if merge == (ranges is not None) or (merge and even):
         raise click.UsageError("pass either --ranges N or --merge")
@@ -95,7 +95,7 @@ def command(
             sizing, stretch = None, None
             if engine == SPARK:
                 balance = Balance(ranges, of, since, weight or "bytes", master, cores, memory)
-                stretch = Stretch(since, wall_ms())
+                stretch = Stretch.until_now(since)
                 sizing = _sized_by_spark(call, operations, partition, balance)
             plan = operations.plan_split(partition, ranges, of=of, even=even, sizing=sizing)
             plan = replace(plan, stretch=stretch)

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from kpsplit.admin_cli.render.console import fits, plain_table
 from kpsplit.admin_cli.render.text import count, one_line, utc
-from kpsplit.control.group_progress import Basis, PartitionProgress, RangeProgress, SegmentLeft
 from kpsplit.control.seeking import Seek, SeekTarget, Whence
+from kpsplit.control.status import Basis, PartitionProgress, RangeProgress, SegmentLeft
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.reading import Cursor
 

@@ -20,7 +20,7 @@ from kpsplit.consumer.events import Events, kafka_error
 from kpsplit.consumer.group.group_consumer import GroupConsumer
 from kpsplit.consumer.group.membership import Membership
 from kpsplit.consumer.metadata import Metadata
-from kpsplit.control.slots_topic import GrowingSlots
+from kpsplit.control.own_topics import GrowingSlots
 from kpsplit.errors import KpsplitError
 from kpsplit.splitter.group_slots import Mode, Subscribed, resolve, subtopics
 from kpsplit.splitter.records.keys import slots_topic
