@@ -30,7 +30,7 @@ from kpsplit.splitter.lineage import PhysicalPartition
 from kpsplit.splitter.partition_state import PartitionState
 from kpsplit.splitter.records.control import Enrolment
 from kpsplit.splitter.records.keys import OFFSETS_TOPIC, offsets_partition, slots_topic
-from kpsplit.splitter.rights import EVERY_GROUP
+from kpsplit.splitter.rights import EVERY_GROUP, GROUPS_TOPIC
 
 MEMBER_LETTERS = 8
 """So much of a member id is shown."""
@@ -154,8 +154,8 @@ def committed_positions(admin: ClusterAdmin, deadline: Deadline) -> dict[str, Po
         AuthorizationError: groups may be hidden from us.
         KpsplitError: a group could not be asked; what is not known must not be taken for drained.
     """
+    groups = sorted(g.group_id for g in _all(admin, deadline))
     _check_none_is_hidden(admin, deadline)
-    groups = _group_ids(admin)
     found: dict[str, Positions] = {}
     for first in range(0, len(groups), _AT_A_TIME):
         deadline.check("the positions of the consumer groups")
@@ -175,7 +175,7 @@ def positions_of(admin: ClusterAdmin, group: str) -> Positions:
 def nearest_group(admin: ClusterAdmin, group: str, more: Iterable[str] = ()) -> str | None:
     """Return the existing group whose name is most like this one, None if none is, or none may be seen."""
     try:
-        names = {*_group_ids(admin), *more}
+        names = {*(g.group_id for g in _listed(admin)), *more}
     except KpsplitError:
         names = set(more)
     return next(iter(get_close_matches(group, sorted(names), n=1)), None)
@@ -322,7 +322,7 @@ def readers_without_commit(
     """
     found = []
     limit = Deadline(min(_REBALANCE_SECONDS, deadline.left()))
-    for group in _listed(admin):
+    for group in _all(admin, deadline):
         if group.group_id not in committed and group.state not in WITHOUT_MEMBERS:
             deadline.check("the members of the consumer groups")
             while not (members := describe_members(admin, group.group_id)).settled and limit.left() > 0:
@@ -331,11 +331,41 @@ def readers_without_commit(
     return sorted(found)
 
 
-def _group_ids(admin: ClusterAdmin) -> list[str]:
-    return sorted(g.group_id for g in _listed(admin))
+def _all(admin: ClusterAdmin, deadline: Deadline) -> list[Any]:
+    """Return every group of the cluster.
+
+    A broker lists the groups whose partition of ``__consumer_offsets`` it leads. Groups of a partition
+    without a leader are on no list, and no answer says so. So a list counts only if each partition had the
+    same leader before and after it.
+
+    Raises:
+        AuthorizationError: we may not see the leaders.
+        UnreachableError: a partition has no leader, or they do not come to rest.
+    """
+    limit = Deadline(min(ANSWER_SECONDS, deadline.left()))
+    while True:
+        leaders = _coordinators(admin, deadline)
+        listed = _listed(admin)
+        if None not in leaders and _coordinators(admin, deadline) == leaders:
+            return listed
+        if limit.expired():
+            without = leaders.index(None) if None in leaders else None
+            why = "its leaders move" if without is None else f"its partition {without} has no leader"
+            raise UnreachableError(
+                f"groups may be hidden: {GROUPS_TOPIC} keeps them, and {why}",
+                hint="start its brokers, then retry",
+            )
+        time.sleep(_PAUSE)
+
+
+def _coordinators(admin: ClusterAdmin, deadline: Deadline) -> list[int | None]:
+    """Return the broker that coordinates the groups of each partition; empty: there was never a group."""
+    topic = admin.known(GROUPS_TOPIC, deadline)
+    return [partition.leader for partition in topic.partitions] if topic else []
 
 
 def _listed(admin: ClusterAdmin) -> list[Any]:
+    """Return the groups of the partitions that have a leader."""
     with translated("list the consumer groups"):
         try:
             future = admin.client.list_consumer_groups(request_timeout=ANSWER_SECONDS)

@@ -70,6 +70,9 @@ class Right:
         return f"{self.operation} on {self.resource} {self.name}{'*' if self.prefixed else ''}"
 
 
+GROUPS_TOPIC = "__consumer_offsets"
+"""Kafka's own: groups with their ordinary offsets. The leader of a partition coordinates its groups."""
+
 EVERY_GROUP = Right(Resource.GROUP, "", True, Operation.DESCRIBE)
 """To see how far groups have read, before a sub-topic is deleted."""
 
@@ -139,6 +142,7 @@ def _operator(topic: str) -> tuple[Right, ...]:
         ),
         _claiming(topic),
         EVERY_GROUP,
+        *_on(Resource.TOPIC, GROUPS_TOPIC, Operation.DESCRIBE),
         *_on(Resource.CLUSTER, "kafka-cluster", Operation.ALTER),
     )
 

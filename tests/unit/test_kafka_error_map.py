@@ -12,7 +12,7 @@ from confluent_kafka.admin import ListConsumerGroupsResult
 
 from kpsplit.errors import AuthorizationError, UnreachableError
 from kpsplit.kafka.error_map import error_of, translate
-from kpsplit.kafka.groups import _group_ids
+from kpsplit.kafka.groups import _listed
 
 MOVING = [
     KafkaError.NOT_COORDINATOR,
@@ -53,7 +53,7 @@ def test_groups_that_a_broker_does_not_list_because_it_is_away_are_a_clear_error
     listed.set_result(ListConsumerGroupsResult([], [KafkaError(KafkaError._TRANSPORT)]))  # type: ignore[list-item]
     client = SimpleNamespace(list_consumer_groups=lambda **_: listed)
     with pytest.raises(UnreachableError, match="list the consumer groups of every broker"):
-        _group_ids(SimpleNamespace(client=client))  # type: ignore[arg-type]
+        _listed(SimpleNamespace(client=client))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("code", MOVING)
